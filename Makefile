@@ -12,6 +12,9 @@ SOAK ?= 3600
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# What tools/debian-packages could not install without taking something away is there.
+BESIDE := $(CURDIR)/.cache/beside/usr
+export PATH := $(BESIDE)/sbin:$(BESIDE)/bin:$(PATH)
 DEBIAN := containerd runc containernetworking-plugins iproute2 iptables busybox-static
 # What the tests of real traffic need besides.
 TRAFFIC := nginx wrk python3-bpfcc gcc libc6-dev util-linux
@@ -25,42 +28,56 @@ BROWSER := chromium chromium-driver
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
 # What arm64 machines need besides.
 ARM := qemu-system-arm qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross device-tree-compiler
-# What kube-apiserver is built with, and its certificates; etcd is unpacked only: installed, it would be started.
-CLUSTER := util-linux dpkg make rsync jq openssl
+# What a control plane's certificates are made with.
+CLUSTER := util-linux openssl
+# What a node's shutdown is announced with.
+LOGIND := dbus-daemon dbus-bin systemd
+# What runc is built with.
+PEERS := gcc libc6-dev libseccomp-dev pkg-config
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo demo-affinity demo-cluster test test-39 test-arm test-long lint e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-demand bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto demo say-demo demo-affinity demo-cluster test test-39 test-arm test-long lint peers e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.ready: setup.cfg pyproject.toml cri_api/build_protos.py $(wildcard cri_api/*.proto)
+# What the environment is made from. `.runs`: the project can run in it; `.ready`: it can be tested and linted as well.
+PARTS := setup.cfg pyproject.toml cri_api/build_protos.py $(wildcard cri_api/*.proto)
+
+$(VENV)/.runs: $(PARTS)
 	@tools/prepare-venv $(if $(TARGET),python3,$(PYTHON)) $(VENV)
 	@touch $@
+
+$(VENV)/.ready: $(PARTS)
+	@tools/prepare-venv $(if $(TARGET),python3,$(PYTHON)) $(VENV) test,lint
+	@touch $(VENV)/.runs $@
 
 setup: $(VENV)/.ready ## The virtual environment, with everything in it
 
 proto: setup ## Make the protobuf modules (cri_api/*_pb2.py)
 	$(BIN)/python -m cri_api.build_protos
 
-demo: setup ## The main job in one look; RUNTIME=containerd: with a private real containerd (root)
+demo: say-demo $(VENV)/.runs ## The main job in one look; RUNTIME=containerd: with a private real containerd (root)
 	@$(if $(filter containerd,$(RUNTIME)),tools/debian-packages $(DEBIAN) &&,) $(BIN)/python -m demo --runtime $(RUNTIME)
 
-demo-affinity: setup ## Containers that talk come together: the graph, the plan, the placement after
+say-demo:
+	@echo "make demo: pods of 1 to 64 CPUs through the real daemon, on a described machine of 128 CPUs; nothing of this machine is changed"
+
+demo-affinity: $(VENV)/.runs ## Containers that talk come together: the graph, the plan, the placement after
 	@$(BIN)/python -m demo.affinity
 
-demo-cluster: setup ## nginx and wrk on a real cluster of one node, before and after; builds it (root)
+demo-cluster: peers ## nginx and wrk on a real cluster of one node, before and after (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(TRAFFIC)
 	@$(BIN)/python -m demo.cluster
 
 test: setup ## All tests; as root also those on a real containerd
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(PACKAGING) $(CACHE) mmdebstrap
-	@command -v kubectl >/dev/null || tools/debian-packages kubernetes-client
+	@$(BIN)/python -m tests.peers --or-without kubectl
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
-test-long: setup ## Minutes of property tests and fuzzing
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(ARM) $(PACKAGING) $(CLUSTER) $(CACHE)
+test-long: peers ## Minutes of property tests and fuzzing
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(ARM) $(PACKAGING) $(CLUSTER) $(LOGIND) $(CACHE)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
 	@$(MAKE) --no-print-directory test-arm
@@ -73,25 +90,29 @@ test-arm: setup ## The tests of policies, engine and observer by an arm64 Python
 	@tools/debian-packages debootstrap qemu-user-static
 	ARCH=arm64 WORKERS=$(WORKERS) tools/old-python
 
+peers: setup ## Kubernetes, etcd, containerd 2, runc, crictl for the tests, from pinned Go modules; gets Go if there is none
+	@tools/debian-packages $(PEERS)
+	$(BIN)/python -m tests.peers --get-go
+
 e2e: setup ## Only the tests on a real containerd (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
 	$(BIN)/python -m pytest tests/e2e
 
-e2e-kubelet: setup ## A real kubelet with static pods on a real containerd; builds it (KUBELET=PATH: another one) (root)
-	@tools/debian-packages $(DEBIAN) util-linux dpkg
+e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
+	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)
 	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet/real
 
-e2e-cluster: setup ## A real kube-apiserver, nodes, agents and the operator; builds it (KUBE_APISERVER, ETCD, KUBELET: others) (root)
+e2e-cluster: peers ## A real control plane 1.36, nodes, agents and the operator (KUBE_APISERVER, ETCD, KUBELET: others) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) mmdebstrap
-	$(BIN)/python -m pytest -v --cluster --numprocesses=0 --durations=0 --durations-min=5 tests/cluster/real
+	$(BIN)/python -m pytest -v --cluster --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/cluster/real
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not shown- and not arm-"
+	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not places- and not shown- and not arm-"
 
-e2e-vm-life: setup ## On that machine: restart and upgrade under load, out of memory, no runtime (root)
+e2e-vm-life: setup ## On that machine: places and nesting; upgrade under load, out of memory, no runtime (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k life
+	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k "life or places-"
 
 e2e-vm-shown: setup ## What docs/vm.md says a guest must be shown, and machines without: what doctor says there
 	@tools/debian-packages $(VIRTUAL)
@@ -133,10 +154,6 @@ bench-cache-model: setup ## What the model of caches counts of programs whose li
 	@tools/debian-packages $(CACHE)
 	$(BIN)/python -m bench.cache.user_mode
 
-bench-demand: setup ## Sets by demand beside sets by limit, none and an oracle's, on simulated nodes; ten minutes
-	@tools/debian-packages gcc libc6-dev
-	$(BIN)/python -m bench.demand
-
 bench-cache: setup ## Lines between caches a request, by placement, on a virtual Hygon machine: nginx (root; half an hour)
 	@tools/debian-packages $(VIRTUAL) $(TRAFFIC)
 	$(BIN)/python -m bench.cache.virtual
@@ -152,7 +169,7 @@ bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real 
 bench-cluster: setup ## Memory, CPU and bytes of a node's agent
 	$(BIN)/python -m bench.cluster_agent
 
-docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs and their allow-list from the tables
+docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs from the tables
 	$(BIN)/python -m cri_proxy.config.documents > docs/configuration.md
 	$(BIN)/python -m cri_proxy.daemon.metrics_documents > docs/metrics.md
 	$(BIN)/python tools/write_crds.py
@@ -167,11 +184,11 @@ rpm: setup ## The rpm; PYTHON=3.9, ARCH=aarch64 as well
 	@tools/debian-packages rpm
 	@$(BIN)/python packaging/build.py rpm $(addprefix --python=,$(TARGET)) --architecture $(ARCH) --release $(RELEASE)
 
-image: setup ## The images, as one OCI layout with its SBOMs, in dist/; CARRIES=deb:3.11: packages for hosts (root)
-	@tools/debian-packages mmdebstrap dpkg rpm
-	@$(BIN)/python packaging/cluster/image.py $(addprefix --packages=,$(CARRIES)) --release $(RELEASE)
+image: setup ## The image, as an OCI layout with its SBOM, in dist/ (root)
+	@tools/debian-packages mmdebstrap dpkg
+	@$(BIN)/python packaging/cluster/image.py
 
-chart: setup ## The Helm chart's templates, from what Kustomize applies
+chart: setup ## The Helm chart, in dist/chart, from what Kustomize applies
 	$(BIN)/python packaging/cluster/chart.py
 
 run: setup ## The daemon in the foreground, with /etc/cri-resmgr; RUNTIME=containerd: before a private containerd with pods (root)

@@ -11,18 +11,14 @@ import sys
 ALL = (
     "short",
     "relay_latency",
-    "event_fan_out",
     "create_cost",
     "container_memory",
     "start_time",
     "decision_time",
     "state_write",
     "nri_latency",
-    "standalone_latency",
     "idle_cost",
     "floods",
-    "top_cost",
-    "web_page",
 )
 
 

@@ -1,4 +1,4 @@
-"""How good the planner is: ``python -m bench.affinity``; prints the tables of docs/benchmarks.md.
+"""How good the planner is: ``python -m bench.affinity``.
 
 1. Against the exact optimum, where that can be found. 2. Against others' ways on all graphs: distance per byte in
 steps (0 = same L3, 1 = same NUMA node, 2 = same socket, 4 = across) and overfull leaves. 3. Time. 4. Whether moves come

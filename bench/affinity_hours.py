@@ -17,10 +17,11 @@ from typing import Optional
 from bench.affinity_baselines import FREE
 from bench.affinity_graphs import Case, Machine, applications
 from bpf.sources.samples import Flow
-from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, snapshot_of
-from cri_proxy.affinity.io.mover import is_made
+from cri_proxy.affinity.io.executor import is_made
+from cri_proxy.affinity.io.rebalancer import MoveRateLimit
 from cri_proxy.affinity.moves import plan_of
-from cri_proxy.affinity.rate_limit import MoveRateLimit
+from cri_proxy.affinity.problem import PlanningSnapshot, snapshot_of
+from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
@@ -39,7 +40,7 @@ SAMPLE_S, MINUTE_S, HOUR_S = 10, 60, 3600
 #: Lognormal noise of a sample; the part of the time a flow is busy; how often that is drawn anew, per sample.
 SIGMA, BUSY, CHANGES = 0.8, 0.5, 0.3
 #: How much more the applications exchange than in the other tables, whose rates are so small that most moves save less
-#: than ``affinity.least_gain``.
+#: than ``affinity_least_gain``.
 HEAVIER = 100
 #: A container that moves twice in this time has moved for nothing.
 AGAIN_S = 600

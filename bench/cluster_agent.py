@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import cpu_s, machine_line, memory_mb, print_row
-from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.agent.io.written import PLACEMENTS
 from cluster.api.names import API_VERSION, NODE_PLACEMENT
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from cri_api.control import read_request, write_result
 from tests.agent import ROOT
 from tests.cluster.agent.reports import cluster, group, placement, zone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import subprocess
@@ -19,6 +20,28 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The value that ``percent`` of all values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+#: By variable and by option of mallopt(3). A heap that shrinks after a large message, or does not, by where its blocks
+#: happen to lie, makes such a message cost twice the CPU time, or not.
+_STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 28), "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 25)}
+
+
+@contextlib.contextmanager
+def steady() -> Iterator[None]:
+    """This process and those that it starts have one CPU, and heaps that do not shrink; its own heap stays so."""
+    library = ctypes.CDLL(None)
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cpus)})
+    for name, (option, size) in _STEADY_HEAP.items():
+        library.mallopt(option, size)
+        os.environ[name] = str(size)
+    try:
+        yield
+    finally:
+        for name in _STEADY_HEAP:
+            del os.environ[name]
+        os.sched_setaffinity(0, cpus)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from typing import Callable, NamedTuple
 
 from bench.figures import machine_line, percentile, print_row, process, resident_mb
 from bench.raw import SERVICE, Client
-from cri_proxy.relay.frame_reader import FrameReader
 from cri_proxy.relay.http2.frames import (
     CONTINUATION,
     DATA,
@@ -40,6 +39,7 @@ from cri_proxy.relay.http2.frames import (
     write_settings,
     write_window_update,
 )
+from cri_proxy.relay.http2.pipe import Frame, Pipe
 from tests.agent import Agent
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import REAL_CGROUPS, TWO_NODES
@@ -140,7 +140,7 @@ class Flooder:
         self._socket.connect(path)
         self._socket.setblocking(False)
         self._pieces = itertools.count()
-        self._frames = FrameReader()
+        self._frames = Pipe(self._heed, [])
         self._rest = memoryview(flood.first)
         self.is_over = False
         self.push()
@@ -165,12 +165,16 @@ class Flooder:
         """Read, which nothing comes of, but that a GOAWAY is heeded: what is said behind it costs nothing."""
         try:
             received = self._socket.recv(1 << 18)
-            is_told = any(frame.kind == GOAWAY for frame in self._frames.read(received))
-            self.is_over = self.is_over or is_told or not received
+            self._frames.read(received)
+            self.is_over = self.is_over or not received
         except BlockingIOError:
             pass
         except OSError:
             self.is_over = True
+
+    def _heed(self, frame: Frame) -> bytes:
+        self.is_over = self.is_over or frame.kind == GOAWAY
+        return b""
 
     @property
     def has_more(self) -> bool:

@@ -8,7 +8,7 @@ others were measured to do with sequences of the same kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Optional
@@ -29,6 +29,7 @@ from policies.model import (
     Qos,
     Resources,
 )
+from policies.policy import Policy
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
 from tests.policies.kubelet import Row, Rows, take
@@ -136,6 +137,23 @@ def container(number: int, count: int, smt: str) -> Container:
     )
 
 
+def empty_engine(tree: Topology, policy: Policy) -> Engine:
+    """A machine of which CPU 0's core is reserved."""
+    host = Host(tree, tree.online, tree.memory_nodes, tree.online, tree.core_mates(0))
+    return Engine(host, policy, EngineOptions())
+
+
+def creates_of(engine: Engine, steps: Sequence[tuple[str, int]]) -> Iterator[tuple[float, int, int]]:
+    """The creates of a sequence: the time, the container's number, its CPUs. What is deleted between them is removed."""
+    made = 0
+    for now, (kind, value) in enumerate(steps):
+        if kind == "delete":
+            engine.remove(f"c{value}")
+        else:
+            yield float(now), made, value
+            made += 1
+
+
 def run(
     tree: Topology,
     steps: Sequence[tuple[str, int]],
@@ -148,24 +166,18 @@ def run(
 
     ``balloons``: under ``balloons``, each container in one of this type, rather than under ``topology-aware``.
     """
-    host = Host(tree, tree.online, tree.memory_nodes, tree.online, tree.core_mates(0))
     kinds = BalloonSettings(() if balloons is None else (balloons,))
     settings = PlacementSettings(ownership="exclusive", balloons=kinds)
     policy = POLICIES["topology-aware" if balloons is None else "balloons"](tree, settings)
-    engine = Engine(host, policy, EngineOptions())
-    made = 0
-    for now, (kind, value) in enumerate(steps):
-        if kind == "delete":
-            engine.remove(f"c{value}")
-            continue
-        number, made = made, made + 1
+    engine = empty_engine(tree, policy)
+    for now_s, number, value in creates_of(engine, steps):
         free = tree.online - engine.node.exclusive - tree.core_mates(0)
         try:
-            admission = engine.admit(container(number, value, smt), NO_CONSTRAINT, float(now))
+            admission = engine.admit(container(number, value, smt), NO_CONSTRAINT, now_s)
         except PlacementRefused:
             tally.shared += 1
             continue
-        engine.bind(admission.ticket, f"c{number}", float(now))
+        engine.bind(admission.ticket, f"c{number}", now_s)
         place = engine.grants[f"c{number}"].placement
         tally.created += 1
         if not place.exclusive <= free or len(place.exclusive) < value:
@@ -301,6 +313,36 @@ def show_balloons(machine: Machine) -> None:
     print()
 
 
+def show_by_limit() -> None:
+    """The plain install: containers that share CPUs, each in a cpuset by its limit, and none too many L3s for it."""
+    print("policy hygon, sized by limit; a request of half the limit; all seeds\n")
+    for machine in MACHINES[:4]:
+        cells = [by_limit(machine, ladder) for ladder in ("manual", "fine")]
+        print(f"{machine.name}\n  {'':<46}{'manual':>13}{'fine':>13}")
+        print(f"  {'creates':<46}{cells[0].created:>13}{cells[1].created:>13}")
+        print(f"  {ROWS[0][0]:<46}{''.join(f'{t.l3s:>5} {share(t.l3s, t):>7}' for t in cells)}\n")
+
+
+def by_limit(machine: Machine, ladder: str) -> Tally:
+    tree, tally = machine.topology(), Tally()
+    domains = tree.at("l3")
+    for steps in (steps for seed in (SEED, *OTHER_SEEDS) for steps in sequences(seed)):
+        engine = empty_engine(tree, POLICIES["hygon"](tree, PlacementSettings(ladder=ladder)))
+        for now_s, number, value in creates_of(engine, steps):
+            sharing = replace(
+                container(number, value, ""),
+                qos=Qos.BURSTABLE,
+                resources=Resources(value * 500, value * 1000, GIB // 4, GIB // 4),
+                preferences=PlacementPreferences(),
+            )
+            engine.bind(engine.admit(sharing, NO_CONSTRAINT, now_s).ticket, f"c{number}", now_s)
+            cpus = engine.grants[f"c{number}"].placement.cpus
+            used = sum(not d.cpus.isdisjoint(cpus) for d in domains)
+            tally.created += 1
+            tally.l3s += used > -(-value // len(domains[0].cpus))
+    return tally
+
+
 def main() -> None:
     creates = sum(kind == "create" for steps in sequences(SEED) for kind, _ in steps)
     print(
@@ -313,6 +355,7 @@ def main() -> None:
         show(machine)
     for machine in MACHINES[:4]:
         show_balloons(machine)
+    show_by_limit()
 
 
 INTEL = ("Intel topology-aware", "Intel balloons", "Intel balloons, TopologyBalancing")

@@ -4,7 +4,7 @@ Client, relays and runtime are processes of their own. The same calls go every w
 else the machine does meanwhile meets all of them:
 
 - direct: past everything;
-- grpc.aio: a bare ``Relay`` behind grpc.aio's server, which reads messages as bytes;
+- grpc.aio: ``bench.grpc_relay``, behind grpc.aio's server, which reads messages as bytes;
 - frames: a bare ``FrameRelay``, with asyncio's own event loop; frames, uvloop: the same where uvloop is installed.
 
 Clients and runtime are ``bench.raw``, where nothing else is said. What a create costs in the whole daemon is
@@ -239,16 +239,15 @@ class EventReader:
 async def serve(kind: str, runtime: str, path: str) -> None:
     """A bare relay, until it is ended."""
     if kind == "grpc.aio":
-        from cri_proxy.relay.io.grpc_server import Relay, open_channel
-        from cri_proxy.relay.io.serving import Serving
+        from bench.grpc_relay import GrpcRelay
 
-        serving: Any = Serving(Relay(open_channel(runtime), None, Nobody()), Path(f"{path}.inner"))
+        serving: Any = await GrpcRelay(runtime).serve(path)
     else:
         from cri_proxy.relay.io.server import FrameRelay
 
         serving = FrameRelay(runtime, EventReader() if "events" in kind else Nobody())
-    await serving.open([Path(path)], [])
-    await serving.start_behind(asyncio.sleep(0))
+        await serving.open([Path(path)], [])
+        await serving.start_behind(asyncio.sleep(0))
     print("ready", flush=True)
     await asyncio.get_running_loop().create_future()
 

@@ -23,15 +23,16 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import decision_time, ratios
+from bench import decision_time, demand, ratios
 from bench.container_memory import FIRST, start_container
-from bench.figures import machine_line, memory_mb, process
+from bench.figures import machine_line, memory_mb, process, steady
 from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.control import ask
 from tests.agent import ROOT, Agent
 from tests.cri_client import Pod, container_config, create_request, pod_config
 from tests.machines import HYGON_7285_2S, machine
+from tests.scenes import topology
 
 ROUNDS = 9
 #: Calls, or pods, in one turn.
@@ -97,9 +98,10 @@ def call(client: Client, method: str, message: bytes, count: int = 1) -> bytes:
 
 
 def measure_relay() -> dict[str, float]:
-    """A bare frame relay."""
+    """A bare frame relay; it, the client and the runtime share a CPU, so that every run has as many reads a message."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="crb-") as folder, contextlib.ExitStack() as stack:
+        stack.enter_context(steady())
         runtime, path = f"{folder}/r.sock", f"{folder}/k.sock"
         served = stack.enter_context(process("bench.raw", runtime, str(LISTED)))
         relay = stack.enter_context(process("bench.relay_latency", "--serve", "frames", runtime, path))
@@ -167,6 +169,7 @@ async def measure_pods() -> dict[str, float]:
     found: dict[str, float] = {}
     for running in (0, RUNNING):
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(steady())
             path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='crb-'))}/r.sock"
             served = stack.enter_context(process("bench.create_cost", "--serve", path, str(running)))
             agent = await stack.enter_async_context(Agent(path, machine(HYGON_7285_2S)))
@@ -217,6 +220,11 @@ def measure_decisions() -> dict[str, float]:
             rounds.append(sum(admits) / plain_s)
         found[f"{policy}: admitting beside a loop of plain Python"] = statistics.median(rounds[1:])
     return found
+
+
+def measure_demand() -> dict[str, float]:
+    """One case of sizes by demand: the same in every run."""
+    return {"sizes by demand: L3s beside those by limit": demand.l3s_beside_limits(topology(HYGON_7285_2S))}
 
 
 # ---------------------------------------------------------------------- start and memory
@@ -270,6 +278,7 @@ GROUPS: Mapping[str, Callable[[], Mapping[str, float]]] = {
     "relay": measure_relay,
     "pods": lambda: asyncio.run(measure_pods()),
     "decisions": measure_decisions,
+    "demand": measure_demand,
     "imports": measure_imports,
     "memory": lambda: asyncio.run(measure_memory()),
 }

@@ -68,8 +68,8 @@ KEPT = ROOT / ".cache" / "soak"
 ASKING = TALKING = 10
 #: As by default; ``Agent`` has them off, since tests want nothing to happen unasked.
 AS_BY_DEFAULT = {
-    "topology": {**REAL_CGROUPS["topology"], "interval": "10s"},
-    "reconcile": {"interval": "30s", "poll": "5s"},
+    **REAL_CGROUPS,
+    "constants": {"topology_interval_s": 10, "reconcile_interval_s": 30, "reconcile_poll_s": 5},
     "nri": {"host": "on"},
 }
 OBSERVER = {
@@ -266,7 +266,7 @@ class Soak:
         self.expect(not placements, f"placements of what is gone: {placements}")
         self.expect(not status["degraded"], f"degraded: {status['degraded']}")
         self.expect(not status["invariants"], f"invariants: {status['invariants']}")
-        self.expect(not status["in_doubt"], f"creates in doubt: {status['in_doubt']}")
+        self.expect(not status["in_doubt"], f"creates of unknown outcome: {status['in_doubt']}")
         connected = [plugin["name"] for plugin in status["nri"]["plugins"]]
         self.expect(len(connected) == 3, f"only these plugins are connected: {connected}")
         lines = []

@@ -12,15 +12,32 @@ import importlib.util
 import os
 import sys
 import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Optional, Protocol
 
 from bpf.service.options import BadOptions, Options, read_options
+
+if TYPE_CHECKING:
+    from bpf.identity.identities import Identities
+    from bpf.sources.samples import Flow, Provider
+    from policies.affinity.graph.graph import EndpointIdentity, Graph
 
 USAGE = "usage: python -m bpf --options JSON-or-@FILE (see: cri-resmgr observer run)"
 #: mallopt(3): without it each thread has an arena of its own, which is never given back.
 _M_ARENA_MAX = -8
 
 
-def main(arguments: list[str]) -> int:
+class Source(Protocol):
+    """Flows that tests and demonstrations show in the place of this machine's traffic."""
+
+    def open(self, now_s: float) -> Provider: ...
+
+    def named(
+        self, flows: Sequence[Flow], identities: Identities, graph: Graph
+    ) -> tuple[Sequence[Flow], Mapping[str, EndpointIdentity]]: ...
+
+
+def main(arguments: list[str], source: Optional[Source] = None) -> int:
     """Run the observer; returns the exit code."""
     if len(arguments) != len(("--options", "JSON")) or arguments[0] != "--options":
         print(USAGE, file=sys.stderr)
@@ -28,7 +45,7 @@ def main(arguments: list[str]) -> int:
     try:
         options = read_options(arguments[1])
         _stay_small(options)
-        return _run(options, arguments[1])
+        return _run(options, arguments[1], source)
     except BadOptions as error:
         print(f"cri-resmgr observer: {error}", file=sys.stderr)
         return 1
@@ -49,7 +66,7 @@ def _stay_small(options: Options) -> None:
         sys.modules.setdefault(name, types.ModuleType(name))
 
 
-def _run(options: Options, argument: str) -> int:
+def _run(options: Options, argument: str, source: Optional[Source]) -> int:
     import asyncio
 
     from bpf.identity.attribution import Attribution
@@ -57,16 +74,18 @@ def _run(options: Options, argument: str) -> int:
     from bpf.kernel.clock import boot_time_s
     from bpf.service.log import log
     from bpf.service.server import ServiceSockets
-    from bpf.service.service import Observer
-    from bpf.sources.fallback import ProviderFallback
+    from bpf.service.service import Observer, of_runtime
+    from bpf.sources.fallback import ProviderFallback, Rung
     from bpf.sources.providers import Owners, rungs_of
     from bpf.sources.samples import ProviderLost
 
     listener = ServiceSockets(options)
-    looks = options.provider not in ("replay", "declared")
+    looks = source is None and options.provider != "declared"
     attribution = Attribution(options.cgroup_root, options.proc) if looks else None
     owners = Owners(attribution) if attribution is not None else None
-    ladder = ProviderFallback(rungs_of(options, attribution, owners))
+    rungs = rungs_of(options, attribution, owners) if source is None else [Rung("replay", source.open)]
+    ladder = ProviderFallback(rungs)
+    named = of_runtime if source is None else source.named
     try:
         ladder.open(boot_time_s())
     except ProviderLost as error:
@@ -78,7 +97,7 @@ def _run(options: Options, argument: str) -> int:
         log("warning", "capabilities not dropped", reason=error.strerror)
 
     async def serve() -> None:
-        await Observer(options, argument, ladder, owners).run(listener)
+        await Observer(options, argument, ladder, owners, named).run(listener)
 
     asyncio.run(serve())
     return 0

@@ -1,49 +1,31 @@
-"""``kubectl cri_resmgr``: the fleet as its NodePlacements tell of it, and the way back. One file, standard library.
+"""``kubectl cri_resmgr``: the fleet as its NodePlacements tell of it. One file, standard library.
 
-Everything but ``uninstall`` reads NodePlacements only: no agent, node or pod is asked, so nothing here can disturb one.
+Only NodePlacements are read, by ``kubectl get --raw``: so every login that kubectl knows works, and no agent, node or pod is
+asked, nor disturbed.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import json
 import os
+import shutil
+import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Callable, Optional
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any, Callable, Optional
 
-from cluster.api.names import (
-    DEGRADED,
-    FRONT_END_LABEL,
-    GROUP,
-    INSTALLED_LABEL,
-    INSTALLING_LABEL,
-    NAMESPACE,
-    NODE_PLACEMENTS,
-    OPERATOR,
-    READY,
-    VERSION,
-)
-from cluster.installer.job import UNINSTALL, job_name, termination_sentence, uninstall_job
-from cluster.kube.errors import ApiError, Unreachable
-from cluster.kube.io.access import Access, NoAccess
-from cluster.kube.io.client import Client
-from cluster.kube.requests import Resource
-from cri_api.waiting import wait_within
+from cluster.api.names import DEGRADED, GROUP, NODE_PLACEMENTS, READY, VERSION
+from cluster.kube.requests import Resource, path, target
 from policies.machine.cpus import parse_cpus
+from policies.machine.domain_names import domain_text
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
-NODES = Resource("", "v1", "nodes")
-JOBS = Resource("batch", "v1", "jobs", namespaced=True)
-PODS = Resource("", "v1", "pods", namespaced=True)
-DEPLOYMENTS = Resource("apps", "v1", "deployments", namespaced=True)
 
-#: NodePlacements read at a time: each may have 200 KB.
-PAGE = 20
+#: NodePlacements read at a time: each may have 200 KB, and each page is a process and perhaps a login.
+PAGE = 100
 WIDTH = 80
 Document = Mapping[str, Any]
 
@@ -52,7 +34,7 @@ class CommandError(Exception):
     """One sentence, and what to do."""
 
 
-# ---------------------------------------------------------------- what is shown: values in, values out
+# ---------------------------------------------------------------- output: values in, values out
 
 
 def condition(found: Document, kind: str) -> str:
@@ -114,7 +96,7 @@ def explained(found: Document, namespace: str, pod: str, container: str = "") ->
 
 
 def complaints(found: Document) -> list[dict[str, str]]:
-    """What is wrong with a node, errors first: its conditions, its policy, what its doctor has found."""
+    """The faults of a node, errors first: its conditions, its policy, its doctor's findings."""
     status = found.get("status") or {}
     node = found["metadata"]["name"]
     told: list[tuple[str, str, str]] = []
@@ -134,7 +116,10 @@ def complaints(found: Document) -> list[dict[str, str]]:
         hint = f" ({each['hint']})" if each.get("hint") else ""
         told.append((str(each.get("severity", "error")), str(each.get("check", "")), said + hint))
     told.sort(key=lambda one: one[0] != "error")
-    return [{"node": node, "severity": how, "check": what, "message": said} for how, what, said in told]
+    return [
+        {"node": node, "severity": severity, "check": check, "message": said}
+        for severity, check, said in told
+    ]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -150,7 +135,7 @@ def cpus_text(milli: int) -> str:
 
 
 def top_text(rows: Iterable[Document]) -> str:
-    """The nodes, those that are not well first."""
+    """The nodes, unwell ones first."""
     head = ("NODE", "READY", "DEGRADED", "MODE", "CONTAINERS", "CPUS", "EXCLUSIVE", "POLICY")
     ordered = sorted(rows, key=lambda row: (row["ready"] == "True", row["degraded"] == "False", row["node"]))
     return table(
@@ -185,7 +170,7 @@ def placements_text(rows: Iterable[Document]) -> str:
                     str(row.get("level") or "-"),
                     str(row.get("cpus") or "-"),
                     str(row.get("mems") or "-"),
-                    str(row.get("state") or "-"),
+                    state_text(row) or "-",
                 )
                 for row in sorted(rows, key=lambda row: (row["node"], path_of(row)))
             ),
@@ -198,6 +183,12 @@ def path_of(row: Document) -> str:
     return "/".join(str(row.get(key, "")) for key in ("namespace", "pod", "container"))
 
 
+def state_text(row: Document) -> str:
+    """``foreign``, as NodePlacement has it, says too little."""
+    state = str(row.get("state") or "")
+    return "modified externally" if state == "foreign" else state
+
+
 def explain_text(rows: Iterable[Document]) -> str:
     return "\n\n".join(_explain_one(row) for row in rows)
 
@@ -207,8 +198,10 @@ def _explain_one(row: Document) -> str:
     said += _labelled("node", str(row["node"]))
     said += _labelled("cpus", f"{row.get('cpus') or 'any'}{' (exclusive)' if row.get('exclusive') else ''}")
     said += _labelled("memory of", f"NUMA {row['mems']}" if row.get("mems") else "any NUMA node")
-    said += _labelled("place", " ".join(str(row[key]) for key in ("level", "zone") if row.get(key)) or "none")
-    said += _labelled("state", str(row.get("state") or "unknown"))
+    # An agent of an older version writes node-0.
+    place = str(row.get("level") or ""), domain_text(str(row.get("zone") or ""))
+    said += _labelled("place", " ".join(filter(None, place)) or "none")
+    said += _labelled("state", state_text(row) or "unknown")
     said += _labelled("why", str(row.get("why") or "its agent gives no reason"))
     for group in row.get("affinityGroups") or ():
         peers = ", ".join(
@@ -226,7 +219,7 @@ def _labelled(label: str, text: str) -> list[str]:
 
 
 def doctor_text(told: Sequence[Document], nodes: int) -> str:
-    """What is wrong, by node; one line if nothing is."""
+    """The faults by node; one line if there are none."""
     bad = len({each["node"] for each in told})
     lines: list[str] = []
     for each in told:
@@ -236,43 +229,83 @@ def doctor_text(told: Sequence[Document], nodes: int) -> str:
     return "\n".join(lines)
 
 
-def image_of(operator: Document) -> str:
-    """The image that the operator of this cluster installs nodes with; "" if it installs none."""
-    for container in operator["spec"]["template"]["spec"]["containers"]:
-        words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        for at, word in enumerate(words):
-            if word.startswith("--installer-image="):
-                return str(word.partition("=")[2])
-            if word == "--installer-image" and at + 1 < len(words):
-                return str(words[at + 1])
-    return ""
+# ---------------------------------------------------------------- kubectl
 
 
-def end_of(job: Document) -> str:
-    """Complete, Failed, or "" while it runs."""
-    for each in (job.get("status") or {}).get("conditions") or ():
-        if each.get("status") == "True" and each.get("type") in ("Complete", "Failed"):
-            return str(each["type"])
-    return ""
+class KubectlFailed(CommandError):
+    """In kubectl's own words; "" where it has said them already."""
+
+
+class Kubectl:
+    """The kubectl on PATH, with the words that name the cluster.
+
+    :raises CommandError: there is none.
+    """
+
+    def __init__(self, cluster: Sequence[str]) -> None:
+        found = shutil.which("kubectl")
+        if found is None:
+            raise CommandError("there is no kubectl in $PATH, by which this command asks the API server")
+        self._command = [found, *cluster]
+
+    def get(self, where: str) -> dict[str, Any]:
+        """The API server's answer at a path.
+
+        :raises KubectlFailed: it refuses, cannot be reached, or the login fails.
+        """
+        return dict(json.loads(self._run("get", "--raw", where)))
+
+    def namespace(self) -> str:
+        """The one of the context."""
+        words = ("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
+        try:
+            return self._run(*words).decode() or "default"
+        except KubectlFailed:  # in a pod there is no kubeconfig
+            return "default"
+
+    def _run(self, *words: str) -> bytes:
+        with subprocess.Popen(
+            [*self._command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as run:
+            assert run.stdout is not None and run.stderr is not None
+            refused: list[bytes] = []
+            # A login may have something to ask: that is shown as it comes.
+            told = threading.Thread(target=_tell, args=(run.stderr, refused))
+            told.start()
+            said = run.stdout.read()
+            told.join()
+        if run.returncode != 0:
+            raise KubectlFailed(b"".join(refused).decode(errors="replace").strip())
+        return said
+
+
+def _tell(errors: IO[bytes], refused: list[bytes]) -> None:
+    """Pass on what kubectl says, but for the sentence with which it fails."""
+    while said := os.read(errors.fileno(), 1 << 16):
+        if said.lower().startswith(b"error"):
+            refused.append(said)
+        else:
+            sys.stderr.write(said.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 # ---------------------------------------------------------------- commands
 
 
-async def top(client: Client, options: argparse.Namespace) -> int:
-    rows = await _placements(client, options.node, node_row)
+def top(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    rows = _placements(kubectl, options.node, node_row)
     return _show(options, rows, top_text)
 
 
-async def placements(client: Client, options: argparse.Namespace) -> int:
-    found = await _placements(client, options.node, lambda one: placement_rows(one, options.namespace))
+def placements(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    found = _placements(kubectl, options.node, lambda one: placement_rows(one, options.namespace))
     return _show(options, [row for rows in found for row in rows], placements_text)
 
 
-async def explain(client: Client, options: argparse.Namespace) -> int:
-    namespace = options.namespace or client_namespace(options)
-    found = await _placements(
-        client, options.node, lambda one: explained(one, namespace, options.pod, options.container)
+def explain(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    namespace = options.namespace or kubectl.namespace()
+    found = _placements(
+        kubectl, options.node, lambda one: explained(one, namespace, options.pod, options.container)
     )
     rows = [row for each in found for row in each]
     if not rows:
@@ -284,129 +317,46 @@ async def explain(client: Client, options: argparse.Namespace) -> int:
     return _show(options, rows, explain_text)
 
 
-async def doctor(client: Client, options: argparse.Namespace) -> int:
-    found = await _placements(client, options.node, complaints)
+def doctor(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    found = _placements(kubectl, options.node, complaints)
     told = [each for one in found for each in one]
     _show(options, told, lambda rows: doctor_text(list(rows), len(found)))
     return 1 if any(each["severity"] == "error" for each in told) else 0
 
 
-async def uninstall(client: Client, options: argparse.Namespace) -> int:
-    """Node by node: the operator is told to leave it alone, the Job takes everything back, the labels go."""
-    if not options.node and not options.all:
-        raise CommandError("give --node NODE (as often as wanted) or --all")
-    image = options.image or await _image(client, options.install_namespace)
-    listed = await client.list(NODES, label_selector="" if options.node else INSTALLED_LABEL)
-    names = sorted(each["metadata"]["name"] for each in listed["items"])
-    if unknown := sorted(set(options.node) - set(names)):
-        raise CommandError(f"the cluster has no node {unknown[0]!r}")
-    wanted = list(options.node) or names
-    if not wanted:
-        print("No node is labelled as installed; nothing is to be taken back.")
-        return 0
-    if not options.yes:
-        raise CommandError(
-            f"this gives kubelet back to the runtime and removes the package on {', '.join(wanted)}; "
-            "say --yes to do it"
-        )
-    for node in wanted:
-        sentence = await _uninstall_one(client, node, image, options.install_namespace, options.timeout)
-        print(f"{node}: {sentence or 'taken back'}", flush=True)
-    return 0
-
-
-async def _uninstall_one(client: Client, node: str, image: str, namespace: str, timeout_s: float) -> str:
-    # 1. Without this label the operator would install it again.
-    await _label(client, node, {FRONT_END_LABEL: None, INSTALLING_LABEL: "uninstall"})
-    # 2. One Job a node: of an earlier attempt nothing may be left.
-    name = job_name(UNINSTALL, node)
-    async with _watched(client, name, namespace) as jobs:
-        async for job in jobs:
-            if job is None:
-                await client.create(JOBS, uninstall_job(node, image, namespace=namespace), namespace)
-                break
-            if "deletionTimestamp" not in job["metadata"]:
-                with contextlib.suppress(ApiError):  # it went by itself
-                    await client.delete(JOBS, name, namespace, propagation="Background")
-
-        # 3. Until it has ended.
-        async def ended() -> str:
-            async for job in jobs:
-                if job is not None and (end := end_of(job)):
-                    return end
-            return ""
-
-        try:
-            end = await wait_within(timeout_s, ended())
-        except asyncio.TimeoutError:
-            raise CommandError(
-                f"{node}: the Job {name} in namespace {namespace} has not ended within {timeout_s:.0f} s; "
-                f"see: kubectl -n {namespace} describe job {name}"
-            ) from None
-    pods = await client.list(PODS, namespace, label_selector=f"job-name={name}")
-    sentence = next(filter(None, map(termination_sentence, pods["items"])), "")
-    if end == "Failed":
-        raise CommandError(
-            f"{node}: {sentence or 'the Job has failed without a word'}; what is not taken back is kept on the "
-            f"node for the next attempt; see: kubectl -n {namespace} logs job/{name}"
-        )
-    await _label(client, node, {INSTALLED_LABEL: None, INSTALLING_LABEL: None})
-    return sentence
-
-
-@contextlib.asynccontextmanager
-async def _watched(client: Client, name: str, namespace: str) -> Any:
-    """One Job as it changes; None where there is none."""
-    watch = client.watch(JOBS, namespace=namespace, field_selector=f"metadata.name={name}")
-
-    async def states() -> Any:
-        async for event in watch:
-            if event.kind == "SYNC":
-                yield event.object[0] if event.object else None
-            else:
-                yield None if event.kind == "DELETED" else event.object
-
-    try:
-        yield states()
-    finally:
-        await watch.aclose()
-
-
-async def _label(client: Client, node: str, labels: Mapping[str, Optional[str]]) -> None:
-    await client.patch(NODES, node, {"metadata": {"labels": dict(labels)}})
-
-
-async def _image(client: Client, namespace: str) -> str:
-    try:
-        image = image_of(await client.get(DEPLOYMENTS, OPERATOR, namespace))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        image = ""
-    if not image:
-        raise CommandError(
-            f"no operator in namespace {namespace} tells what nodes were installed with; give --image, as in "
-            "its --installer-image"
-        )
-    return image
-
-
-async def _placements(client: Client, nodes: Sequence[str], keep: Callable[[Document], Any]) -> list[Any]:
-    """What ``keep`` makes of each NodePlacement, a page at a time."""
+def _placements(kubectl: Kubectl, nodes: Sequence[str], keep: Callable[[Document], Any]) -> list[Any]:
+    """The result of ``keep`` for each NodePlacement."""
     try:
         if nodes:
-            return [keep(await client.get(PLACEMENTS, node)) for node in nodes]
-        return list((await client.list(PLACEMENTS, limit=PAGE, keep=keep))["items"])
-    except ApiError as error:
-        if error.status != 404:
+            return [keep(kubectl.get(path(PLACEMENTS, node))) for node in nodes]
+        return _pages(kubectl, keep)
+    except KubectlFailed as failed:
+        if "(NotFound)" not in str(failed):
             raise
-        if error.reason == "NotFound" and nodes and "nodeplacements" in error.message:
-            raise CommandError(
-                f"{error.message}; the nodes that have one: kubectl get nodeplacements"
-            ) from None
+        if NODE_PLACEMENTS in str(failed):
+            sentence = str(failed).partition(": ")[2]
+            raise CommandError(f"{sentence}; the nodes that have one: kubectl get nodeplacements") from None
         raise CommandError(
             "this cluster does not know NodePlacements: kubectl apply -k packaging/cluster/crds, then the agents"
         ) from None
+
+
+def _pages(kubectl: Kubectl, keep: Callable[[Document], Any]) -> list[Any]:
+    kept: list[Any] = []
+    token, begins_anew = "", False
+    while True:
+        try:
+            page = kubectl.get(target(path(PLACEMENTS), {"limit": str(PAGE), "continue": token}))
+        except KubectlFailed as failed:
+            if "(Expired)" not in str(failed) or not token or begins_anew:
+                raise
+            # The server has forgotten the version that the pages are of: once more from the first.
+            kept, token, begins_anew = [], "", True
+            continue
+        kept += map(keep, page.get("items") or ())
+        token = str(page["metadata"].get("continue") or "")
+        if not token:
+            return kept
 
 
 def _show(options: argparse.Namespace, rows: Sequence[Any], text: Callable[[Iterable[Any]], str]) -> int:
@@ -417,83 +367,44 @@ def _show(options: argparse.Namespace, rows: Sequence[Any], text: Callable[[Iter
 # ---------------------------------------------------------------- command line
 
 
-def client_namespace(options: argparse.Namespace) -> str:
-    return str(options.access.namespace or "default")
-
-
-def access_of(options: argparse.Namespace) -> Access:
-    """As kubectl finds it: --kubeconfig, $KUBECONFIG (its first file that is there), ~/.kube/config, the pod's own."""
-    for path in _kubeconfigs(options.kubeconfig):
-        if options.kubeconfig or path.exists():
-            return Access.kubeconfig(path, options.context)
-    return Access.in_cluster()
-
-
-def _kubeconfigs(given: Optional[Path]) -> Iterator[Path]:
-    if given is not None:
-        yield given
-        return
-    named = os.environ.get("KUBECONFIG", "")
-    yield from (Path(each) for each in named.split(os.pathsep) if each)
-    if not named:
-        yield Path("~/.kube/config").expanduser()
-
-
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="kubectl cri_resmgr", description="Where the containers of a fleet run, and why."
     )
     commands = made.add_subparsers(metavar="COMMAND", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, then ~/.kube/config")
-    common.add_argument("--context", default="", help="of the kubeconfig; default: its current one")
-    reading = argparse.ArgumentParser(add_help=False, parents=[common])
+    reading = argparse.ArgumentParser(add_help=False)
+    reading.add_argument("--kubeconfig", default="", metavar="FILE", help="handed on to kubectl")
+    reading.add_argument("--context", default="", help="handed on to kubectl")
     reading.add_argument("-o", "--output", choices=("text", "json"), default="text")
     reading.add_argument("--node", action="append", default=[], help="only this node; may be repeated")
 
-    def add(name: str, run: Any, said: str, parent: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=said, description=said, parents=[parent])
+    def add(name: str, run: Any, said: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=said, description=said, parents=[reading])
         found.set_defaults(run=run)
         return found
 
-    add("top", top, "One line a node; those that are not well come first.", reading)
-    one = add("placements", placements, "Where every container runs.", reading)
+    add("top", top, "One line a node; those that are not well come first.")
+    one = add("placements", placements, "Where every container runs.")
     one.add_argument("-n", "--namespace", default="", help="only this one")
-    one = add("explain", explain, "Why the containers of a pod are where they are.", reading)
+    one = add("explain", explain, "Why the containers of a pod are where they are.")
     one.add_argument("pod", metavar="POD")
-    one.add_argument("-n", "--namespace", default="", help="default: the kubeconfig's, or default")
+    one.add_argument("-n", "--namespace", default="", help="default: the context's, or default")
     one.add_argument("-c", "--container", default="", help="only this one")
-    said = "What is wrong, on every node; exit code 1 if an error is among it."
-    add("doctor", doctor, said, reading)
-    said = "Take back, node by node, what the installer has done: kubelet, units, package."
-    one = add("uninstall", uninstall, said, common)
-    one.add_argument("--node", action="append", default=[], help="this node; may be repeated")
-    one.add_argument("--all", action="store_true", help="every node that is labelled as installed")
-    one.add_argument("--yes", action="store_true", help="do it")
-    one.add_argument("--image", default="", help="of the installer; default: the operator's")
-    one.add_argument("--install-namespace", default=NAMESPACE, help=f"of the Jobs; default: {NAMESPACE}")
-    one.add_argument("--timeout", type=float, default=900.0, help="seconds for one node; default: 900")
+    add("doctor", doctor, "What is wrong, on every node; exit code 1 if an error is among it.")
     return made
-
-
-async def _run(options: argparse.Namespace) -> int:
-    client = Client(options.access, user_agent="kubectl-cri_resmgr")
-    try:
-        return int(await options.run(client, options))
-    finally:
-        await client.close()
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Exit codes: 0 done, 1 a sentence on stderr says why not (or ``doctor`` has found an error), 2 wrong usage."""
     options = parser().parse_args(arguments)
+    given = {"--kubeconfig": options.kubeconfig, "--context": options.context}
     try:
-        options.access = access_of(options)
-        return asyncio.run(_run(options))
-    except ApiError as error:
-        hint = "; your account needs that right" if error.status == 403 else ""
-        print(f"error: the API server refuses: {error.message or error}{hint}", file=sys.stderr)
-    except (CommandError, NoAccess, Unreachable) as error:
+        kubectl = Kubectl([f"{name}={value}" for name, value in given.items() if value])
+        return int(options.run(kubectl, options))
+    except KubectlFailed as failed:
+        if str(failed):
+            print(failed, file=sys.stderr)
+    except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

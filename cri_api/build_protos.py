@@ -1,7 +1,10 @@
-"""Makes the protobuf modules of this folder: ``make proto``, and as a step of every build (setup.cfg, cmdclass)."""
+"""Makes the protobuf modules of this folder: ``make proto``, and as a step of every build (setup.cfg, cmdclass); and of a
+wheel's build the allow-list of the cluster's policies, which the source tree has in a CRD.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,6 +39,10 @@ class BuildPy(build_py):
     def run(self) -> None:
         generate()
         super().run()
+        if not self.editable_mode:
+            made = Path(self.build_lib).resolve() / "cluster/api/allowed_options.py"
+            command = [sys.executable, "-m", "cluster.api.io.source_tree", str(made)]
+            subprocess.run(command, cwd=FOLDER.parent, check=True)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def ask(
         except PermissionError:
             raise ControlError(f"no permission for {path}; try again as root") from None
         except OSError:
-            raise DaemonAbsent(f"the daemon is not running: nobody serves {path}", ABSENT_HINT) from None
+            raise DaemonAbsent(f"the daemon is not running: nothing serves {path}", ABSENT_HINT) from None
         try:
             connection.sendall(write_request(command, arguments or {}))
             with connection.makefile("rb") as lines:

@@ -17,7 +17,7 @@ from typing import Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 _LOCK = threading.Lock()
 
 
-class Sample(NamedTuple):
+class SeriesValue(NamedTuple):
     """One line: a series and its value."""
 
     name: str
@@ -33,16 +33,16 @@ class Family:
         self.documentation = documentation
         #: counter, gauge, histogram, unknown.
         self.type = kind
-        self.samples: list[Sample] = []
+        self.samples: list[SeriesValue] = []
         self._labels = tuple(labels)
 
     def add_sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """A series of whatever name."""
-        self.samples.append(Sample(name, labels, value))
+        self.samples.append(SeriesValue(name, labels, value))
 
     def add_metric(self, labels: Sequence[str], value: float) -> None:
         """A series of a gauge, by the values of its labels."""
-        self.samples.append(Sample(self.name, dict(zip(self._labels, labels)), value))
+        self.samples.append(SeriesValue(self.name, dict(zip(self._labels, labels)), value))
 
 
 class Collector(Protocol):
@@ -62,6 +62,24 @@ class Registry:
 
     def unregister(self, collector: Collector) -> None:
         self._collectors.remove(collector)
+
+    def counter(self, name: str, labels: str, documentation: str, values: Iterable[str] = ()) -> Counter:
+        """A counter with these labels, separated by blanks.
+
+        ``values``: the label's that are there from the first scrape on. No rate is seen of what was counted before it.
+        """
+        made = Counter(name, documentation, labels.split(), registry=self)
+        for value in values:
+            made.labels(value)
+        return made
+
+    def gauge(self, name: str, labels: str, documentation: str) -> Gauge:
+        """A gauge with these labels."""
+        return Gauge(name, documentation, labels.split(), registry=self)
+
+    def histogram(self, name: str, labels: str, documentation: str, buckets: Sequence[float]) -> Histogram:
+        """A histogram with these labels; ``buckets``: their upper bounds, rising."""
+        return Histogram(name, documentation, labels.split(), buckets=buckets, registry=self)
 
     def collect(self) -> Iterable[Family]:
         for collector in list(self._collectors):
@@ -162,7 +180,7 @@ class _Metric(Generic[Child]):
     def _new(self) -> Child:
         raise NotImplementedError
 
-    def _samples(self, labels: dict[str, str], child: Child) -> list[Sample]:
+    def _samples(self, labels: dict[str, str], child: Child) -> list[SeriesValue]:
         raise NotImplementedError
 
 
@@ -187,11 +205,11 @@ class Counter(_Metric[Count]):
     def _new(self) -> Count:
         return Count()
 
-    def _samples(self, labels: dict[str, str], child: Count) -> list[Sample]:
-        return [Sample(self._name, labels, child.value)]
+    def _samples(self, labels: dict[str, str], child: Count) -> list[SeriesValue]:
+        return [SeriesValue(self._name, labels, child.value)]
 
 
-class Level:
+class GaugeValue:
     """A number of the moment."""
 
     def __init__(self) -> None:
@@ -210,7 +228,7 @@ class Level:
         return self._value if self._function is None else float(self._function())
 
 
-class Gauge(_Metric[Level]):
+class Gauge(_Metric[GaugeValue]):
     """How much there is of something."""
 
     kind = "gauge"
@@ -221,11 +239,11 @@ class Gauge(_Metric[Level]):
     def set_function(self, function: Callable[[], float]) -> None:
         self._only.set_function(function)
 
-    def _new(self) -> Level:
-        return Level()
+    def _new(self) -> GaugeValue:
+        return GaugeValue()
 
-    def _samples(self, labels: dict[str, str], child: Level) -> list[Sample]:
-        return [Sample(self._name, labels, child.value)]
+    def _samples(self, labels: dict[str, str], child: GaugeValue) -> list[SeriesValue]:
+        return [SeriesValue(self._name, labels, child.value)]
 
 
 class Distribution:
@@ -265,13 +283,13 @@ class Histogram(_Metric[Distribution]):
     def _new(self) -> Distribution:
         return Distribution(self._bounds)
 
-    def _samples(self, labels: dict[str, str], child: Distribution) -> list[Sample]:
+    def _samples(self, labels: dict[str, str], child: Distribution) -> list[SeriesValue]:
         samples, total = [], 0
         with _LOCK:
             counts, value_sum = list(child.counts), child.sum
         for bound, count in zip(self._bounds, counts):
             total += count
-            samples.append(Sample(f"{self._name}_bucket", {**labels, "le": number(bound)}, float(total)))
-        samples.append(Sample(f"{self._name}_count", labels, float(total)))
-        samples.append(Sample(f"{self._name}_sum", labels, value_sum))
+            samples.append(SeriesValue(f"{self._name}_bucket", {**labels, "le": number(bound)}, float(total)))
+        samples.append(SeriesValue(f"{self._name}_count", labels, float(total)))
+        samples.append(SeriesValue(f"{self._name}_sum", labels, value_sum))
         return samples

@@ -9,7 +9,7 @@ from typing import Optional
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import DecisionRecord, Stance, TicketKind
 from cri_proxy.engine.report import domain_pools
-from cri_proxy.instruments import Collector, Counter, Family, Gauge, Histogram, Registry
+from cri_proxy.instruments import Collector, Counter, Family, Registry
 
 #: Seconds. Decisions take tens to hundreds of microseconds.
 DECISION_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
@@ -29,189 +29,84 @@ FAILED_OPEN = (
 
 
 class Metrics:
-    """Everything counted. Labels are few and bounded: methods we intercept, outcomes, reasons, domains."""
+    """Everything counted: the table of names, labels, help, and where known the values or buckets of a label.
+
+    Labels are few and bounded: methods we intercept, outcomes, reasons, domains.
+    """
 
     def __init__(self, version: str) -> None:
         self.registry = Registry()
-        r = self.registry
-        self.requests = Counter(
-            "cri_resmgr_requests_total",
-            "Intercepted requests by outcome: placed, passed, untouched, refused, cancelled, in doubt, failed open",
-            ["method", "outcome"],
-            registry=r,
-        )
-        self.failed_open = Counter(
-            "cri_resmgr_failed_open_total",
+        counter, gauge, histogram = self.registry.counter, self.registry.gauge, self.registry.histogram
+        # fmt: off
+        self.requests = counter("cri_resmgr_requests_total", "method outcome",
+            "Intercepted requests by outcome: placed, passed, untouched, refused, cancelled, in doubt, failed open")
+        self.failed_open = counter("cri_resmgr_failed_open_total", "reason",
             "Requests that went through untouched because of us, by reason: bug, budget, unreadable, too large, ...",
-            ["reason"],
-            registry=r,
-        )
-        self.connections_closed = Counter(
-            "cri_resmgr_connections_closed_total",
-            "Connections closed because a frame was not understood",
-            registry=r,
-        )
-        self.connections_lost = Counter(
-            "cri_resmgr_connections_lost_total",
-            "Connections closed because all together had more than relay.memory in memory",
-            registry=r,
-        )
-        self.connections_dismissed = Counter(
-            "cri_resmgr_idle_connections_closed_total",
-            "Connections without a call closed because there were more than relay.idle_connections",
-            registry=r,
-        )
-        self.spans_dropped = Counter(
-            "cri_resmgr_spans_dropped_total",
-            "Spans that were not sent, because tracing.endpoint was away or slow",
-            registry=r,
-        )
-        self.history_dropped = Counter(
-            "cri_resmgr_history_dropped_total",
-            "Entries of the history that were lost, because its disk was away or full for long",
-            registry=r,
-        )
-        self.decision_seconds = Histogram(
-            "cri_resmgr_decision_seconds",
-            "Time to decide about a request",
-            buckets=DECISION_BUCKETS,
-            registry=r,
-        )
-        self.state_seconds = Histogram(
-            "cri_resmgr_state_write_seconds",
-            "Time to make a change durable",
-            buckets=DECISION_BUCKETS,
-            registry=r,
-        )
-        self.updates = Counter(
-            "cri_resmgr_updates_total",
+            FAILED_OPEN)
+        self.connections_closed = counter("cri_resmgr_connections_closed_total", "",
+            "Connections closed because a frame was not understood")
+        self.connections_lost = counter("cri_resmgr_connections_lost_total", "",
+            "Connections closed because more was in memory for them than an equal share of 128 MiB")
+        self.connections_dismissed = counter("cri_resmgr_idle_connections_closed_total", "",
+            "Connections without a call closed because there were more than 1,024")
+        self.spans_dropped = counter("cri_resmgr_spans_dropped_total", "",
+            "Spans that were not sent, because tracing.endpoint was away or slow")
+        self.history_dropped = counter("cri_resmgr_history_dropped_total", "",
+            "Entries of the history that were lost, because its disk was away or full for long")
+        self.decision_seconds = histogram("cri_resmgr_decision_seconds", "",
+            "Time to decide about a request", DECISION_BUCKETS)
+        self.state_seconds = histogram("cri_resmgr_state_write_seconds", "",
+            "Time to make a change durable", DECISION_BUCKETS)
+        self.updates = counter("cri_resmgr_updates_total", "result",
             "Cpusets sent to containers other than the requested one, by result: sent, failed, retried",
-            ["result"],
-            registry=r,
-        )
-        self.drift = Counter(
-            "cri_resmgr_drift_total",
+            ("sent", "failed", "retried"))
+        self.drift = counter("cri_resmgr_drift_total", "result",
             "What a comparison found changed past us, by result: repaired, foreign (cpusets), resized, pod resized",
-            ["result"],
-            registry=r,
-        )
-        self.state_failures = Counter(
-            "cri_resmgr_state_write_failures_total",
-            "Changes that could not be made durable at once",
-            registry=r,
-        )
-        self.state_unsaved = Gauge(
-            "cri_resmgr_state_unsaved", "Changes that are not in the state file yet", registry=r
-        )
-        self.state_late = Counter(
-            "cri_resmgr_state_late_total",
-            "Waits for a record that ended before it was durable: the call went on",
-            registry=r,
-        )
-        self.state_dropped = Counter(
-            "cri_resmgr_state_records_dropped_total",
-            "Records of the state file that could not be read at the start, by kind",
-            ["kind"],
-            registry=r,
-        )
-        self.log_lines_dropped = Counter(
-            "cri_resmgr_log_lines_dropped_total",
-            "Log lines that were dropped: stderr was not read",
-            registry=r,
-        )
-        self.start_failures = Counter(
-            "cri_resmgr_start_failures_total",
+            ("repaired", "foreign", "resized", "pod resized"))
+        self.state_failures = counter("cri_resmgr_state_write_failures_total", "",
+            "Changes that could not be made durable at once")
+        self.state_unsaved = gauge("cri_resmgr_state_unsaved", "", "Changes that are not in the state file yet")
+        self.state_late = counter("cri_resmgr_state_late_total", "",
+            "Waits for a record that ended before it was durable: the call went on")
+        self.state_dropped = counter("cri_resmgr_state_records_dropped_total", "kind",
+            "Records of the state file that could not be read at the start, by kind")
+        self.log_lines_dropped = counter("cri_resmgr_log_lines_dropped_total", "",
+            "Log lines that were dropped: stderr was not read")
+        self.start_failures = counter("cri_resmgr_start_failures_total", "next_create",
             "Starts that failed for placed containers, by what is done with the next create: placed, untouched",
-            ["next_create"],
-            registry=r,
-        )
-        self.resyncs = Counter(
-            "cri_resmgr_resyncs_total",
-            "Comparisons with the runtime's list, by result: ok, failed",
-            ["result"],
-            registry=r,
-        )
-        self.observer_up = Gauge("cri_resmgr_observer_up", "1 while the observer is heard of", registry=r)
-        self.observer_counts = Gauge(
-            "cri_resmgr_observer_count",
-            "What the observer has counted since it started, by what: resolved, missed, dropped, ...",
-            ["what"],
-            registry=r,
-        )
-        self.edges = Gauge("cri_resmgr_affinity_edges", "Edges between containers in the graph", registry=r)
-        self.plans = Counter(
-            "cri_resmgr_plans_total",
-            "Plans of what moves where, by result: accepted, rejected, failed",
-            ["result"],
-            registry=r,
-        )
-        self.moves = Counter(
-            "cri_resmgr_moves_total",
-            "Containers moved towards others, by result: made, refused, taken_back",
-            ["result"],
-            registry=r,
-        )
-        self.demand_containers = Gauge(
-            "cri_resmgr_demand_containers",
-            "Containers sized by demand, by set: by limit, shrunk",
-            ["set"],
-            registry=r,
-        )
-        self.demand_resizes = Counter(
-            "cri_resmgr_demand_resizes_total",
-            "Sets sized by demand, by action (grow, shrink, limit: back to its limit's) and result: made, not possible",
-            ["action", "result"],
-            registry=r,
-        )
-        self.demand_looks = Counter(
-            "cri_resmgr_demand_looks_total", "Looks at what containers have used", registry=r
-        )
-        self.demand_look_seconds = Counter(
-            "cri_resmgr_demand_look_seconds_total", "Time that these looks took, in a thread", registry=r
-        )
-        self.demand_triggers = Counter(
-            "cri_resmgr_demand_triggers_total",
-            "Times that the kernel told of tasks waiting in a shrunk set",
-            registry=r,
-        )
-        self.plan_seconds = Histogram(
-            "cri_resmgr_plan_seconds", "Time to make a plan", buckets=PLAN_BUCKETS, registry=r
-        )
-        self.effects = Counter(
-            "cri_resmgr_plan_effects_total",
+            ("placed", "untouched"))
+        self.resyncs = counter("cri_resmgr_resyncs_total", "result",
+            "Comparisons with the runtime's list, by result: ok, failed", ("ok", "failed"))
+        self.observer_up = gauge("cri_resmgr_observer_up", "", "1 while the observer is heard of")
+        self.observer_counts = gauge("cri_resmgr_observer_count", "what",
+            "What the observer has counted since it started, by what: resolved, missed, dropped, ...")
+        self.edges = gauge("cri_resmgr_affinity_edges", "", "Edges between containers in the graph")
+        self.plans = counter("cri_resmgr_plans_total", "result",
+            "Plans of what moves where, by result: accepted, rejected, failed", ("accepted", "rejected", "failed"))
+        self.moves = counter("cri_resmgr_moves_total", "result",
+            "Containers moved towards others, by result: made, refused, taken_back", ("made", "refused", "taken_back"))
+        self.demand_containers = gauge("cri_resmgr_demand_containers", "set",
+            "Containers with usage-based sizing, by cpuset: by limit, shrunk")
+        self.demand_resizes = counter("cri_resmgr_demand_resizes_total", "action result",
+            "Cpusets sized by usage, by action (grow, shrink, limit: back to its limit's) and result: made, not possible")
+        self.demand_looks = counter("cri_resmgr_demand_looks_total", "", "Looks at what containers have used")
+        self.demand_look_seconds = counter("cri_resmgr_demand_look_seconds_total", "",
+            "Time that these looks took, in a thread")
+        self.demand_triggers = counter("cri_resmgr_demand_triggers_total", "",
+            "Times that the kernel told of tasks waiting in a shrunk cpuset")
+        self.plan_seconds = histogram("cri_resmgr_plan_seconds", "", "Time to make a plan", PLAN_BUCKETS)
+        self.effects = counter("cri_resmgr_plan_effects_total", "verdict",
             "Plans that were measured, by verdict: better, worse, within the noise, not known",
-            ["verdict"],
-            registry=r,
-        )
-        self.effect_rate = Gauge(
-            "cri_resmgr_plan_effect_rate",
-            "What the last measured plan's containers fetched per thousand instructions, by event and when: before, after",
-            ["event", "when"],
-            registry=r,
-        )
-        self.mode = Gauge("cri_resmgr_mode", "1 for the mode in force", ["mode"], registry=r)
-        self.degraded = Gauge(
-            "cri_resmgr_degraded", "1 while something keeps the daemon from its full work", registry=r
-        )
-        self.build = Gauge(
-            "cri_resmgr_build_info", "Always 1; the version is the label", ["version"], registry=r
-        )
+            ("better", "worse", "within the noise", "not known"))
+        self.effect_rate = gauge("cri_resmgr_plan_effect_rate", "event when",
+            "What the last measured plan's containers fetched per thousand instructions, by event and when: before, after")
+        self.mode = gauge("cri_resmgr_mode", "mode", "1 for the mode in force")
+        self.degraded = gauge("cri_resmgr_degraded", "", "1 while something keeps the daemon from its full work")
+        self.build = gauge("cri_resmgr_build_info", "version", "Always 1; the version is the label")
+        # fmt: on
         self.build.labels(version).set(1)
         self.counterparts = KubeletCounterparts(self.requests)
-        r.register(self.counterparts)
-        # There from the first scrape on: what a counter has counted before one sees no rate of.
-        for counter, values in (
-            (self.failed_open, FAILED_OPEN),
-            (self.updates, ("sent", "failed", "retried")),
-            (self.drift, ("repaired", "foreign", "resized", "pod resized")),
-            (self.start_failures, ("placed", "untouched")),
-            (self.resyncs, ("ok", "failed")),
-            (self.plans, ("accepted", "rejected", "failed")),
-            (self.moves, ("made", "refused", "taken_back")),
-            (self.effects, ("better", "worse", "within the noise", "not known")),
-        ):
-            for value in values:
-                counter.labels(value)
+        self.registry.register(self.counterparts)
 
     def watch(self, engine: Engine) -> Collector:
         """Add gauges that are read from an engine when asked for; returns what to hand to ``unwatch``."""
@@ -230,22 +125,17 @@ class Metrics:
 
 def engine_families() -> tuple[Family, ...]:
     """The gauges that are read from an engine: CPUs, charges, containers, tickets in doubt. Empty."""
-    return (
-        Family(
-            "cri_resmgr_cpus",
-            "CPUs by domain and pool: usable, shared, exclusive, reserved",
-            "gauge",
-            labels=["level", "domain", "pool"],
-        ),
-        Family(
-            "cri_resmgr_charged_milli_cpus",
-            "CPU requests charged on the shared CPUs of a domain",
-            "gauge",
-            labels=["level", "domain"],
-        ),
-        Family("cri_resmgr_containers", "Containers by whose cpuset they have", "gauge", labels=["stance"]),
-        Family("cri_resmgr_tickets_in_doubt", "Creates whose end is not known", "gauge", labels=()),
+    # fmt: off
+    return tuple(
+        Family(f"cri_resmgr_{name}", documentation, "gauge", labels.split())
+        for name, labels, documentation in (
+            ("cpus", "level domain pool", "CPUs by domain and pool: usable, shared, exclusive, reserved"),
+            ("charged_milli_cpus", "level domain", "CPU requests allocated on the shared CPUs of a domain"),
+            ("containers", "stance", "Containers by whose cpuset they have"),
+            ("tickets_in_doubt", "", "Creates whose outcome is unknown"),
+        )
     )
+    # fmt: on
 
 
 class _EngineCollector:
@@ -340,23 +230,19 @@ class KubeletCounterparts:
 
 
 def _counterparts() -> tuple[Family, ...]:
+    # fmt: off
     return tuple(
-        Family(f"kubelet_{name}", documentation, "unknown")
+        Family(f"kubelet_{name}", f"As kubelet's: {documentation}", "unknown")
         for name, documentation in (
-            (
-                "container_aligned_compute_resources_count",
-                "As kubelet's: placements of containers whose CPUs are inside one boundary: uncore_cache (L3), numa_node",
-            ),
-            (
-                "container_aligned_compute_resources_failure_count",
-                "As kubelet's: those whose CPUs are not, though the limit, or else the request, would fit in one",
-            ),
-            (
-                "cpu_manager_pinning_requests_total",
-                "As kubelet's: creates and resizes that got CPUs of their own, and those of the next line",
-            ),
-            ("cpu_manager_pinning_errors_total", "As kubelet's: creates and resizes that were refused for want of CPUs"),
-            ("cpu_manager_shared_pool_size_millicores", "As kubelet's: CPUs that no container owns"),
-            ("cpu_manager_exclusive_cpu_allocation_count", "As kubelet's: CPUs that containers own"),
+            ("container_aligned_compute_resources_count",
+             "placements of containers whose CPUs are inside one boundary: uncore_cache (L3), numa_node"),
+            ("container_aligned_compute_resources_failure_count",
+             "those whose CPUs are not, though the limit, or else the request, would fit in one"),
+            ("cpu_manager_pinning_requests_total",
+             "creates and resizes that got exclusive CPUs, and those of the next line"),
+            ("cpu_manager_pinning_errors_total", "creates and resizes that were refused for want of CPUs"),
+            ("cpu_manager_shared_pool_size_millicores", "CPUs that are exclusive to no container"),
+            ("cpu_manager_exclusive_cpu_allocation_count", "exclusive CPUs of containers"),
         )
-    )  # fmt: skip
+    )
+    # fmt: on

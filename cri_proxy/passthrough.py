@@ -14,10 +14,12 @@ import socket
 import sys
 import time
 
-STATE, SOCKET = "/var/lib/cri-resmgr", "/var/run/cri-resmgr.sock"
+#: As machine_root.py, which cannot be imported here.
+ROOT = os.environ.get("CRI_RESMGR_ROOT", "").rstrip("/")
+STATE, SOCKET = f"{ROOT}/var/lib/cri-resmgr", f"{ROOT}/var/run/cri-resmgr.sock"
 RUNTIMES = ("/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock",
             "/run/crio/crio.sock", "/var/run/isulad.sock")  # fmt: skip
-#: How long bytes are passed before the daemon is tried; how long calls under way have when it is let in (relay.drain).
+#: How long bytes are passed before the daemon is tried; how long calls under way have when it is let in (relay_drain_s).
 SHORTEST_S, LONGEST_S, DRAIN_S, DAY_S = 120, 3600, 5, 86400
 #: In a GOAWAY: all streams so far are gone on with; a client begins its next ones on another connection.
 LARGEST = 0x7FFFFFFF

@@ -14,8 +14,23 @@ import grpc
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta
 from cri_proxy.engine.records import CpusetUpdate
-from cri_proxy.relay.io.grpc_server import open_channel
 
+CHANNEL_OPTIONS = (
+    # kubelet allows replies of 16 MiB; here nothing is limited.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 1 << 20),
+    ("grpc.absolute_max_metadata_size", 1 << 20),
+    # A runtime that comes back is found within half a second (design: works again within a second).
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Not the least wait, as the name says, but how long a connection may take: on a busy node, some time (seen).
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+    # Else a connection that was refused elsewhere in this process would make this one wait.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+)
 #: Where runtimes listen, in the order they are tried when the configuration names none.
 WELL_KNOWN = (
     "/run/containerd/containerd.sock",
@@ -28,6 +43,11 @@ CALL_TIMEOUT_S = 10.0
 #: Lists that may come in parts (cri-api 0.36), each of which reads as a short list: a runtime sends no message of more
 #: than 16 MB, some 11,000 containers.
 STREAMED = {"ListContainers": "StreamContainers", "ListPodSandbox": "StreamPodSandboxes"}
+
+
+def open_channel(path: str) -> grpc.aio.Channel:
+    """A channel to a unix socket with our options; it connects when used."""
+    return grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
 
 
 class NoRuntime(Exception):
@@ -57,7 +77,7 @@ def _is_socket(path: str) -> bool:
 
 
 class RuntimeClient:
-    """One runtime. Shares its channel with the relay: one connection, one view of whether it is there.
+    """One runtime, by one channel of our own.
 
     ``is_guess``: no runtime was found; the path is where most have it.
     """

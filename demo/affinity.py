@@ -87,7 +87,7 @@ def crossing(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 async def story(agent: Agent, client: CriClient, tree: Topology) -> bool:
     """All of it. True if it has gone as it should."""
-    print(heading("1. Pods of three teams come, mixed. Nobody has talked yet: they are spread by load.\n"))
+    print(heading("1. Pods of three teams come, mixed. There is no traffic yet: they are spread by load.\n"))
     for service in services():
         await create(client, service)
     first = await ask(agent, "placements")
@@ -95,10 +95,10 @@ async def story(agent: Agent, client: CriClient, tree: Topology) -> bool:
     print(
         "  A square is a CPU that is asked for. Three applications: a social network, a tea store, and batch jobs"
     )
-    print(coloured("  that talk to nobody. coredns is the name server.\n"))
+    print(coloured("  that talk to none. coredns is the name server.\n"))
     print(
         heading(
-            "2. They talk (recorded traffic); and all of them ask a name server, which is to glue nobody.\n"
+            "2. They talk (recorded traffic); and all of them ask a name server, which is to draw none together.\n"
         )
     )
     async with ObserverProcess(agent, flows()):
@@ -107,10 +107,10 @@ async def story(agent: Agent, client: CriClient, tree: Topology) -> bool:
         if not any("coredns" in row["container"] + row["talks_to"] for row in before["edges"]):
             print(
                 coloured(
-                    "Of what coredns exchanges with everybody no edge is left: it is too little to count.\n"
+                    "Of what coredns exchanges with all of them no edge is left: it is too little to count.\n"
                 )
             )
-        print(heading("3. Who should be where? A plan, shown first, then made.\n"))
+        print(heading("3. What should be where? A plan, shown first, then made.\n"))
         show("rebalance --dry-run", rebalance_text(await ask(agent, "rebalance", dry_run=True)))
         made = await ask(agent, "rebalance")
         show("rebalance", rebalance_text({**made, "moves": []}).replace("of 0", f"of {len(made['moves'])}"))
@@ -143,12 +143,12 @@ async def main() -> int:
     print("cri-resmgr and its observer on a described machine: 2 sockets x 4 NUMA nodes x 2 CCX of 8 CPUs.\n")
     with tempfile.TemporaryDirectory(prefix="cra-") as folder:
         async with FakeRuntime(str(Path(folder) / "r.sock")) as runtime:
-            config = {"affinity": {**QUICK, "rebalance": "manual"}}
+            config = {"affinity": {"rebalance": "manual", "cooldown": "1ms"}, "constants": QUICK}
             agent = Agent(runtime.socket, topology=machine(HYGON_7285_2S), config=config)
             async with agent, CriClient(agent.socket) as client:
                 good = await story(agent, client, tree)
     print(
-        f"Those who talk are together ({time.monotonic() - began:.0f} s)." if good else "NOT as it should be."
+        f"Pods that talk are together ({time.monotonic() - began:.0f} s)." if good else "NOT as it should be."
     )
     return 0 if good else 1
 

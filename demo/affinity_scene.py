@@ -113,7 +113,7 @@ def picture(topology: Topology, moments: Mapping[str, Iterable[Mapping[str, Any]
     seen: set[str] = set()
     for index, leaf in enumerate(topology.leaves):
         columns = [cell[index] for cell in cells.values()]
-        node = f"node {topology.node_of(min(leaf.cpus))}"
+        node = f"NUMA {topology.node_of(min(leaf.cpus))}"
         socket = f"socket {leaf.socket}"
         if socket not in seen:
             lines.append(f"{socket} {'─' * (16 + (_CELL + 2) * len(cells) - len(socket) - 1)}")

@@ -15,7 +15,8 @@ from pathlib import Path
 import debian
 import redhat
 from architectures import ARCHITECTURES, X86_64, named
-from prepare import REPOSITORY, prepare
+from prepare import prepare
+from sources import REPOSITORY
 from stage import Target
 
 from cri_proxy.version import VERSION

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
-from stage import DOCS, REPOSITORY, Target, clamp_times, stage
+from sources import REPOSITORY
+from stage import DOCS, Target, clamp_times, stage
 
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 SOURCES = REPOSITORY / "packaging" / "deb"
@@ -37,7 +38,7 @@ def build(work: Path, target: Target, dist: Path) -> Path:
 def _documents(root: Path, version: str) -> None:
     date = formatdate(int(os.environ["SOURCE_DATE_EPOCH"]))
     head = f"cri-resmgr ({version}) unstable; urgency=medium\n\n"
-    tail = f"\n -- cri-resmgr maintainers <cri-resmgr@example.org>  {date}\n"
+    tail = f"\n -- cri-resmgr maintainers <root@localhost>  {date}\n"
     changelog = head + "".join(_changes()) + tail
     target = root / DOCS / "changelog.Debian.gz"
     target.write_bytes(gzip.compress(changelog.encode(), 9, mtime=0))

@@ -18,19 +18,18 @@ from pathlib import Path
 import manuals
 import vendor
 from architectures import Architecture
+from sources import OUR_PACKAGES, REPOSITORY, files_below
 from stage import compiled_site
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 #: What was fetched, for the next build.
 CACHE = REPOSITORY / ".cache"
-OUR_PACKAGES = ("policies", "cri_api", "cri_proxy", "bpf", "cluster")
-OUR_FILES = ("*.py", "*.c", "*.h")
 #: Its protoc is that of protobuf 6.31.1; requirements-3.9.txt has 6.33.
 PROTOC = "grpcio-tools==1.80.1"
 
 
 def prepare(python: str, architectures: Sequence[Architecture], target: Path) -> None:
-    """Fill ``target``: ``site/``, ``site-ARCHITECTURE/``, ``licences/``, ``man/``, ``completion/``, ``config.yaml``."""
+    """Fill ``target``: ``site/``, ``site-ARCHITECTURE/``, ``licences/``, ``man/``, ``completion/``, ``chart/``,
+    ``config.yaml``."""
     shutil.rmtree(target, ignore_errors=True)
     site = target / "site"
     CACHE.mkdir(exist_ok=True)
@@ -39,8 +38,17 @@ def prepare(python: str, architectures: Sequence[Architecture], target: Path) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         _vendored(python, architectures, target)
         _protobufs(site)
-    for package in OUR_PACKAGES:
-        _our_code(package, site)
+    for source in files_below(*OUR_PACKAGES):
+        (site / source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(REPOSITORY / source, site / source)
+    allowed = [
+        sys.executable,
+        "-m",
+        "cluster.api.io.source_tree",
+        str(site / "cluster/api/allowed_options.py"),
+    ]
+    subprocess.run(allowed, check=True, cwd=REPOSITORY)
+    subprocess.run([sys.executable, REPOSITORY / "packaging/cluster/chart.py", target / "chart"], check=True)
     manuals.write_all(target)
 
 
@@ -53,16 +61,6 @@ def _vendored(python: str, architectures: Sequence[Architecture], target: Path) 
             vendor.unpack(wheel, target / "site" if vendor.is_shared(wheel) else compiled, licences)
     sites = [target / "site", *(compiled_site(target, architecture) for architecture in architectures)]
     licences.joinpath("VENDORED.md").write_text(vendored_list(sites, licences))
-
-
-def _our_code(package: str, site: Path) -> None:
-    for pattern in OUR_FILES:
-        for source in sorted((REPOSITORY / package).rglob(pattern)):
-            if source.name.endswith("_pb2.py") or source.name == "build_protos.py":
-                continue
-            copy = site / source.relative_to(REPOSITORY)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
 
 
 def vendored_list(sites: Sequence[Path], licences: Path) -> str:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Optional
 
 from architectures import X86_64, Architecture
-from stage import REPOSITORY, Target, clamp_times
+from sources import REPOSITORY, files_below
+from stage import Target, clamp_times
 
 SPEC = REPOSITORY / "packaging" / "rpm" / "cri-resmgr.spec"
 #: What ``stage.py`` reads.
@@ -64,15 +64,13 @@ def _rpmbuild(what: str, folder: Path, top: str, target: Target, architecture: A
 
 def _source_tar(prepared: Path, folder: str, target: Path) -> None:
     with gzip.GzipFile(target, "wb", 1, mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-        for name in SOURCES:
+        for name in files_below(*SOURCES):
             tar.add(REPOSITORY / name, f"{folder}/{name}", filter=_plain)
         tar.add(prepared, f"{folder}/prepared", filter=_plain)
 
 
-def _plain(member: tarfile.TarInfo) -> Optional[tarfile.TarInfo]:
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """No trace of where it was built, when, and with which umask."""
-    if "__pycache__" in member.name:
-        return None
     member.mtime = int(os.environ["SOURCE_DATE_EPOCH"])
     member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
     member.uid = member.gid = 0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from architectures import Architecture, check_elf_files, named
+from sources import REPOSITORY, files_below
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "packaging" / "files"
 PRIVATE = "usr/lib/cri-resmgr"
 PROGRAMS = ("cri-resmgr", "kubectl-cri_resmgr")
@@ -23,6 +23,8 @@ NRI_PLUGIN = "nri/10-cri-resmgr"
 DOCS = "usr/share/doc/cri-resmgr"
 #: For clients of the affinity service; its place is the one that docs/affinity.md names.
 PROTO = "usr/share/cri-resmgr/affinity.proto"
+#: The Helm chart; its place is the one that docs/cluster.md names.
+CHART = "usr/share/cri-resmgr/chart"
 UNITS = (
     "cri-resource-manager.service",
     "cri-resource-manager.socket",
@@ -78,6 +80,7 @@ def stage(prepared: Path, python: str, architecture: Architecture, kind: str, ro
     _put(root / ZSH[kind] / "_cri-resmgr", (prepared / "completion/zsh").read_bytes())
     _put(root / FISH / "cri-resmgr.fish", (prepared / "completion/fish").read_bytes())
     _put(root / PROTO, (REPOSITORY / "cri_api/affinity.proto").read_bytes())
+    shutil.copytree(prepared / "chart", root / CHART)
     _documents(prepared, kind, root)
     state = root / "var/lib/cri-resmgr"
     state.mkdir(parents=True)
@@ -115,11 +118,12 @@ def _configuration(prepared: Path, root: Path) -> None:
 
 
 def _documents(prepared: Path, kind: str, root: Path) -> None:
-    # As in the sources, so that the pages' links and the doctor's hints lead somewhere.
-    for page in ("README.md", *sorted(f"docs/{found.name}" for found in (REPOSITORY / "docs").glob("*.md"))):
-        _put(root / DOCS / page, (REPOSITORY / page).read_bytes())
-    for path in sorted((REPOSITORY / "packaging" / "monitoring").iterdir()):
-        _put(root / DOCS / "monitoring" / path.name, path.read_bytes())
+    # As in the sources, so that the pages' links and the doctor's hints lead somewhere. A node has no use for pictures.
+    for page in files_below("README.md", "docs"):
+        if page.suffix == ".md":
+            _put(root / DOCS / page, (REPOSITORY / page).read_bytes())
+    for path in files_below("packaging/monitoring"):
+        _put(root / DOCS / path.relative_to("packaging"), (REPOSITORY / path).read_bytes())
     licences = root / LICENCES[kind]
     shutil.copytree(prepared / "licences", licences)
     _put(licences / "LICENSE", (REPOSITORY / "LICENSE").read_bytes())

@@ -11,14 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from policies.machine.cpus import NO_CPUS
-from policies.model import Placement, altered
+from policies.model import Placement, Pod, altered
 
 if TYPE_CHECKING:
     from policies.node import Resident
 
-#: Between what a policy gives containers, what it gives a whole group has a key that begins with this: no id of a
-#: container or of a request does.
+#: Among the placements of a policy, the one of a whole group has a key that begins with this: no id of a container or of a
+#: request does.
 PREFIX = "group/"
+#: So begin the names of the groups of pods' containers: no balloon's does.
+POD_PREFIX = "pod/"
 
 
 def key_of(group: str) -> str:
@@ -31,17 +33,27 @@ def group_of(key: str) -> str:
     return key[len(PREFIX) :] if key.startswith(PREFIX) else ""
 
 
+def pod_group(pod: Pod) -> str:
+    """The group of the containers that own CPUs together as their pod's."""
+    return POD_PREFIX + pod.id
+
+
+def is_pod_group(group: str) -> bool:
+    """Whether a group is that of a pod's containers."""
+    return group.startswith(POD_PREFIX)
+
+
 def whole(group: str, own: frozenset[int]) -> Placement:
-    """What stands under such a key: all containers of the group that own what it owns, own this from now on."""
+    """The value of such a key: all containers with the group's exclusive CPUs own these CPUs from now on."""
     return Placement(exclusive=own, group=group)
 
 
 class Group:
-    """The containers of one group. ``own``: what it owns; ``apart``: by key what a container owns that owns something else.
+    """The containers of one group. ``own``: its exclusive CPUs; ``apart``: by key the CPUs of a container with other ones.
 
     A container is apart while it is being resized, and while a change goes from one to the next. ``milli``: the sum of
-    the requests; ``pods``: how many there are of each pod; ``kinds``: the keys of those whose places are alike in all that
-    a policy compares, but for what they own.
+    the requests; ``pods``: how many there are of each pod; ``kinds``: the keys of containers with places that are alike in
+    all that a policy compares, but for their CPUs.
     """
 
     def __init__(self) -> None:
@@ -65,7 +77,7 @@ class Group:
     # ------------------------------------------------------------------ changes
 
     def add(self, key: str, member: Resident) -> None:
-        """Enter a container with what it owns."""
+        """Enter a container with its exclusive CPUs."""
         if not self._members:
             self.own = member.exclusive
         elif member.exclusive is not self.own and member.exclusive != self.own:
@@ -99,7 +111,7 @@ class Group:
         stay = [] if resized_too or not self.own <= own else [k for k in self.twins() if k not in self.apart]
         count = len(self._members) - len(self.apart) - len(stay)
         self.apart.update(dict.fromkeys(stay, self.own))
-        for key in stay:  # what they own is not the group's any more
+        for key in stay:  # their CPUs are not the group's any more
             self._members[key] = _owning(self._members[key], self.own)
         self._follow(own)
         return count
@@ -116,7 +128,7 @@ class Group:
         return self._members
 
     def owned(self, key: str) -> frozenset[int]:
-        """What a container of it owns."""
+        """A container's exclusive CPUs."""
         return self.apart.get(key, self.own)
 
     def sets(self) -> Iterable[frozenset[int]]:
@@ -131,15 +143,15 @@ class Group:
         return member
 
     def twins(self) -> list[str]:
-        """Those that are there twice, since they are being resized."""
+        """Containers with two records, since they are being resized."""
         if len(self._names) == len(self._members):
             return []
         found: dict[object, list[str]] = {}
         for key, member in self._members.items():
             if self._names[_name(member)] > 1:
                 container = member.container
-                who = key if container is None else (*_name(member), container.attempt)
-                found.setdefault(who, []).append(key)
+                identity = key if container is None else (*_name(member), container.attempt)
+                found.setdefault(identity, []).append(key)
         return [key for keys in found.values() if len(keys) > 1 for key in keys]
 
 

@@ -1,4 +1,4 @@
-"""Containers by home and by request: which of those that live inside some CPUs would free how much.
+"""Containers by home and by request: how much each one inside some CPUs would free.
 
 An index beside the node's books. It holds what could be moved to make room: containers that are placed, that request
 CPUs, and that neither a group nor the reserved CPUs hold. A question costs what the leaves it is about hold, whatever
@@ -49,11 +49,11 @@ class Homes:
             self._starting_on[self._first_leaf(placement.home)].discard(placement.home)
 
     def largest(self, cpus: frozenset[int]) -> Iterator[str]:
-        """Those that live inside of these CPUs, the largest request first, equal ones by key."""
+        """Containers inside of these CPUs, the largest request first, equal ones by key."""
         return _keys(_merged(self._inside(cpus)))
 
     def at_least(self, cpus: frozenset[int], milli_request: int) -> Iterator[str]:
-        """Those of them that request as much or more, in the opposite order: the smallest request first."""
+        """The ones that request as much or more, in the opposite order: the smallest request first."""
         # No key is less than the empty one: before this entry are all that request as much or more.
         end = (1 - milli_request, "")
         parts = [_backwards(entries, bisect_left(entries, end)) for entries in self._inside(cpus)]

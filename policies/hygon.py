@@ -8,14 +8,15 @@ Guaranteed ones. Isolated CPUs (``isolcpus``) are kept for containers that own t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Union
 
 from policies.exclusive.place import Owning
-from policies.exclusive.rules import ask_of
+from policies.exclusive.rules import CpuDemand, ask_of
+from policies.groups import is_pod_group, pod_group
 from policies.ladder import ANY_LEVEL, Climb, Ladder, RungChoice
-from policies.machine.cpus import format_cpus
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
@@ -29,11 +30,13 @@ from policies.model import (
     Placement,
     PlacementRefused,
     Qos,
+    altered,
     limit_milli,
     wanted_milli,
 )
-from policies.node import Node
+from policies.node import NANO_PER_MILLI, Node, Resident, Survey
 from policies.pod_domain import PodDomains
+from policies.policy import Policy
 from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
 from policies.wanted import demand_of, hinted_nodes, l3_mode_of, size_mode_of
@@ -44,17 +47,15 @@ SIZES_KEPT = 256
 ONE_NODE = ("core", "cluster", "ccx", "nccx", "numa")
 
 
-class Hygon:
+class Hygon(Policy):
     """The ladder policy for one machine."""
 
     name = "hygon"
-    owns_exclusively = False
     keeps_isolated_apart = True
     moves_others = True
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
-        self.topology = topology
-        self.settings = settings
+        super().__init__(topology, settings)
         self.ladder = Ladder(topology, settings.ladder)
         self.pods = PodDomains(topology)
         self._owning = Owning(topology, settings, self.pods)
@@ -83,19 +84,54 @@ class Hygon:
         ask = ask_of(container, self.settings, bool(node.reserved))
         note = ""
         if ask.full:
-            owned = self._owning.place(node, container, ask, fence, affinity, near, keep)
+            owned = self._owned(node, container, ask, fence, affinity, near, keep)
             if isinstance(owned, Decision):
-                return _noted(owned, container)
+                return self._noted(owned, container)
             note = f"{owned}; "
         elif ask.is_reserved:
             reserved = self._place_reserved(node, container, fence)
             if isinstance(reserved, Decision):
-                return _noted(reserved, container)
+                return self._noted(reserved, container)
             note = f"{reserved}; "
         shared = self.place_shared(node, container, fence, affinity, near)
         # A container that should own CPUs and has none does not fit, wherever it is.
         decided = replace(shared, why=note + shared.why, fits=shared.fits and not ask.full)
-        return _noted(decided, container)
+        return self._noted(decided, container)
+
+    def _noted(self, decision: Decision, container: Container) -> Decision:
+        """What of its annotations was ignored belongs to the explanation."""
+        notes = self.ignored(container)
+        return replace(decision, why="; ".join((decision.why, *notes))) if notes else decision
+
+    def _owned(
+        self,
+        node: Node,
+        container: Container,
+        ask: CpuDemand,
+        fence: CpusetConstraint,
+        affinity: Optional[Affinity],
+        near: Optional[frozenset[int]],
+        keep: Optional[Placement],
+    ) -> Union[Decision, str]:
+        """As ``Owning.place``; what containers own together as their pod's, one that comes later owns as well."""
+        if container.pod_share is None:
+            return self._owning.place(node, container, ask, fence, affinity, near, keep)
+        group = pod_group(container.pod)
+        books = node.groups.get(group)
+        if books is None:
+            alone = keep if keep is None or keep.group != group else altered(keep, group="")
+            found = self._owning.place(node, container, ask, fence, affinity, near, alone)
+            if isinstance(found, str):
+                return found
+            return replace(found, placement=altered(found.placement, group=group))
+        theirs = next(iter(books.members.values())).placement
+        assert theirs is not None  # else it is in no group
+        cpus = books.own - theirs.hidden if fence.cpus is None else (books.own - theirs.hidden) & fence.cpus
+        if not cpus:
+            return f"of its pod's {len(books.own)} exclusive CPUs {fence.of} allows none"
+        place = altered(theirs, cpus=cpus, mems=NO_CPUS, exclusive=books.own, memory_charge=())
+        why = f"the {len(books.own)} exclusive CPUs of its pod"
+        return with_memory(node, container, self.settings, fence, place, why)
 
     def place_shared(
         self,
@@ -127,12 +163,35 @@ class Hygon:
                 "the machine has" if fence.cpus is None else f"{fence.of} allows ({format_cpus(fence.cpus)})"
             )
             return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
-        self._check_demands(container, choice, hinted)
+        beside = self._beside_its_pod(node, survey, container, fence, choice)
+        if beside is not None:
+            why = f"{choice.why.partition(':')[0]}: where its pod is"
+            return with_memory(node, container, self.settings, fence, beside, why)
+        self._check_demands(survey, container, choice, hinted)
         home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
         thin = (container.preferences.smt or self.settings.smt) in ("hide", "spread")
         cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
         place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
-        return with_memory(node, container, self.settings, fence, place, choice.why, choice.has_room)
+        why = choice.why + (_thin_text(container, cpus, choice.cpus) if thin else "")
+        return with_memory(node, container, self.settings, fence, place, why, choice.has_room)
+
+    def _beside_its_pod(
+        self, node: Node, survey: Survey, container: Container, fence: CpusetConstraint, choice: RungChoice
+    ) -> Optional[Placement]:
+        """The place of the containers that share their pod's CPUs with this one, if it is as good as the chosen one and
+        has room for the container's own request."""
+        mate = _mate(node, container, fence)
+        theirs = None if mate is None else mate.placement
+        if theirs is None or len(theirs.home) * 1000 < wanted_milli(container):
+            return None
+        leaves = sorted(self.pods.leaves_of(theirs.home))
+        cpus = survey.allowed(leaves) & theirs.home
+        own = 0 if container.pod_share is not None else container.resources.milli_request
+        is_larger = len(theirs.home) > len(choice.site.home)
+        if not cpus or is_larger or survey.room_nano(leaves) < own * NANO_PER_MILLI:
+            return None
+        cpus = self.topology.one_thread_per_core(cpus) if theirs.one_thread else cpus
+        return Placement(cpus=cpus, level=theirs.level, home=theirs.home, one_thread=theirs.one_thread)
 
     def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
         """How large the places are that a container sized by demand can have, milli-CPUs, the last by its limit; ()
@@ -153,13 +212,15 @@ class Hygon:
     def why_not_sized(self, node: Node, container: Container) -> str:
         """Why the set of a container is not sized by demand; "" = it is."""
         if size_mode_of(container, self.settings) != "demand":
-            return "its set is sized by its limit"
+            return "its cpuset is sized by its limit"
         if not self.fits_by_room(node, container):
-            return "it is to have CPUs of its own, or the reserved ones"
+            return "it is to have exclusive CPUs, or the reserved ones"
         if (container.preferences.smt or self.settings.smt) in ("hide", "spread"):
             return "it gets one thread of each core"
         if l3_mode_of(container, self.settings) == "spread":
             return "it is to be spread over many L3s"
+        if container.pod_share is not None and container.pod_share.count > 1:
+            return "it shares its pod's CPUs with others"
         return ""
 
     def _fine_ladder(self) -> Ladder:
@@ -173,8 +234,51 @@ class Hygon:
         return not ask.full and not ask.is_reserved
 
     def tidy(self, node: Node) -> Mapping[str, Placement]:
-        """Nothing: no container is moved because another left."""
-        return {}
+        """The placements of containers that own CPUs together, where that should be other CPUs now. No other container is
+        moved because another left."""
+        # 1. By pod the containers that own CPUs together, and the ones that have come to share CPUs they owned alone.
+        together = {
+            name: [(key, group.current(key)) for key in group]
+            for name, group in node.groups.items()
+            if is_pod_group(name)
+        }
+        for key, owner in node.owners.items():
+            if owner.container is not None and owner.container.pod_share is not None and owner.placement:
+                together.setdefault(pod_group(owner.container.pod), []).append((key, owner))
+        # 2. As many CPUs as they request together; of those they have as many as can be.
+        changed: dict[str, Placement] = {}
+        for name, members in together.items():
+            changed.update(self._together(node, name, members))
+        return changed
+
+    def _together(
+        self, node: Node, name: str, members: Sequence[tuple[str, Resident]]
+    ) -> Mapping[str, Placement]:
+        """The placements of a pod's containers that own CPUs together, where they differ from the present ones."""
+        first = next(
+            (m for _, m in members if m.container is not None and m.container.pod_share is not None), None
+        )
+        if first is None or first.container is None or first.placement is None:
+            return {}
+        now = first.placement
+        ask = ask_of(first.container, self.settings, bool(node.reserved))
+        if ask.full and ask.full not in (len(now.exclusive), len(now.exclusive - now.hidden)):
+            fence, alone = CpusetConstraint(first.inside), altered(now, group="")
+            found = self._owning.place(node, first.container, ask, fence, None, None, alone)
+            now = now if isinstance(found, str) else found.placement
+        changed = {}
+        for key, member in members:
+            was = member.placement
+            if was is None or (was.group == name and was.exclusive == now.exclusive):
+                continue
+            running = now.exclusive - now.hidden
+            cpus = running if member.inside is None else running & member.inside
+            mems = was.mems and was.mems | (self.topology.nodes_of(running) & node.mems)
+            changed[key] = altered(
+                was, cpus=cpus, mems=mems, exclusive=now.exclusive, hidden=now.hidden, home=now.home,
+                level=now.level, grown=now.grown, group=name,
+            )  # fmt: skip
+        return changed
 
     def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:
         """A decision on the reserved CPUs; else a phrase why not."""
@@ -183,8 +287,8 @@ class Hygon:
         place = reserved_place(node, container, fence)
         if isinstance(place, str):
             return f"{place}, placed like others"
-        who = "it" if container.preferences.reserved else f"namespace {container.pod.namespace}"
-        why = f"{who} shares the {len(place.cpus)} reserved CPUs"
+        subject = "it" if container.preferences.reserved else f"namespace {container.pod.namespace}"
+        why = f"{subject} shares the {len(place.cpus)} reserved CPUs"
         return with_memory(node, container, self.settings, fence, place, why)
 
     def _floor(self, container: Container) -> str:
@@ -203,23 +307,54 @@ class Hygon:
         return self.settings.besteffort if container.qos is Qos.BESTEFFORT else self.settings.unlimited
 
     def _check_demands(
-        self, container: Container, choice: RungChoice, hinted: tuple[frozenset[int], ...]
+        self, survey: Survey, container: Container, choice: RungChoice, hinted: tuple[frozenset[int], ...]
     ) -> None:
         """:raises PlacementRefused: the best place there is is not what the container demands."""
-        who, wanted = container.path, wanted_milli(container) / 1000
+        path, wanted = container.path, wanted_milli(container) / 1000
         level, room = choice.site.level, "" if choice.has_room else " with room"
         demand = demand_of(container, self.settings)
         if demand == "l3" and (level not in ("cluster", "ccx") or choice.is_full):
-            raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one L3{room}; there is none")
+            free = self._largest_free(survey, "l3")
+            raise PlacementRefused(
+                f"{path} wants {wanted:g} CPUs in one L3{room}; the largest free L3 has {free:g}"
+            )
         if demand and (level not in ONE_NODE or choice.is_full):
-            raise PlacementRefused(f"{who} wants {wanted:g} CPUs in one NUMA node{room}; there is none")
+            free = self._largest_free(survey, "numa")
+            largest = f"the largest free NUMA node has {free:g}"
+            raise PlacementRefused(f"{path} wants {wanted:g} CPUs in one NUMA node{room}; {largest}")
         if container.preferences.strict_hints and any(h.isdisjoint(choice.site.nodes) for h in hinted):
             raise PlacementRefused(
-                f"{who} demands CPUs near its devices; NUMA node {format_cpus(frozenset().union(*hinted))} has no room"
+                f"{path} demands CPUs near its devices; NUMA node {format_cpus(frozenset().union(*hinted))} has no room"
             )
 
+    def _largest_free(self, survey: Survey, level: str) -> float:
+        """CPUs of one domain of a level that no container requests, where they are most."""
+        domains = self.topology.at(level) or self.topology.at("numa")
+        rooms = [survey.room_nano(self.pods.leaves_of(domain.cpus)) for domain in domains]
+        return max(0, *rooms) // NANO_PER_MILLI / 1000
 
-def _noted(decision: Decision, container: Container) -> Decision:
-    """What of its annotations was ignored belongs to the explanation."""
-    notes = container.preferences.notes
-    return replace(decision, why="; ".join((decision.why, *notes))) if notes else decision
+
+def _thin_text(container: Container, cpus: frozenset[int], whole: frozenset[int]) -> str:
+    """The rest of a sentence about a shared set with one thread a core."""
+    limit = container.resources.milli_limit
+    fewer = (
+        ", fewer than its limit"
+        if limit is not None and len(cpus) * 1000 < min(limit, len(whole) * 1000)
+        else ""
+    )
+    return f"; one thread of each core: {len(cpus)} of {len(whole)} CPUs{fewer}"
+
+
+def _mate(node: Node, container: Container, fence: CpusetConstraint) -> Optional[Resident]:
+    """One of its pod that a container shares the pod's CPUs with, and that wants the same; None = there is none."""
+    if container.milli_size is not None:
+        return None
+    wanted, is_sharing = wanted_milli(container), container.pod_share is not None
+    for mate in node.of_pod(container.pod.uid).values():
+        other = mate.container
+        if other is None or not mate.shares or not (is_sharing or other.pod_share is not None):
+            continue
+        is_alike = other.preferences == container.preferences and mate.inside == fence.cpus
+        if is_alike and other.name != container.name and mate.milli_wanted == wanted:
+            return mate
+    return None

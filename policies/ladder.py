@@ -1,4 +1,4 @@
-"""The ladder: which size of domain a container gets, and which domain of that size.
+"""The ladder: the size of domain that a container gets, and the domain of that size.
 
     (fine) n <= cap(cluster)   -> one cluster of cores                             cluster
     n <= cap(ccx)              -> one CCX                                          ccx
@@ -48,7 +48,7 @@ CRITERIA = (
     "affinity",
     "hints",
     "distance",
-    "charged share",
+    "allocated share",
     "number of containers",
     "lowest id",
 )
@@ -79,10 +79,10 @@ class RungDomain:
 
 @dataclass(frozen=True)
 class Climb:
-    """What is wanted: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers.
+    """The wish: CPUs (``milli_wanted``), the request, the lowest level allowed, the pod's leaves, the pull of peers.
 
     ``origin``: the NUMA nodes a container that is placed anew comes from; ``pod_leaves`` are then its old home's.
-    ``hinted``: the NUMA nodes of each thing it uses. ``milli_used``: what it is known to use, where its set is sized by
+    ``hinted``: the NUMA nodes of each thing it uses. ``milli_used``: its known usage, where its set is sized by
     demand: places come first in which as much is neither requested nor used by others.
     """
 
@@ -269,8 +269,10 @@ def _decided_by(
     rival = min(others)
     for name, ours, theirs in zip(CRITERIA[1:7], key, rival):
         if ours != theirs:
-            if name == "charged share":
-                return f"by charged share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
+            if name == "allocated share":
+                return (
+                    f"by allocated share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
+                )
             if name == "use":
                 return "the others there leave it what it uses"
             return (
@@ -310,7 +312,7 @@ def _take_ccxs(survey: Survey, ccxs: tuple[Domain, ...], count: int, want: Climb
 
 
 def _is_unused(survey: Survey, leaves: Iterable[int], want: Climb) -> bool:
-    """Whether what a container uses is left there."""
+    """Whether a container's usage is left there."""
     return survey.unused_nano(leaves) >= want.milli_used * NANO_PER_MILLI
 
 

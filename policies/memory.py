@@ -1,8 +1,8 @@
-"""Which NUMA nodes a container's memory may come from (``cpuset.mems``).
+"""The NUMA nodes of a container's memory (``cpuset.mems``).
 
 ``prefer``: a container with a memory limit gets the nodes of its CPUs, if the limits charged to them and its
 own stay within 90 % of their memory; else the nearest nodes are added until they do. A limit is charged to
-its nodes in proportion to what is free there, so that no node is ever promised more than it has: that is
+its nodes in proportion to their free memory, so that no node is ever promised more than it has: that is
 what keeps a pinned pod from the OOM killer while other nodes are empty. A node where its part of the limit is
 not free at this moment is left out, whatever is charged. ``pin``: the nodes of its CPUs, always, widened only
 where the limit alone is larger than they are. ``off``: nothing is set.
@@ -39,7 +39,7 @@ class MemoryChoice:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a container needs of its memory nodes besides its limit.
+    """A container's needs of its memory nodes besides its limit.
 
     ``types``: the kinds of memory asked for. Linux tells one kind from another by this alone: a node with CPUs is
     DRAM, one without is something else (PMEM, HBM, CXL); types other than dram mean those. ``page_sizes``: of its
@@ -82,8 +82,8 @@ def choose_memory(
     if fence is not None:
         allowed &= fence
     if not allowed:
-        return MemoryChoice(why="memory not set: no node with memory is allowed")
-    # 2. The nodes by what is charged; again without those that have less free now than would be charged there.
+        return MemoryChoice(why="memory not set: no NUMA node with memory is allowed")
+    # 2. The nodes by charge; again without nodes that have less free now than would be charged there.
     short: frozenset[int] = NO_CPUS
     while True:
         start, chosen = _by_charges(node, cpus, limit_bytes, mode, allowed - short, need)
@@ -107,7 +107,7 @@ def choose_memory(
 def _by_charges(
     node: Node, cpus: frozenset[int], limit_bytes: int, mode: str, allowed: frozenset[int], need: MemoryNeed
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The nodes to begin with, and those that the charges leave room on."""
+    """The nodes to begin with, and the nodes that the charges leave room on."""
     # 1. The nodes of the CPUs; one without memory is replaced by its nearest that has some.
     near = node.topology.nodes_of(cpus)
     chosen = {n if n in allowed else _nearest(node, [n], allowed) for n in near}
@@ -121,7 +121,7 @@ def _by_charges(
 
 
 def _short(node: Node, charge: MemoryCharge, need: MemoryNeed) -> frozenset[int]:
-    """The nodes without as much free memory now as would be added to what is charged there."""
+    """The nodes without as much free memory now as would be added to their charge."""
     known, had = node.free_memory, dict(need.had)
     return frozenset(
         n for n, size in charge if n in known and size - max(need.shared.get(n, 0), had.get(n, 0)) > known[n]
@@ -131,15 +131,15 @@ def _short(node: Node, charge: MemoryCharge, need: MemoryNeed) -> frozenset[int]
 def _why(start: frozenset[int], chosen: frozenset[int], short: frozenset[int], pages: frozenset[int]) -> str:
     words = []
     if short >= chosen:
-        words.append("no node has as much free memory now")
+        words.append("no NUMA node has as much free memory now")
     elif short:
         words.append(
-            f"memory on node {format_cpus(chosen)}: node {format_cpus(short)} has too little free now"
+            f"memory on NUMA node {format_cpus(chosen)}: NUMA node {format_cpus(short)} has too little free now"
         )
     elif chosen != start:
-        words.append(f"memory widened from node {format_cpus(start)} to {format_cpus(chosen)}")
+        words.append(f"memory widened from NUMA node {format_cpus(start)} to {format_cpus(chosen)}")
     if pages:
-        words.append(f"and from node {format_cpus(pages)} for its huge pages")
+        words.append(f"and from NUMA node {format_cpus(pages)} for its huge pages")
     return "; ".join(words)
 
 
@@ -184,13 +184,13 @@ def _fits(node: Node, nodes: Collection[int], limit_bytes: int, mode: str, need:
 
 
 def room_bytes(node: Node, memory_node: int, shared: Mapping[int, int] = NO_NEED.shared) -> int:
-    """What limits may still be charged to a NUMA node; 0 where its size is not known. ``shared``: as in ``MemoryNeed``."""
+    """Bytes that limits may still charge to a NUMA node; 0 where its size is unknown. ``shared``: as in ``MemoryNeed``."""
     charged = node.memory_charged(memory_node) - shared.get(memory_node, 0)
     return max(0, allocatable_bytes(node, memory_node) - charged)
 
 
 def allocatable_bytes(node: Node, memory_node: int) -> int:
-    """What limits may fill of a NUMA node, charged or not; 0 where its size is not known."""
+    """The bytes of a NUMA node that limits may fill, charged or not; 0 where its size is not known."""
     return node.topology.ordinary_bytes.get(memory_node, 0) * FILL_PERCENT // 100
 
 
@@ -202,7 +202,7 @@ def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> i
 def spread_limit(
     node: Node, nodes: frozenset[int], limit_bytes: int, shared: Mapping[int, int] = NO_NEED.shared
 ) -> MemoryCharge:
-    """Charge a limit to nodes in proportion to what is free there. ``shared``: as in ``MemoryNeed``."""
+    """Charge a limit to nodes in proportion to their free memory. ``shared``: as in ``MemoryNeed``."""
     ordered = sorted(nodes)
     unknown = [n not in node.topology.ordinary_bytes for n in ordered]
     weights = [limit_bytes if u else room_bytes(node, n, shared) for n, u in zip(ordered, unknown)]

@@ -39,7 +39,7 @@ class Qos(str, Enum):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a container asks for. ``milli_limit`` None = no CPU limit; a memory figure of 0 = none.
+    """The resources of a container. ``milli_limit`` None = no CPU limit; a memory figure of 0 = none.
 
     ``quota_period_us``: of the CPU quota that is the limit, in microseconds; 0 = the limit is no quota.
     ``hugepage_sizes``: the sizes of the huge pages it may have, in bytes.
@@ -53,13 +53,38 @@ class Resources:
     hugepage_sizes: frozenset[int] = NO_CPUS
 
 
+#: The sources of a pod's size that kubelet writes: RunPodSandbox and its update, and the cgroup that it keeps for the pod.
+SANDBOX_RESOURCES, POD_CGROUP = "sandbox resources", "the pod's cgroup"
+
+
 @dataclass(frozen=True)
 class PodSize:
-    """The whole pod's CPUs: ``milli_request``, ``milli_limit`` (None: not all containers are limited), and its source."""
+    """The whole pod's CPUs: ``milli_request``, ``milli_limit`` (None: not all containers are limited), and its source.
+
+    ``milli_overhead``: as much of both is the sandbox's own (its runtime class's). ``is_past``: an init container has
+    needed that much, and is over.
+    """
 
     milli_request: int
     milli_limit: Optional[int]
     source: str
+    milli_overhead: int = 0
+    is_past: bool = False
+
+    @property
+    def is_of_sandbox(self) -> bool:
+        """Whether kubelet tells it, of the sandbox or of the pod's cgroup: no container can have more."""
+        return self.source in (SANDBOX_RESOURCES, POD_CGROUP)
+
+    @property
+    def milli_of_containers(self) -> int:
+        """The requests of the containers together."""
+        return max(0, self.milli_request - self.milli_overhead)
+
+    @property
+    def limit_of_containers(self) -> Optional[int]:
+        """The limit of the containers together."""
+        return None if self.milli_limit is None else max(0, self.milli_limit - self.milli_overhead)
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,7 @@ class AffinityTerm:
 
 @dataclass(frozen=True)
 class PlacementPreferences:
-    """What annotations ask of one container's placement. "" and None = nothing is asked.
+    """The annotations on one container's placement. "" and None = not set.
 
     ``ownership``: shared, exclusive. ``size``: limit, demand, what its shared set is sized by. ``isolated``: avoid,
     prefer, require. ``reserved``: whether it is to run on the reserved CPUs. ``l3``: prefer, require (one L3 or no
@@ -110,7 +135,7 @@ class PlacementPreferences:
     core). ``cfs_quota``: keep, lift.
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
-    ``balloon``: the type of balloon. ``cpuset_file``: whether it is told its CPUs.
+    ``balloon``: the type of balloon.
     ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
@@ -129,7 +154,6 @@ class PlacementPreferences:
     hints_deny: tuple[str, ...] = ()
     strict_hints: bool = False
     balloon: str = ""
-    cpuset_file: Optional[bool] = None
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""
@@ -145,11 +169,26 @@ class Hint:
 
 
 @dataclass(frozen=True)
+class PodShare:
+    """The share in its pod of a container without resources of its own.
+
+    ``told``: its resources as its caller wrote them: the pod's, or none. ``milli_pod``: what the ``count`` containers that
+    share are charged together.
+    """
+
+    told: Resources
+    milli_pod: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Container:
     """A container as a policy sees it. ``attempt`` counts restarts; its id is known only to the engine.
 
-    ``milli_size``: what its shared set is to hold by what it uses, where that is sized by demand; None = its limit.
+    ``milli_size``: the size of its shared set by its usage, where that is sized by demand; None = its limit.
     ``milli_used``: what one in the set of its limit uses with headroom, where it is sized by demand; 0 = not known.
+    ``pod_share``: where it has no resources of its own; ``resources`` is then its part of the pod's
+    (policies/pod_share.py). ``tells_own``: an update has told its own request.
     """
 
     pod: Pod
@@ -163,6 +202,13 @@ class Container:
     hints: tuple[Hint, ...] = ()
     milli_size: Optional[int] = None
     milli_used: int = 0
+    pod_share: Optional[PodShare] = None
+    tells_own: bool = False
+
+    @property
+    def told(self) -> Resources:
+        """Its resources as its caller wrote them."""
+        return self.resources if self.pod_share is None else self.pod_share.told
 
     @property
     def path(self) -> str:
@@ -172,7 +218,7 @@ class Container:
 
 @dataclass(frozen=True)
 class CpusetConstraint:
-    """What our sets must be subsets of. None = no bound.
+    """The bounds of our sets. None = no bound.
 
     ``caller``: what the caller set itself, where the pod's cgroup allows less than that; None = all of it is.
     """
@@ -183,12 +229,12 @@ class CpusetConstraint:
 
     @property
     def asked(self) -> CpusetConstraint:
-        """What the caller set itself."""
+        """The caller's own cpuset."""
         return self.caller or self
 
     @property
     def of(self) -> str:
-        """What has put it up, for sentences."""
+        """Its origin, for sentences."""
         return "the caller" if self.caller is None else "the pod's cgroup"
 
     def within(self, allowed: CpusetConstraint) -> CpusetConstraint:
@@ -211,8 +257,8 @@ NO_CONSTRAINT = CpusetConstraint()
 class Placement:
     """Where a container runs.
 
-    ``cpus`` and ``mems`` are what is sent (empty: not set). ``home`` holds all CPUs of the chosen domains,
-    also those that are offline or taken just now: ``cpus`` is recomputed from it as (``home`` and shared) or
+    ``cpus`` and ``mems`` are sent (empty: not set). ``home`` holds all CPUs of the chosen domains,
+    also CPUs that are offline or taken just now: ``cpus`` is recomputed from it as (``home`` and shared) or
     ``exclusive``. ``exclusive`` is the part of ``cpus`` that belongs to this container alone; or, with a
     ``group``, to the containers of that group (a balloon: "TYPE[NUMBER]"), which then all have the same set.
     ``memory_charge``: bytes of the memory limit by NUMA node. ``grown``: the CPUs that resizes have added to
@@ -251,7 +297,7 @@ class Decision:
 
 
 class PlacementRefused(Exception):
-    """A policy cannot or may not place this container. The message says what is wanted and what there is."""
+    """A policy cannot or may not place this container. The message names the demand and the free amount."""
 
 
 class BudgetSpent(Exception):
@@ -277,7 +323,7 @@ _Value = TypeVar("_Value")
 
 
 def altered(value: _Value, **changes: object) -> _Value:
-    """As ``dataclasses.replace``, and five times as fast, for values that only keep what they are given.
+    """As ``dataclasses.replace``, and five times as fast, for values that only keep their arguments.
 
     One container that takes CPUs for itself can change the records of a hundred others.
     """
@@ -288,9 +334,10 @@ def altered(value: _Value, **changes: object) -> _Value:
 
 
 def limit_milli(container: Container) -> int:
-    """The CPU limit, or the request of a container without one; in milli-CPUs."""
-    limit = container.resources.milli_limit
-    return container.resources.milli_request if limit is None else limit
+    """The CPU limit, or the request of a container without one, which may be its pod's; in milli-CPUs."""
+    limit, share = container.resources.milli_limit, container.pod_share
+    request = container.resources.milli_request if share is None else share.milli_pod
+    return request if limit is None else limit
 
 
 def wanted_milli(container: Container) -> int:
@@ -304,7 +351,7 @@ def wanted_milli(container: Container) -> int:
 
 
 def used_milli(container: Container) -> int:
-    """What a container counts for by what it uses, in milli-CPUs; 0 = that is not known."""
+    """A container's size by its usage, in milli-CPUs; 0 = not known."""
     return container.milli_used if container.milli_size is None else wanted_milli(container)
 
 

@@ -2,7 +2,7 @@
 
 Charges follow the design: a container's CPU request is spread evenly over the CPUs of its cpuset; where it owns
 some of them, what its own do not carry is spread over the others. They are kept per CPU in nano-CPUs
-(integers), so that adding and removing give back exactly what was there.
+(integers), so that adding and removing give back exactly the sums of before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Resident:
     ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
     ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
     where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
-    ``milli_used``: what it counts for in ordering beyond its request, where its set is sized by demand.
+    ``milli_used``: its weight in ordering beyond its request, where its set is sized by demand.
     """
 
     pod_uid: str
@@ -71,7 +71,7 @@ class Resident:
         return container is not None and 0 < limit == container.resources.memory_limit_bytes
 
     def charges(self) -> list[tuple[frozenset[int], int, int]]:
-        """What it is charged on each of its CPUs, by set of CPUs: its request, and what it counts for in ordering.
+        """Its charge on each of its CPUs, by set of CPUs: its request, and its weight in ordering.
 
         Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
         """
@@ -83,7 +83,7 @@ class Resident:
 
 
 def _spread(cpus: frozenset[int], milli: int, milli_used: int = 0) -> tuple[frozenset[int], int, int]:
-    """A request on each of some CPUs, in nano-CPUs, and what it counts for in ordering."""
+    """A request on each of some CPUs, in nano-CPUs, and its weight in ordering."""
     count, counts_for = len(cpus), max(milli, milli_used, MIN_ORDER_MILLI)
     return cpus, milli * NANO_PER_MILLI // count, counts_for * NANO_PER_MILLI // count
 
@@ -141,25 +141,25 @@ class Node:
         #: Grows with every change.
         self.version = 0
         self._of_pod: dict[str, dict[str, Resident]] = {}
-        #: The containers of each group; what they own; and how often either has changed, so that it need not be read anew.
+        #: The containers of each group; their CPUs; and how often either has changed, so that it need not be read anew.
         self.groups: dict[str, Group] = {}
         self.group_versions: dict[str, int] = {}
-        #: Those that own CPUs alone; and how many are placed on CPUs that they own in no way.
+        #: Containers that own CPUs alone; and the number placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
         self.sharers = 0
-        #: Those whose annotations say what they want near or far.
+        #: Containers with affinity annotations.
         self.with_terms: dict[str, Resident] = {}
         self._charge: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         #: Index of the leaf of each CPU.
         self.leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
-        #: Those that could make room for others, by home and request.
+        #: Containers that could make room for others, by home and request.
         self.homes = Homes(self.leaf_of)
         #: Charges that are not entered yet, by set of CPUs: nano-CPUs a CPU, and those for ordering. Many containers
         #: share one set, and when it changes they all move from one to another at once.
         self._unentered: dict[frozenset[int], list[int]] = {}
         self._sets: dict[frozenset[int], int] = {}
-        #: By set of CPUs: what those that would lose of it want, in milli-CPUs, and how many want so much; by leaf the sets.
+        #: By set of CPUs: the milli-CPUs wanted by containers that would lose of it, with counts; by leaf the sets.
         self._wants: dict[frozenset[int], dict[int, int]] = {}
         self._wanted_on: dict[int, set[frozenset[int]]] = {}
         #: The containers that can only be on some of the CPUs, by these.
@@ -170,13 +170,13 @@ class Node:
         self._alone: dict[int, int] = {}
         self._owned_by: dict[tuple[str, frozenset[int]], int] = {}
         self._memory: dict[int, int] = dict.fromkeys(topology.node_ids, 0)
-        #: Of that, what pods are charged for containers that have their pod's limit.
+        #: Of that, the charges of pods for containers that have their pod's limit.
         self._memory_of_pod: dict[str, dict[int, int]] = {}
         #: The free memory of NUMA nodes when it was last looked at, in bytes; a node that is not named has any.
         self.free_memory: Mapping[int, int] = {}
-        #: For the engine to keep what it has worked out from the pools; forgotten when these change.
+        #: The engine's results from the pools; forgotten when these change.
         self.allowed_now: dict[object, frozenset[int]] = {}
-        #: Grows whenever the exclusive CPUs change, and with them what is shared.
+        #: Grows whenever the exclusive CPUs change, and with them the shared ones.
         self.pool_version = 0
         self._pool: Optional[frozenset[int]] = None
         self._sums: dict[Optional[frozenset[int]], _LeafSums] = {}
@@ -202,7 +202,7 @@ class Node:
         self._book(resident, +1)
 
     def remove(self, key: str) -> Resident:
-        """Take a container out; returns what was booked, so that it can be put back."""
+        """Take a container out; returns its booking, so that it can be put back."""
         resident = self.resident(key)
         del self.residents[key]
         self.with_terms.pop(key, None)
@@ -239,7 +239,7 @@ class Node:
             self.group_versions[group] = self.version
         elif resident.exclusive:
             self.owners[key] = resident
-        # What is charged in a group depends on nothing else.
+        # The charge in a group depends on nothing else.
         if was.cpus != resident.cpus or (was.exclusive != resident.exclusive and not group):
             self._book_cpus(was, -1)
             self._book_cpus(resident, +1)
@@ -291,7 +291,7 @@ class Node:
         return resident
 
     def give(self, group: str, own: frozenset[int], resized_too: bool = False) -> None:
-        """Have all containers of a group that own what it owns, own this: ``Group.give``. Nothing else of them changes."""
+        """Give all containers with the group's exclusive CPUs these: ``Group.give``. Nothing else of them changes."""
         books = self.groups[group]
         was = books.own
         if own == was:
@@ -448,7 +448,7 @@ class Node:
         return -(-sum(self._charge.get(c, 0) for c in cpus) // NANO_PER_MILLI)
 
     def shortfall_milli(self, cpus: frozenset[int], count: int) -> int:
-        """What is taken from others with ``count`` of these CPUs, in milli-CPUs below what each of them wants, added up."""
+        """The loss of others by ``count`` of these CPUs, in milli-CPUs below what each of them wants, added up."""
         total = 0
         for shared in {s for leaf in {self.leaf_of[c] for c in cpus} for s in self._wanted_on.get(leaf, ())}:
             wants = self._wants[shared]
@@ -466,7 +466,7 @@ class Node:
         return self._memory.get(node, 0)
 
     def memory_shared(self, container: Container) -> Mapping[int, int]:
-        """What is charged by node already of the limit that a container has together with others of its pod."""
+        """The charge by node already of the limit that a container has together with others of its pod."""
         limit = container.resources.memory_limit_bytes
         is_shared = limit and limit == container.pod.memory_limit_bytes
         return self._memory_of_pod.get(container.pod.uid, {}) if is_shared else {}

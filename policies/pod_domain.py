@@ -72,14 +72,23 @@ class PodDomains:
 
 
 def _pod_totals(container: Container, peers: Iterable[Resident]) -> tuple[int, int]:
-    """CPUs and requests of the whole pod, in milli-CPUs: as it was announced, else of what is known of it so far."""
+    """CPUs and requests of the whole pod, in milli-CPUs: as it was announced, else of its known containers."""
     wanted, request = wanted_milli(container), container.resources.milli_request
     size = container.pod.size
-    if size is None:
-        placed = list(peers)
-        return wanted + sum(r.milli_wanted for r in placed), request + sum(r.milli_request for r in placed)
-    limit = size.milli_request if size.milli_limit is None else size.milli_limit
-    return max(limit, wanted), max(size.milli_request, request)
+    limit, least = 0, 0
+    if size is not None:
+        limit, least = (
+            size.milli_request if size.milli_limit is None else size.milli_limit,
+            size.milli_request,
+        )
+    placed = list(peers)
+    # The request of an ended init container says of the others only that they need no more.
+    if size is None or (size.is_past and placed):
+        total, asked = sum(r.milli_wanted for r in placed), sum(r.milli_request for r in placed)
+        if size is None:
+            return wanted + total, request + asked
+        return max(wanted, min(limit, wanted + total)), max(request, min(least, request + asked))
+    return max(limit, wanted), max(least, request)
 
 
 def _by_size(topology: Topology) -> tuple[tuple[Domain, ...], ...]:

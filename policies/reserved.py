@@ -33,7 +33,7 @@ def reserve(
     """Choose the reserved CPUs of a machine.
 
     A set is taken as it is. A quantity is rounded up to whole cores and taken from one L3: the one with
-    kubelet's ``reservedSystemCPUs`` (those first), else the lowest CPU's; what it lacks comes from the next
+    kubelet's ``reservedSystemCPUs`` (those first), else the lowest CPU's; missing CPUs come from the next
     L3s of the same NUMA node, then of the machine.
     """
     usable &= topology.online
@@ -69,7 +69,7 @@ def _as_given(topology: Topology, usable: frozenset[int], cpus: frozenset[int]) 
     if cut:
         lonely = frozenset().union(*[topology.core_mates(c) for c in cut]) & usable - taken
         warnings.append(
-            f"the reserved set {format_cpus(taken)} cuts physical cores: CPUs {format_cpus(lonely)} share a core with it"
+            f"the reserved cpuset {format_cpus(taken)} cuts physical cores: CPUs {format_cpus(lonely)} share a core with it"
         )
     return Reserved(taken, tuple(warnings))
 

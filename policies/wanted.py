@@ -1,4 +1,4 @@
-"""What a container's annotations demand and hint at, in the terms in which places are compared."""
+"""The demands and hints of a container's annotations, in the terms in which places are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def l3_mode_of(container: Container, settings: PlacementSettings) -> str:
 
 
 def size_mode_of(container: Container, settings: PlacementSettings) -> str:
-    """What the container's shared set is sized by: limit or demand."""
+    """The measure of the container's shared set: limit or demand."""
     return container.preferences.size or settings.size
 
 
@@ -27,7 +27,7 @@ def demand_of(container: Container, settings: PlacementSettings) -> str:
 
 
 def without_demands(container: Container) -> Container:
-    """The container as if what it demands were only preferred. One that owns CPUs by a demand goes on owning some."""
+    """The container as if its demands were only preferred. One that owns CPUs by a demand goes on owning some."""
     preferences = container.preferences
     owns = preferences.l3 == "exclusive" or preferences.isolated == "require"
     less = replace(
@@ -50,12 +50,12 @@ def hinted_nodes(container: Container, settings: PlacementSettings) -> tuple[fro
 
 
 def hint_counts(kind: str, path: str, preferences: PlacementPreferences, settings: PlacementSettings) -> bool:
-    """Whether what is near a device or a mount is to be thought of at all."""
+    """Whether nearness to a device or a mount counts at all."""
     kinds = settings.hints if preferences.hints is None else preferences.hints
     names = (path, f"{kind}:{path}", kind)
     denied = any(fnmatchcase(name, glob) for glob in preferences.hints_deny for name in names)
     allowed = any(fnmatchcase(name, glob) for glob in preferences.hints_allow for name in names)
-    # As nri-plugins: deny what is meant first, then allow the few that are wanted.
+    # As nri-plugins: deny first, then allow the few that are wanted.
     return allowed or (kind in kinds and not denied)
 
 

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from cri_proxy import machine_root
+from cri_proxy.config import constants
 from policies.machine.topology import TopologyData
 from policies.machine.topology_json import write_topology
 
@@ -61,14 +63,19 @@ class Agent:
             source.write_text(json.dumps(write_topology(topology)))
         elif topology is not None:
             source = topology
-        #: What every test's daemon has; slow periodic work is off so that nothing happens unasked.
+        #: The constants that differ in this daemon's process; slow periodic work is off so that nothing happens unasked.
+        self.constants: dict[str, Any] = {
+            "topology_interval_s": 3600,
+            "reconcile_interval_s": 3600,
+            "reconcile_poll_s": 3600,
+        }
+        #: What every test's daemon is configured to.
         self.config: dict[str, Any] = {
             "relay": {"socket": self.socket, "extra_sockets": [], "runtime_endpoint": str(runtime)},
             "state": {"directory": str(self.state)},
             "control": {"socket": str(self.control)},
-            "topology": {"source": str(source), "cgroup_root": str(self.folder / "cgroup"), "interval": "1h"},
+            "topology": {"source": str(source), "cgroup_root": str(self.folder / "cgroup")},
             "kubelet": {"directory": str(self.folder / "kubelet")},
-            "reconcile": {"interval": "1h", "poll": "1h"},
             # No observer of the machine's own is listened to.
             "affinity": {"socket": str(self.folder / "a.sock")},
             # Nor are plugins of the machine's; tests about plugins set ``host``.
@@ -77,8 +84,10 @@ class Agent:
         self.write_config(config or {})
 
     def write_config(self, extra: Mapping[str, Any]) -> None:
-        """Change settings; what was set before stays."""
-        self.config = merged(self.config, extra)
+        """Change settings; what was set before stays. ``constants`` are those of the next start."""
+        settings = dict(extra)
+        self.constants |= settings.pop("constants", {})
+        self.config = merged(self.config, settings)
         self.config_file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def write_topology(self, topology: TopologyData) -> None:
@@ -103,6 +112,9 @@ class Agent:
             **os.environ,
             "NOTIFY_SOCKET": str(self.folder / "n.sock"),
             "PYTHONPATH": str(ROOT),
+            # What is not configured, or cannot be read, is not the machine's either.
+            machine_root.VARIABLE: str(self.folder / "root"),
+            constants.VARIABLE: json.dumps(self.constants),
             # What most nodes have; tests/functional/test_uvloop.py has the other.
             "CRI_RESMGR_UVLOOP": os.environ.get("CRI_RESMGR_UVLOOP", "no"),
             **(environment or {}),
@@ -210,7 +222,9 @@ class Agent:
 
     async def cli(self, *words: str) -> tuple[int, str, str]:
         """Run ``cri-resmgr WORDS`` against this daemon: exit code, stdout, stderr."""
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env = {
+            **os.environ, "PYTHONPATH": str(ROOT), machine_root.VARIABLE: str(self.folder / "root")
+        }  # fmt: skip
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "cri_proxy", "--control-socket", str(self.control), *words,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=env,

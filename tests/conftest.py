@@ -6,7 +6,9 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
+
+from tests.guard import plugin as guard
 
 # Deterministic by default: a red build must be red again. "long" searches at random, and longer.
 settings.register_profile(
@@ -30,29 +34,55 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # Before Python 3.12, pytest-asyncio would make a loop to put back after each test; nobody closes that one.
 asyncio.set_event_loop(None)
 
+# Without bytecode every worker rewrites all tests again and each daemon compiles 200 modules: twice the processor time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
-#: What is not done twice at a time: the tests of such a folder or file are one worker's, one after the other. Daemons
-#: without a configuration have the same sockets.
+
+#: What is not done twice at a time: the tests of such folders or files are one worker's, one after the other.
 ONE_AFTER_ANOTHER = (
-    "tests/e2e/",
-    "tests/packaging/",
-    "tests/vm/",
-    "tests/bpf/",
-    "tests/cluster/real/",
-    "tests/functional/test_degraded_start.py",
+    # Observers of both see the machine's whole traffic.
+    ("tests/e2e/", "tests/bpf/"),
+    ("tests/packaging/",),
+    ("tests/vm/",),
+    ("tests/kubelet/real/shared/",),
+    # A control plane with a kubelet: a daemon's doctor sees every kubelet of the machine.
+    tuple(f"tests/cluster/real/test_{name}.py" for name in ("away", "daemon_sets", "node", "rollout")),
 )
+#: Where a test takes seconds: one at a time goes to the worker that is free. Elsewhere a file does.
+ONE_AT_A_TIME = "tests/functional/"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """As a whole what is named above, else a test at a time. Not by pytest-xdist's groups: pytest 9.2 ignores them."""
+    """In the order of the collection (below). Not by pytest-xdist's groups: pytest 9.2 ignores them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Folders(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return next((whole for whole in ONE_AFTER_ANOTHER if nodeid.startswith(whole)), nodeid)
+            return scheduled_together(nodeid)
 
+    config.option.loadscopereorder = False
     return Folders(config, log)
+
+
+def scheduled_together(nodeid: str) -> str:
+    """What a test goes to a worker with: a folder or file that is one worker's, its file, or itself alone."""
+    whole = next((parts[0] for parts in ONE_AFTER_ANOTHER if nodeid.startswith(parts)), "")
+    return whole or (nodeid if nodeid.startswith(ONE_AT_A_TIME) else nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_longest_first(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers begin with what takes longest as a whole, and end with single tests: they end together.
+
+    pytest takes no function for a hook whose own name does not begin as this one's, whatever ``specname`` says.
+    """
+    if hasattr(config, "workerinput"):
+        together = {item.nodeid: scheduled_together(item.nodeid) for item in items}
+        sizes = Counter(together.values())
+        whole = {parts[0] for parts in ONE_AFTER_ANOTHER}
+        items.sort(key=lambda i: (together[i.nodeid] not in whole, -sizes[together[i.nodeid]]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,6 +90,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--vm", action="store_true", help="also run those that boot a virtual machine")
     parser.addoption("--cluster", action="store_true", help="also run those on a real kube-apiserver")
     parser.addoption("--kubelet", action="store_true", help="also run those under a real kubelet")
+    guard.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    guard.begin(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,16 +7,18 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
+from cri_proxy.config import constants
 from tests.agent import ROOT, Agent
 
 #: One line of a recording, in seconds: short, so that every sample of the observer holds some.
 LINE_S = 0.02
-#: What is seen counts at once, nearly.
-QUICK = {"interval": "200ms", "half_life": "400ms", "minimum_age": "1ms", "cooldown": "1ms"}
+#: What is seen counts at once, nearly; and a plan may move a container at once, which affinity.cooldown keeps it from.
+QUICK = {"affinity_interval_s": 0.2, "affinity_half_life_s": 0.4, "affinity_minimum_age_s": 0.001}
 
 
 class ObserverProcess:
@@ -38,22 +40,41 @@ class ObserverProcess:
 
     async def start(self) -> None:
         """Start it; the daemon connects by itself when it is there."""
-        command = (
+        reads = (
             sys.executable,
             "-m",
             "cri_proxy",
             "observer",
-            "run",
+            "options",
             "--config",
             str(self.agent.config_file),
         )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            constants.VARIABLE: json.dumps(self.agent.constants),
+        }
         environment.pop("NOTIFY_SOCKET", None)
         with (self.agent.folder / "observer.log").open("ab") as log:
+            reading = await asyncio.create_subprocess_exec(
+                *reads, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=str(self.agent.folder)
+            )
+            options = {
+                **json.loads((await reading.communicate())[0]),
+                "provider": "declared",
+                "reload": reads,
+            }
+            command = (
+                sys.executable,
+                "-m",
+                "tests.replay",
+                str(self.recording),
+                "--options",
+                json.dumps(options),
+            )
             self.process = await asyncio.create_subprocess_exec(
-                *command, "--replay", str(self.recording),
-                stdout=log, stderr=log, env=environment, cwd=str(self.agent.folder),
-            )  # fmt: skip
+                *command, stdout=log, stderr=log, env=environment, cwd=str(self.agent.folder)
+            )
 
     async def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; returns the exit code."""

@@ -35,7 +35,7 @@ from policies.model import (
     wanted_milli,
 )
 from policies.node import Node, Resident
-from policies.registry import Policy
+from policies.policy import Policy
 from policies.settings import PlacementSettings
 from tests.machines import GIB, machine
 
@@ -189,7 +189,7 @@ def shown(placement: Placement) -> tuple[str, str]:
 # ---------------------------------------------------------------------- an engine
 
 
-class Owning:
+class Owning(Policy):
     """A policy that gives whole CPUs to Guaranteed containers and shares the rest by the ladder; for tests only.
 
     It takes the lowest CPUs of the least loaded leaf. A fraction (1,500m) becomes one CPU of its own and the
@@ -198,11 +198,10 @@ class Owning:
 
     name = "owning"
     owns_exclusively = True
-    keeps_isolated_apart = False
     moves_others = True
 
     def __init__(self, tree: Topology, settings: PlacementSettings = HYGON) -> None:
-        self.settings = settings
+        super().__init__(tree, settings)
         self._shared = Hygon(tree, settings)
 
     def place(
@@ -226,19 +225,7 @@ class Owning:
         home = node.topology.leaves[min(rooms)[1]].cpus if mixed else own
         home = home if fence.cpus is None else home & fence.cpus
         placement = Placement(cpus=leaf if mixed else own, exclusive=own, home=home, level="ccx")
-        return Decision(placement, f"{whole} CPUs of its own")
-
-    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
-        return ()
-
-    def why_not_sized(self, node: Node, container: Container) -> str:
-        return "this policy does not size sets"
-
-    def fits_by_room(self, node: Node, container: Container) -> bool:
-        return False
-
-    def tidy(self, node: Node) -> Mapping[str, Placement]:
-        return {}
+        return Decision(placement, f"{whole} exclusive CPUs")
 
 
 def host_of(

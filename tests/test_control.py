@@ -207,7 +207,7 @@ def test_a_daemon_that_is_absent_is_said_with_a_hint(what: str, folder: Path) ->
             stale.bind(str(path))
     with pytest.raises(DaemonAbsent) as caught:
         ask(path, "status")
-    assert str(caught.value) == f"the daemon is not running: nobody serves {path}"
+    assert str(caught.value) == f"the daemon is not running: nothing serves {path}"
     assert caught.value.hint == ABSENT_HINT
 
 

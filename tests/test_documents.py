@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,11 +12,22 @@ import yaml
 
 from cri_proxy.cli.main import cli
 from cri_proxy.config.options.table import BY_KEY, SECTIONS
+from cri_proxy.cri.annotations.read import read_preferences
 from cri_proxy.daemon.metrics_documents import COMMAND, metrics_markdown
+from cri_proxy.simulator.replay import simulate
+from cri_proxy.simulator.scenario import FIELDS
+from policies.machine.topology_json import write_topology
+from policies.model import PlacementPreferences
+from tests.config.configs import read
+from tests.machines import HYGON_7285_2S, machine
+from tests.scenes import make_pod
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+PAGES = (
+    *(REPOSITORY / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *sorted(DOCS.rglob("*.md")),
+)
 HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -41,7 +53,7 @@ def test_each_link_of_a_page_leads_to_a_page_and_a_heading(page: Path) -> None:
 @each_page
 def test_no_page_names_another_without_a_link(page: Path) -> None:
     text = re.sub(r"<!--.*?-->", "", page.read_text())
-    assert re.findall(r"(?<![\w(/])docs/\w+\.md(?!\))", text) == []
+    assert re.findall(r"(?<![\w(/])docs/[\w/]+\.md(?!\))", text) == []
 
 
 @each_page
@@ -53,8 +65,8 @@ def test_each_file_that_a_page_names_is_there(page: Path) -> None:
 
 
 def test_the_readme_links_to_every_page() -> None:
-    linked = set(re.findall(r"\]\(docs/(\w+\.md)\)", (REPOSITORY / "README.md").read_text()))
-    assert linked == {page.name for page in DOCS.glob("*.md")}
+    linked = set(re.findall(r"\]\(docs/([\w/]+\.md)\)", (REPOSITORY / "README.md").read_text()))
+    assert linked == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
 
 @each_page
@@ -76,6 +88,77 @@ def test_each_option_of_a_page_is_one(name: str) -> None:
     named = set(re.findall(rf"`((?:{sections})\.[\w.]+)(?=[`:])", page.read_text()))
     files = {word for word in named if word.endswith((".db", ".json", ".sock"))}
     assert {word for word in named - files if word not in BY_KEY and word not in SECTIONS} == set()
+
+
+def chapter(page: str, heading: str) -> str:
+    """What stands below a heading of the second level, up to the next one."""
+    _, found, text = (DOCS / page).read_text().partition(f"\n## {heading}\n")
+    assert found, heading
+    return text.partition("\n## ")[0]
+
+
+def test_each_chapter_of_migration_begins_with_what_is_lost() -> None:
+    for heading in ("cri-resource-manager", "nri-plugins", "rubik", "Koordinator"):
+        assert chapter("migration.md", heading).lstrip().startswith("**What is lost"), heading
+    of_openeuler = chapter("migration.md", "The openEuler pod affinity plugin")
+    assert of_openeuler.lstrip().startswith("**openEuler, Kunpeng and iSulad were never run")
+    assert "\n**What is lost:**" in of_openeuler
+
+
+def test_users_of_nri_plugins_are_not_sent_to_the_socket_of_the_proxy() -> None:
+    text = chapter("migration.md", "nri-plugins")
+    assert "cri-resmgr-nri" in text
+    assert "kubelet enable" not in text
+    assert "cri-resmgr.sock" not in text
+
+
+POLICIES = (DOCS / "policies.md").read_text()
+
+
+def test_each_step_of_a_scenario_is_in_the_table_of_steps() -> None:
+    table = POLICIES.partition("| `op` |")[2].partition("\n\n")[0]
+    rows = {op: row for row in table.splitlines()[2:] for op in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    assert rows.keys() == FIELDS.keys()
+    for op, fields in FIELDS.items():
+        assert [name for name in fields if f"`{name}`" not in rows[op]] == [], op
+
+
+def test_the_scenario_of_the_page_comes_out_as_the_page_says() -> None:
+    steps = json.loads(re.findall(r"```json\n(.*?)```", POLICIES, re.DOTALL)[0])
+    lines = list(simulate(machine(HYGON_7285_2S), read("").config, steps, lambda file: read("").config))
+    for line in lines[:-1]:
+        assert f"    {line['id']}  {line['cpus']}  {line['why']}\n" in POLICIES
+    assert lines[-1]["invariants"] == "ok"
+
+
+def test_the_scenario_of_the_readme_comes_out_as_the_readme_says() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    [machine_file, scenario] = re.findall(r"simulate --topology (\S+) (\S+)\n", text)[0]
+    described = json.loads((REPOSITORY / machine_file).read_text())
+    assert described == json.loads(json.dumps(write_topology(machine(HYGON_7285_2S))))
+    steps = json.loads((REPOSITORY / scenario).read_text())
+    rows = simulate(machine(HYGON_7285_2S), read("").config, steps, lambda file: read("").config)
+    shown = [f"{row['id']} {row['cpus']} {row['level']}" for row in rows if "id" in row]
+    assert re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines() == shown
+
+
+def test_the_edit_of_the_readme_makes_the_cluster_observe() -> None:
+    [before, after, file] = re.findall(
+        r"sed -i 's/(.*)/(.*)/' (\S+)\n", (REPOSITORY / "README.md").read_text()
+    )[0]
+    text = (REPOSITORY / file).read_text()
+    for edited, mode in ((text, "enforce"), (text.replace(before, after), "observe")):
+        assert read(yaml.safe_load(edited)["data"]["config.yaml"]).config.values["relay.mode"] == mode
+
+
+def test_the_pod_of_the_page_of_annotations_is_understood_as_it_says() -> None:
+    text = (DOCS / "annotations.md").read_text()
+    pod = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    scene = make_pod("db-0", annotations=pod["metadata"]["annotations"])
+    postgres, exporter = (read_preferences(c["name"], {}, scene, None) for c in pod["spec"]["containers"])
+    assert (postgres.ownership, postgres.l3, postgres.notes) == ("exclusive", "require", ())
+    assert (exporter.ownership, exporter.l3, exporter.notes) == ("", "require", ())
+    assert exporter.affinity != PlacementPreferences().affinity
 
 
 def test_each_unit_is_in_the_table_of_units() -> None:

@@ -33,7 +33,7 @@ def test_the_launcher_looks_for_the_same_runtimes() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("", ("/var/run/cri-resmgr.sock", [], WELL_KNOWN[0])),
+        ("", (passthrough.SOCKET, [], WELL_KNOWN[0])),
         ("--relay-socket /a --runtime-socket unix:///b", ("/a", [], "/b")),
         ("-relay-socket=/a -runtime-socket=/b", ("/a", [], "/b")),
         ("--relay-socket /a --runtime-socket unix:/b", ("/a", [], "/b")),
@@ -49,7 +49,7 @@ def test_flags_tell_the_launcher_where_to_serve(words: str, expected: Any, tmp_p
 @pytest.mark.parametrize("text", ["", "[]", '"x"', "{", '{"socket": ""}'])
 def test_a_broken_note_of_endpoints_is_no_harm(text: str, tmp_path: Path) -> None:
     (tmp_path / "endpoints.json").write_text(text)
-    assert passthrough.endpoints([], str(tmp_path))[0] == "/var/run/cri-resmgr.sock"
+    assert passthrough.endpoints([], str(tmp_path))[0] == passthrough.SOCKET
 
 
 def test_folders_of_sockets_are_open(folder: Path) -> None:

@@ -1,13 +1,11 @@
-"""Writes what follows from the daemon's table of options and from cluster/api: the allow-list and the CRDs.
+"""Writes what follows from the daemon's table of options and from cluster/api: the CRDs, and the rule that
+refuses other options.
 
 python tools/write_crds.py [ROOT]     into ROOT, by default this project
 """
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,34 +14,19 @@ from typing import Any
 import yaml
 
 PROJECT = Path(__file__).parents[1]
-ALLOWED = "cluster/api/allowed_options.py"
 CRDS = "packaging/cluster/crds"
-#: The same without rules in CEL.
-OLD_CRDS = "packaging/cluster/crds-before-1.25"
 ADMISSION = "packaging/cluster/admission/config.yaml"
 
-_ALLOWED = '''\
-"""The options that a policy of the cluster may set, by key, with the schema of each.
-
-Written by `make docs` from the daemon's table of options; a test compares.
-"""
-# ruff: noqa: E501
-
-from __future__ import annotations
-
-from typing import Any
-
-# fmt: off
-OPTIONS: dict[str, dict[str, Any]] = {table}
-'''
 _HEADER = "# Written by `make docs` from cluster/api and the daemon's table of options; a test compares.\n"
 
 
-def allowed_options() -> str:
-    """The module with the allow-list."""
+def allowed_options() -> dict[str, dict[str, Any]]:
+    """What a policy of the cluster may set, by key, with the schema of each; and the options there were, set to anything."""
+    from cri_proxy.config.constants import Constants
+    from cri_proxy.config.gone import GONE
     from cri_proxy.config.options.table import OPTIONS
 
-    table = {
+    found: dict[str, dict[str, Any]] = {
         option.key: {
             **option.check.schema,
             "description": _described(option),
@@ -52,12 +35,11 @@ def allowed_options() -> str:
         for option in OPTIONS
         if option.cluster
     }
-    written = json.dumps(table, indent=1)
-    return _ALLOWED.format(table=re.sub(r": (true|false)(,?)$", _of_python, written, flags=re.MULTILINE))
-
-
-def _of_python(match: re.Match[str]) -> str:
-    return f": {match[1].capitalize()}{match[2]}"
+    for key, former in GONE.items():
+        if former.cluster:
+            said = f"Deprecated: it is ignored; {former.says(Constants())}."
+            found[key] = {"x-kubernetes-preserve-unknown-fields": True, "description": said}
+    return found
 
 
 def _described(option: Any) -> str:
@@ -67,12 +49,12 @@ def _described(option: Any) -> str:
     return option.help + unit + default + quoted
 
 
-def crds(*, with_rules: bool) -> dict[str, str]:
+def crds() -> dict[str, str]:
     """The definitions as YAML, by the names of their files."""
     from cluster.api.crds import definitions
 
     found = {}
-    for definition in definitions(with_rules=with_rules):
+    for definition in definitions(allowed_options()):
         text = yaml.dump(definition, Dumper=_Plain, sort_keys=False, width=110, allow_unicode=True)
         found[f"{definition['spec']['names']['plural']}.yaml"] = _HEADER + text
     names = "".join(f"- {name}\n" for name in found)
@@ -83,7 +65,7 @@ def crds(*, with_rules: bool) -> dict[str, str]:
 _POLICY = "cri-resmgr-config"
 _ABOUT = """\
 # A policy's configuration has allowed options only. Schemas cannot say that: there a server drops what they do not name,
-# and nothing would tell the writer. Operator, agent and daemon refuse the same on servers before 1.30.
+# and nothing would tell the writer. Operator, agent and daemon refuse the same.
 """
 
 
@@ -100,7 +82,7 @@ def admission() -> str:
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [{**rule, "resources": ["placementpolicies"]}]},
-            "validations": list(_validations(schema(), ("spec", "config"))),
+            "validations": list(_validations(schema(allowed_options()), ("spec", "config"))),
         },
     }
     binding = {
@@ -136,21 +118,12 @@ class _Plain(yaml.SafeDumper):
 
 
 def main(root: Path) -> None:
-    module = root / ALLOWED
-    module.parent.mkdir(parents=True, exist_ok=True)
-    module.write_text(allowed_options())
-    # The definitions are made of the allow-list as it is now: by a process that imports it.
-    if root == PROJECT and "--crds" not in sys.argv:
-        subprocess.run([sys.executable, __file__, "--crds"], check=True)
-        return
-    for folder, with_rules in ((root / CRDS, True), (root / OLD_CRDS, False)):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in crds(with_rules=with_rules).items():
-            (folder / name).write_text(text)
+    (root / CRDS).mkdir(parents=True, exist_ok=True)
+    for name, text in crds().items():
+        (root / CRDS / name).write_text(text)
     (root / ADMISSION).parent.mkdir(parents=True, exist_ok=True)
     (root / ADMISSION).write_text(admission())
 
 
 if __name__ == "__main__":
-    roots = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    main(Path(roots[0]) if roots else PROJECT)
+    main(Path(sys.argv[1]) if sys.argv[1:] else PROJECT)

@@ -37,20 +37,19 @@ DAEMON_CONFIG = """\
 affinity:
   provider: {provider}
   rebalance: manual
-  interval: 1s
-  half_life: 20s
-  minimum_age: 1s
   cooldown: 1ms
-  least_weight: 10
 """
-#: Besides, where the daemon can size by demand: it shrinks a set within seconds.
-DEMAND_CONFIG = """\
-demand:
-  interval: 1s
-  window: 10s
-  half_life: 10s
-  shrinks_per_minute: 1000
-"""
+#: Besides: what is seen counts at once, and where the daemon sizes by demand it shrinks a set within seconds.
+CONSTANTS = {
+    "affinity_interval_s": 1,
+    "affinity_half_life_s": 20,
+    "affinity_minimum_age_s": 1,
+    "affinity_least_weight": 10,
+    "demand_interval_s": 1,
+    "demand_window_s": 10,
+    "demand_half_life_s": 10,
+    "demand_shrinks_per_minute": 1000,
+}
 _NGINX = """\
 daemon off;
 worker_processes 1;

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from bench.cache.disk import with_package
 from bench.cache.guest import (
+    CONSTANTS,
     DAEMON_CONFIG,
-    DEMAND_CONFIG,
     LONG,
     PATIENCE_S,
     RUNS,
@@ -54,7 +54,7 @@ SIZES_BY_DEMAND = any(option.key == "placement.size" for option in OPTIONS)
 #: say, and runs agree three times as well.
 ACCELERATOR = "tcg,thread=single"
 #: A boot takes four minutes on two CPUs of its own, and many times that where others want them.
-LIMIT_S = 7200
+SILENCE_S = 7200
 #: QEMU numbers a CPU by its place, with or without CPUs in the places before.
 PLACES = Shape(2 * CCX_PLACES * CORE_PLACES * THREAD_PLACES, CORE_PLACES * THREAD_PLACES, CCX_PLACES)
 
@@ -82,13 +82,13 @@ def prepare(folder: Path, chosen: argparse.Namespace) -> tuple[Image, Path]:
         copy_redis(job / "files" / "redis")
     names = [load.name for load in loads]
     checks = [check.__name__ for check in RUNS[SHAPE].checks]
-    config = DAEMON_CONFIG.format(provider=chosen.provider) + (DEMAND_CONFIG if SIZES_BY_DEMAND else "")
     described = {
         "run": SHAPE,
         "table": "bench.cache.guest",
         "checks": checks,
         "loads": names,
-        "config": config,
+        "config": DAEMON_CONFIG.format(provider=chosen.provider),
+        "constants": CONSTANTS,
         "demand": SIZES_BY_DEMAND and not chosen.without_demand,
         "repeats": chosen.runs,
         "patience_s": PATIENCE_S,
@@ -129,7 +129,7 @@ def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) ->
     more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True, idle=False))
     begun_s = time.monotonic()
     with TellingMachine(
-        SHAPES[SHAPE], disk, job, RUNS[SHAPE].words, limit_s=LIMIT_S, accelerator=accelerator, more=more
+        SHAPES[SHAPE], disk, job, RUNS[SHAPE].words, silence_s=SILENCE_S, accelerator=accelerator, more=more
     ) as machine:
         said = []
         for check in RUNS[SHAPE].names[1:]:

@@ -1,4 +1,4 @@
-"""Which container a cgroup or a process belongs to, from the cgroup trees of the host.
+"""The container of a cgroup or a process, from the cgroup trees of the host.
 
 Works on cgroup v2, on v1, and on hosts with both. The kernel's id of a cgroup is the inode of its folder in the v2
 tree; where containers have no folder there (``has_v2_ids``), only processes tell.
@@ -30,7 +30,7 @@ class Folder(NamedTuple):
 
 @dataclass
 class _Picture:
-    """What one scan has found; replaced as a whole, so that other threads never see half of it."""
+    """The result of one scan; replaced as a whole, so that other threads never see half of it."""
 
     pods: dict[str, str] = field(default_factory=dict)
     folders: dict[str, list[str]] = field(default_factory=dict)

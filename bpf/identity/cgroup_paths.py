@@ -1,4 +1,4 @@
-"""Which container a cgroup belongs to, told by its path alone. Pure: all drivers, nestings and spellings.
+"""The container of a cgroup, told by its path alone. Pure: all drivers, nestings and spellings.
 
 The id of a container is the last part of its cgroup's path, as it is (cgroupfs driver) or inside a scope's name
 (systemd driver); above it is the pod's cgroup, whose UID systemd writes with underscores.

@@ -1,4 +1,4 @@
-"""What the containers are called: names and owners by id, from the runtime's lists over CRI.
+"""Names and owners of containers by id, from the runtime's lists over CRI.
 
 Asked only when an endpoint is seen that is not known, or one seems to have ended, at most every few seconds, and once
 a minute anyway, so that what has ended is noticed. A runtime that does not answer costs names, nothing else.
@@ -40,13 +40,13 @@ class Identities:
         self.problem = ""
 
     def resolve(self, name: str) -> str:
-        """The id of the container called ``namespace/pod/container``; any other name is what it is."""
+        """The id of the container called ``namespace/pod/container``; any other name is returned as it is."""
         return self._ids.get(name, name)
 
     async def refresh(self, seen: Iterable[str], now_s: float, doubted: Iterable[str] = ()) -> frozenset[str]:
         """Ask the runtime if an endpoint seen is not known, or it is time; returns which have ended since.
 
-        ``doubted``: those that seem to have ended; it is asked, too, if it has said that one of them runs.
+        ``doubted``: containers that seem to have ended; it is asked, too, if it has said that one of them runs.
         """
         self._is_doubted = self._is_doubted or any(end in self.by_id for end in doubted)
         if not self._sockets or not self._is_due(seen, now_s):
@@ -55,7 +55,7 @@ class Identities:
         try:
             found = await _list(self._sockets)
         except _FAILURES as error:
-            problem = f"the runtime does not say who its containers are: {_reason(error)}"
+            problem = f"the runtime does not name its containers: {_reason(error)}"
             if problem != self.problem:
                 log("warning", "runtime does not answer", reason=_reason(error))
             self.problem = problem

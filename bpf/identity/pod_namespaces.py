@@ -43,7 +43,7 @@ class PodNamespace:
         return self._ended.lost
 
     def sockets(self) -> Iterator[tuple[InetSocket, bool]]:
-        """All TCP sockets as they are, then those that have ended since the last call (True).
+        """All TCP sockets as they are, then the ones ended since the last call (True).
 
         In this order: a socket that ends while they are listed is seen with its last counters.
         """

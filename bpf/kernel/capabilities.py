@@ -34,7 +34,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "ebpf": _LOOKING + _LOADING,
     "sock_diag": _LOOKING + _LOADING,
     "declared": (),
-    "replay": (),
 }
 
 _PR_CAPBSET_DROP = 24

@@ -54,7 +54,7 @@ class Conntrack:
             self._questions = Questions(_NETLINK_NETFILTER)
 
     def translated_udp(self, most: int) -> Iterator[TranslatedFlow]:
-        """Those that NAT changes, of the first ``most`` flows of UDP of each family.
+        """The flows that NAT changes, of the first ``most`` flows of UDP of each family.
 
         :raises OSError: the kernel does not list them.
         """

@@ -26,7 +26,7 @@ _ACCEPTOR = Path(__file__).with_name("ebpf_acceptor.py")
 
 
 class SeenConnection(Protocol):
-    """What is needed of what was seen."""
+    """The observations that must be there."""
 
     @property
     def a(self) -> int: ...

@@ -33,7 +33,7 @@ _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
 class _Kind(NamedTuple):
-    """What bcc calls it; ``place``: in the cgroup, -1 = none; ``is_loaded_for_place``: the kernel wants to know at once."""
+    """bcc's name; ``place``: in the cgroup, -1 = none; ``is_loaded_for_place``: the kernel wants to know at once."""
 
     name: str
     place: int = -1

@@ -131,7 +131,7 @@ class EndedTcp:
         self._buffer = bytearray(_BUFFER_BYTES)
 
     def ended(self) -> Iterator[InetSocket]:
-        """Those that have ended since the last call."""
+        """The sockets ended since the last call."""
         while True:
             try:
                 size = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""What /proc says of a process: its sockets, its namespaces, its cgroup. Processes that are gone have nothing."""
+"""Facts of a process in /proc: its sockets, its namespaces, its cgroup. Processes that are gone have nothing."""
 
 from __future__ import annotations
 

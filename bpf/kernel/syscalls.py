@@ -54,11 +54,11 @@ def _syscall(number: int, *arguments: object) -> int:
     return result
 
 
-def _bpf(command: int, what: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
+def _bpf(command: int, name: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
     try:
         return _syscall(BPF_NUMBER, command, ctypes.byref(attributes), len(attributes))
     except OSError as error:
-        raise OSError(error.errno, f"{what}: {error.strerror}") from None
+        raise OSError(error.errno, f"{name}: {error.strerror}") from None
 
 
 def _attributes(layout: str, *values: int) -> ctypes.Array[ctypes.c_char]:
@@ -119,7 +119,7 @@ def program_by_id(program_id: int) -> int:
 
 
 def program_info(fd: int) -> ProgramInfo:
-    """What the kernel says of a program (struct bpf_prog_info)."""
+    """A program's struct bpf_prog_info."""
     raw = _info(fd, 256)
     # run_time_ns and run_cnt came with 5.1; older kernels leave them zero.
     run_ns, runs = struct.unpack_from("=QQ", raw, 192)
@@ -128,7 +128,7 @@ def program_info(fd: int) -> ProgramInfo:
 
 
 def run_on_packet(fd: int, payload: bytes) -> int:
-    """Run a CGROUP_SKB program on a packet of its own that has this payload and no known protocol; what it returns."""
+    """Run a CGROUP_SKB program on a packet of its own that has this payload and no known protocol; its return value."""
     packet = bytes(_ETHERNET_HEADER_BYTES) + payload
     data = ctypes.create_string_buffer(packet, len(packet))
     # program, return value, size in, size out, data in, data out, repeat, duration.
@@ -196,7 +196,7 @@ def most_entries(fd: int) -> int:
 
 
 def keys(fd: int, key_bytes: int) -> list[bytes]:
-    """All keys. Those that come and go meanwhile may be missed or be there twice."""
+    """All keys. Keys that come and go meanwhile may be missed or be there twice."""
     found: list[bytes] = []
     most = most_entries(fd)
     following = ctypes.create_string_buffer(key_bytes)

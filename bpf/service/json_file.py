@@ -11,7 +11,7 @@ from typing import Any
 def write_json(path: str, document: Any) -> None:
     """Replace the file; it is on the disk then.
 
-    :raises OSError: that cannot be done; what was there before is still there.
+    :raises OSError: that cannot be done; the file of before is still there.
     """
     new = f"{path}.new"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

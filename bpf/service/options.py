@@ -1,4 +1,4 @@
-"""What the observer is told when it starts: JSON on the command line, or in a file that it reads again on SIGHUP."""
+"""The observer's options: JSON on the command line, or in a file that it reads again on SIGHUP."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bpf.identity.networks import expression
 from policies.affinity.graph.graph import GraphSettings
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-PROVIDERS = ("auto", "ebpf", "sock_diag", "declared", "replay")
-#: Addresses that pods have: the private ones, and those that providers of networks give.
+PROVIDERS = ("auto", "ebpf", "sock_diag", "declared")
+#: Addresses that pods have: private ones, and addresses that providers of networks give.
 REMOTE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 WITHIN = ("node", "namespace", "owner")
 _OF_GRAPH = tuple(field.name for field in fields(GraphSettings))
@@ -27,7 +27,7 @@ class Options:
 
     ``runtime_sockets``: the first that answers names the containers. ``state_file``: where the graph is kept.
     ``python``: the interpreter that has bcc. ``reload``: a command that prints these options anew.
-    ``watch``: a file whose change has them read anew, as SIGHUP has: the cluster's policy, which may not be there.
+    ``watch``: a file whose change has them read anew, as SIGHUP has: the cluster's policy, which may not be there; "": none.
     """
 
     socket: str = "/var/run/cri-resmgr/affinity.sock"
@@ -36,8 +36,6 @@ class Options:
     tls_key: str = ""
     tls_client_ca: str = ""
     provider: str = "auto"
-    replay: str = ""
-    replay_speed: float = 1.0
     interval_s: float = 10.0
     half_life_s: float = GraphSettings.half_life_s
     message_lines: float = GraphSettings.message_lines
@@ -54,11 +52,11 @@ class Options:
     state_file: str = "/var/lib/cri-resmgr/observer/graph.json"
     python: str = SYSTEM_PYTHON
     reload: tuple[str, ...] = ()
-    watch: str = "/var/lib/cri-resmgr/cluster-policy.json"
+    watch: str = ""
 
     @property
     def graph(self) -> GraphSettings:
-        """What the graph is made with."""
+        """The graph's settings."""
         return GraphSettings(**{name: getattr(self, name) for name in _OF_GRAPH})
 
     def live_part_of(self, newer: Options) -> Options:
@@ -67,9 +65,9 @@ class Options:
 
 
 def read_options(argument: str) -> Options:
-    """Options from ``JSON`` or ``@FILE``; those that are absent have their defaults.
+    """Options from ``JSON`` or ``@FILE``; absent ones have their defaults.
 
-    :raises BadOptions: one sentence that names the option, its value and what was expected.
+    :raises BadOptions: one sentence that names the option, its value and the expected one.
     """
     text, place = argument, "--options"
     if argument.startswith("@"):
@@ -127,7 +125,7 @@ def _check(options: Options, place: str) -> None:
             raise BadOptions(
                 f"{place}, {name}: {getattr(options, name)!r} is not one of {', '.join(allowed)}"
             )
-    for name in ("interval_s", "half_life_s", "replay_speed"):
+    for name in ("interval_s", "half_life_s"):
         if getattr(options, name) <= 0:
             raise BadOptions(f"{place}, {name}: {getattr(options, name):g} is not more than 0")
     try:
@@ -136,8 +134,6 @@ def _check(options: Options, place: str) -> None:
         raise BadOptions(f"{place}, remote_networks: {error}") from None
     if not options.socket:
         raise BadOptions(f"{place}, socket: a path is needed")
-    if options.provider == "replay" and not options.replay:
-        raise BadOptions(f"{place}, replay: provider replay needs the name of a file of samples")
     if options.listen:
         _check_listen(options, place)
 

@@ -1,4 +1,4 @@
-"""The observer's main loop: a sample every interval (sample_pace.py), into the graph, out to the clients
+"""The observer's main loop: a sample every interval (``SamplePace``), into the graph, out to the clients
 that watch.
 
 Looking takes its time (files of /proc, sockets, maps) and is done in a thread; the graph is touched by the event
@@ -11,30 +11,29 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Callable, Optional
 
 from bpf.identity.identities import Identities
 from bpf.kernel.clock import boot_time_s
 from bpf.kernel.notify import notify, watchdog_period_s
-from bpf.service.graph_file import GraphFile
+from bpf.kernel.procfs import read_text
+from bpf.service.json_file import set_aside, write_json
 from bpf.service.log import log
 from bpf.service.options import BadOptions, Options, parse_options, read_options
-from bpf.service.sample_pace import SamplePace
 from bpf.service.server import AffinityService, ServiceSockets
 from bpf.sources.fallback import ProviderFallback
 from bpf.sources.providers import Owners
-from bpf.sources.replay import ReplayProvider, identity_of_name
 from bpf.sources.samples import Flow, ProviderLost, Sample
 from cri_api import affinity_pb2 as pb
 from cri_api.waiting import wait_within
-from policies.affinity.graph.graph import EndpointIdentity, Graph
+from policies.affinity.graph.graph import EndpointIdentity, Graph, SeenParts
 from policies.affinity.graph.remote import RemoteRates
-from policies.affinity.graph.trust import SeenParts
 
 SAVE_EVERY_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
@@ -43,8 +42,19 @@ LONGEST_LOOK_S = 150.0
 _PAGE_BYTES = 4096
 
 
+#: The flows of a sample by the ids of containers, and the identities of these.
+Named = Callable[[Sequence[Flow], Identities, Graph], tuple[Sequence[Flow], Mapping[str, EndpointIdentity]]]
+
+
+def of_runtime(
+    flows: Sequence[Flow], identities: Identities, graph: Graph
+) -> tuple[Sequence[Flow], Mapping[str, EndpointIdentity]]:
+    """Providers name containers by their ids; the runtime knows the rest."""
+    return flows, identities.by_id
+
+
 class Observer:
-    """One observer. ``ladder`` is open; ``owners`` None: cgroups are not looked at (replay, declared)."""
+    """One observer. ``ladder`` is open; ``owners`` None: cgroups are not looked at; ``named``: names the ends of flows."""
 
     def __init__(
         self,
@@ -52,11 +62,13 @@ class Observer:
         argument: str,
         ladder: ProviderFallback,
         owners: Optional[Owners],
+        named: Named = of_runtime,
     ) -> None:
         self._options = options
         self._argument = argument
         self._ladder = ladder
         self._owners = owners
+        self._named = named
         self._identities = Identities(options.runtime_sockets)
         self._graph = Graph(options.graph)
         self._file = GraphFile(options.state_file, options.proc)
@@ -125,12 +137,12 @@ class Observer:
             flow.a for flow in sample.remotes
         }
         gone = await self._identities.refresh(seen, at_s, ended)
-        flows = self._named(sample.flows)
+        flows, known = self._named(sample.flows, self._identities, self._graph)
         remotes = [replace(flow, a=self._identities.resolve(flow.a)) for flow in sample.remotes]
         self._remote.observe(sample.seconds, remotes, self._options.half_life_s)
         lost = {self._identities.resolve(end): count for end, count in sample.lost.items()}
         self._parts.observe(sample.seconds, flows, lost, self._options.half_life_s)
-        self._graph.observe(sample.seconds, flows, self._known(flows))
+        self._graph.observe(sample.seconds, flows, known)
         # Only now: the last that containers have sent belongs to their owners. Whose cgroup is not found, but runs by
         # the runtime's word, has not ended: the scan may have missed it.
         ended = gone | (ended - self._identities.by_id.keys())
@@ -155,31 +167,7 @@ class Observer:
         ended = self._owners.refresh() if self._owners is not None else frozenset()
         return self._ladder.sample(at_s), ended
 
-    def _named(self, flows: Sequence[Flow]) -> Sequence[Flow]:
-        """The flows with names of containers, which only replays have, turned into ids."""
-        if not isinstance(self._ladder.provider, ReplayProvider):
-            return flows
-        resolve = self._identities.resolve
-        return [replace(flow, a=resolve(flow.a), b=resolve(flow.b)) for flow in flows]
-
-    def _known(self, flows: Iterable[Flow]) -> Mapping[str, EndpointIdentity]:
-        """All identities: the runtime's, those of a replay's file, and those that a name itself tells."""
-        provider = self._ladder.provider
-        if not isinstance(provider, ReplayProvider):
-            return self._identities.by_id
-        known = dict(self._identities.by_id)
-        for name in {end for flow in flows for end in (flow.a, flow.b)} | provider.endpoints.keys():
-            identity = (
-                provider.endpoints.get(name) or self._graph.endpoints.get(name) or identity_of_name(name)
-            )
-            if identity is not None:
-                known.setdefault(name, identity)
-        for name, identity in self._graph.endpoints.items():
-            if "/" in name and self._identities.resolve(name) == name:
-                known.setdefault(name, identity)
-        return known
-
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ telling
 
     def _status(self) -> pb.Status:
         provider = self._ladder.provider
@@ -259,7 +247,7 @@ class Observer:
 
 
 def _signature(path: str) -> tuple[int, int]:
-    """What changes when a file is replaced; (0, 0) = there is none, or none is watched."""
+    """A value that changes when a file is replaced; (0, 0) = there is none, or none is watched."""
     try:
         found = os.stat(path) if path else None
     except OSError:
@@ -268,7 +256,7 @@ def _signature(path: str) -> tuple[int, int]:
 
 
 async def _output_of(command: tuple[str, ...]) -> str:
-    """What a command prints. :raises BadOptions: it fails, and what it says about that."""
+    """The output of a command. :raises BadOptions: it fails, with its message."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -286,7 +274,7 @@ async def _output_of(command: tuple[str, ...]) -> str:
 
 
 def _give_back_memory() -> None:
-    """What was needed only to start; the rest is never looked at again by the garbage collector."""
+    """Frees the objects that only the start needed; the garbage collector never looks at the rest again."""
     gc.collect()
     _trim()
     gc.freeze()
@@ -304,3 +292,106 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
+
+
+# ---------------------------------------------------------------------- pace
+
+# Samples are taken every interval, and sooner while the table of pairs fills, so that no pair finds it full. A sample
+# empties the table. One that was more than half full might not hold what comes until the next, as an interval may
+# bring twice what the one before brought.
+
+_MUCH, _LITTLE = 0.5, 0.25
+#: A sample of 40,000 pairs costs 0.7 s of CPU time: more often than every 2.5 s would cost more than a third of a CPU.
+_SHORTEST_PART = 1 / 4
+
+
+def next_pause_s(interval_s: float, pause_s: float, fill: float) -> float:
+    """How long after a sample the next one comes: a quarter of the interval at least, the whole at most.
+
+    ``pause_s``: how long the sample took that has found the table so full. More than half: half of that. Less than a
+    quarter: twice that would have fitted as well.
+    """
+    if fill > _MUCH:
+        pause_s /= 2
+    elif fill < _LITTLE:
+        pause_s *= 2
+    return min(max(pause_s, interval_s * _SHORTEST_PART), interval_s)
+
+
+class SamplePace:
+    """The times at which samples are due. Call ``due_after`` before each wait, ``follow`` after each sample."""
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self.pause_s = interval_s
+        self._due_s = now_s
+
+    def due_after(self, now_s: float) -> float:
+        """When the next sample is due: a pause after the one before was, so that nothing drifts.
+
+        Samples that were missed meanwhile are not made up for.
+        """
+        self._due_s += self.pause_s
+        if self._due_s < now_s:
+            self._due_s = now_s + self.pause_s
+        return self._due_s
+
+    def follow(self, interval_s: float, fill: float) -> None:
+        """Take in how full the last sample has found the table, and the interval of the options, which may be new."""
+        self.pause_s = next_pause_s(interval_s, self.pause_s, fill)
+
+
+# ---------------------------------------------------------------------- graph file
+
+_BOOT_ID = "sys/kernel/random/boot_id"
+
+
+class GraphFile:
+    """The graph on disk, so that a restart of the observer forgets nothing: written as a whole or not at all.
+
+    ``path`` "" keeps nothing. ``proc``: where the number of this boot is read."""
+
+    def __init__(self, path: str, proc: str = "/proc") -> None:
+        self._path = path
+        self._proc = proc
+
+    def save(self, graph: Graph, remote: RemoteRates, now_s: float) -> None:
+        """Write it; ``now_s`` is CLOCK_BOOTTIME.
+
+        :raises OSError: that cannot be done; the file of before is still there.
+        """
+        if not self._path:
+            return
+        document = {"boot": self._boot(), "at_s": now_s, "graph": graph.state(), "remote": remote.state()}
+        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+        write_json(self._path, document)
+
+    def restore(self, graph: Graph, remote: RemoteRates, now_s: float) -> str:
+        """Restore graph and rates from the file. Of another boot only the owners' part: its containers are gone.
+
+        :return: the fault in a sentence, "" = none. A file that cannot be used is set aside.
+        """
+        if not self._path or not os.path.exists(self._path):
+            return ""
+        try:
+            with open(self._path) as file:
+                document = json.load(file)
+            _restore(graph, remote, document, self._boot(), now_s)
+        except OSError as error:
+            return f"{self._path} cannot be read: {error.strerror}; the graph starts empty"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            aside = set_aside(self._path)
+            return f"{self._path} holds no graph ({error}); it is set aside as {aside}, and the graph starts empty"
+        return ""
+
+    def _boot(self) -> str:
+        return (read_text(f"{self._proc}/{_BOOT_ID}") or "").strip()
+
+
+def _restore(graph: Graph, remote: RemoteRates, document: Any, boot: str, now_s: float) -> None:
+    is_same_boot = document["boot"] == boot
+    # How long the machine was down is not known.
+    elapsed_s = max(0.0, now_s - float(document["at_s"])) if is_same_boot else 0.0
+    graph.restore(document["graph"], elapsed_s, with_edges=is_same_boot)
+    if is_same_boot:
+        # Observers of the version before keep none.
+        remote.restore(document.get("remote", []))

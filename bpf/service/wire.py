@@ -40,7 +40,7 @@ def write_whole(graph: Graph, remote: RemoteRates, status: pb.Status) -> pb.Grap
 
 
 def write_changes(graph: Graph, remote: RemoteRates, status: pb.Status, version: int) -> pb.GraphDelta:
-    """What a reader of ``version`` does not have; everything, if that is too old."""
+    """The changes since ``version``; everything, if that is too old."""
     changes = graph.changes_since(version)
     if changes is None:
         return write_whole(graph, remote, status)

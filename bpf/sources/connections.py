@@ -1,4 +1,4 @@
-"""Which container makes a TCP connection, by a program on a tracepoint: hints for the provider that lists sockets.
+"""The container that makes a TCP connection, by a program on a tracepoint: hints for the provider that lists sockets.
 
 For hosts whose containers have no cgroup v2, where the eBPF provider knows no owners, but programs may be loaded.
 It names the client of a connection whose source was rewritten (NodePort, hairpin), and the container of a socket
@@ -34,7 +34,7 @@ class ConnectionHints:
     """Hints (tcp_pairs.py) from the kernel. ``refresh`` before asking; a hint holds for two refreshes.
 
     On hosts without cgroup ids a client must still run when ``refresh`` is called; looking more often than sampling
-    finds more of those that end soon.
+    finds more of the clients that end soon.
 
     :raises ProviderLost: no bcc, no tracefs, or the kernel refuses; one sentence says which.
     """
@@ -81,7 +81,7 @@ class ConnectionHints:
         return named
 
     def _owner(self, cgroup_id: int, pid: int) -> str:
-        """The container of a task; "" for the host's own, threads of the kernel, and those that are gone."""
+        """The container of a task; "" for the host's own, threads of the kernel, and tasks that are gone."""
         owner = None
         if self._attribution.has_v2_ids:
             owner = self._attribution.container_of_cgroup(cgroup_id)

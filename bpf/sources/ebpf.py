@@ -21,8 +21,7 @@ from bpf.kernel.loader import Attachment, LoadedPrograms, NotLoaded, attach, det
 from bpf.service.log import log
 from bpf.service.options import SYSTEM_PYTHON
 from bpf.sources.samples import Flow, ProviderLost, RemoteFlow, Sample
-from bpf.sources.search_pace import SearchPace
-from bpf.sources.udp_paths import Translations, UdpPaths, hosts_conntrack
+from bpf.sources.udp_paths import SearchPace, Translations, UdpPaths, hosts_conntrack
 from bpf.sources.wakeups import Peers, with_presence
 from policies.machine.cpus import parse_cpus
 
@@ -63,7 +62,7 @@ Resolve = Callable[[int], Optional[str]]
 
 @dataclass(frozen=True)
 class CgroupFlow:
-    """What two cgroups have exchanged: the numbers of a Flow, the kernel's ids for ends."""
+    """The traffic of two cgroups: the numbers of a Flow, the kernel's ids for ends."""
 
     a: int
     b: int
@@ -189,12 +188,12 @@ class EbpfProvider:
         return found
 
     def _told(self) -> str:
-        """What is seen, and what is not though it should be."""
+        """The kinds of traffic seen, and the missing ones."""
         seen = f"bytes of TCP and UDP and wakes between containers, counted at {self._root}"
         return "; ".join(filter(None, (seen, self._paths.problem)))
 
     def _remotes(self) -> tuple[RemoteFlow, ...]:
-        """What containers have exchanged with other nodes. A container that is not known yet has soon sent more."""
+        """The traffic of containers with other nodes. A container that is not known yet has soon sent more."""
         found = []
         for key, value in self._drained("remotes", _REMOTE_KEY.size, _REMOTE.size):
             cgroup, address = _REMOTE_KEY.unpack(key)

@@ -20,7 +20,7 @@ RETRY_S = 300.0
 class DeclaredProvider:
     """Sees nothing: only what annotations declare draws containers to each other. The last rung.
 
-    ``is_chosen``: it is configured so; then nothing talks. Where it is only what is left, what talks is not known,
+    ``is_chosen``: it is configured so; then nothing talks. Where it is only the last rung left, the talkers are not known,
     and its samples are none (0 seconds long).
     """
 
@@ -77,7 +77,7 @@ class ProviderFallback:
         return self._refusals(self._rungs[: self._at])
 
     def sample(self, now_s: float) -> Sample:
-        """What was seen since the last call; after a step down or up what the new provider has seen so far.
+        """The sample since the last call; after a step down or up the new provider's so far.
 
         :raises ProviderLost: the last rung is lost, too.
         """

@@ -1,18 +1,20 @@
 """Looks for unix sockets and shared memory between containers: a millisecond for some 100 open files, so once a minute.
 
 Wakes are counted only while there is such a pair (ebpf.py), so that wakes cannot tell where to look: all containers
-are looked at. What was found is believed until the next look.
+are looked at. A pair that was found is believed until the next look.
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Collection, Iterable, Iterator
+from typing import Callable, NamedTuple, Optional
 
 from bpf.identity.attribution import Attribution
+from bpf.kernel.namespaces import in_netns
+from bpf.kernel.netlink import SockDiag
+from bpf.kernel.procfs import namespace_of, socket_inodes
 from bpf.service.log import log
-from bpf.sources.shared_memory import find_memory_peers
-from bpf.sources.unix_peers import find_unix_peers
-from bpf.sources.wakeups import Pair, Peers
+from bpf.sources.wakeups import Pair, Peers, pair
 
 #: At a sample each 10 s, what begins to share something is seen after a minute, which is the graph's half-life.
 LOOK_EVERY = 6
@@ -27,7 +29,7 @@ class PeerSearch:
         self._samples_since = LOOK_EVERY
 
     def peers(self) -> Peers:
-        """What containers share; to be asked once a sample."""
+        """The pairs that share something; to be asked once a sample."""
         self._samples_since += 1
         if self._samples_since >= LOOK_EVERY:
             self._found, self._samples_since = self._find(), 0
@@ -35,12 +37,175 @@ class PeerSearch:
 
 
 def find_peers(attribution: Attribution) -> Peers:
-    """Which containers share a socket or memory; what cannot be looked at is taken for none, and logged."""
+    """The containers that share a socket or memory; a kind that cannot be read counts as none, and is logged."""
     found: list[frozenset[Pair]] = []
-    for what, find in (("unix sockets", find_unix_peers), ("shared memory", find_memory_peers)):
+    for kind, find in (("unix sockets", find_unix_peers), ("shared memory", find_memory_peers)):
         try:
             found.append(find(attribution))
         except OSError as error:
-            log("warning", f"{what} not seen", reason=error)
+            log("warning", f"{kind} not seen", reason=error)
             found.append(frozenset())
     return Peers(*found)
+
+
+# ---------------------------------------------------------------------- unix sockets
+
+# The kernel lists the peers, /proc the process that has a socket open. A datagram socket counts where it is connected
+# (``connect``); one that only sends to names has no peer to be listed.
+
+#: These take 0.4 s to look at.
+MOST_DESCRIPTORS = 50_000
+
+
+def find_unix_peers(
+    attribution: Attribution,
+    among: Optional[Collection[str]] = None,
+    most_descriptors: int = MOST_DESCRIPTORS,
+) -> frozenset[Pair]:
+    """The pairs of containers (of those in ``among``, else of all) with unix sockets connected to each other.
+
+    Costs up to 8 us for each open file of these containers, and 0.2 ms for each network namespace; what is beyond
+    ``most_descriptors`` is not looked at.
+
+    :raises OSError: a network namespace may not be entered.
+    """
+    wanted = [container for container in attribution.containers if among is None or container in among]
+    processes = [(container, pid) for container in wanted for pid in attribution.pids_of(container)]
+    # 1. The sockets that have a peer. Only these are remembered below: a server may have 10,000 others.
+    peers: dict[int, int] = {}
+    for pid in _one_of_each_namespace(attribution.proc, [pid for _, pid in processes]):
+        peers.update(_peers_in(attribution.proc, pid))
+    if not peers:
+        return frozenset()
+    # 2. Which process has them open.
+    ends = peers.keys() | set(peers.values())
+    owners: dict[int, set[str]] = {}
+    left = most_descriptors
+    for container, pid in processes:
+        for inode in socket_inodes(attribution.proc, pid, max(left, 0)):
+            left -= 1
+            if inode in ends:
+                owners.setdefault(inode, set()).add(container)
+    return frozenset(
+        pair(a, b)
+        for inode, peer in peers.items()
+        for a in owners.get(inode, ())
+        for b in owners.get(peer, ())
+        if a != b
+    )
+
+
+def _one_of_each_namespace(proc: str, pids: Iterable[int]) -> Iterable[int]:
+    """A process of each network namespace that these are in."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        number = namespace_of(proc, pid)
+        if number is not None:
+            found.setdefault(number, pid)
+    return found.values()
+
+
+def _peers_in(proc: str, pid: int) -> dict[int, int]:
+    """The peers of the unix sockets that were made in the network namespace of a process; by inode."""
+    try:
+        with in_netns(proc, pid):
+            diag = SockDiag()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    try:
+        return {listed.inode: listed.peer for listed in diag.unix() if listed.peer}
+    finally:
+        diag.close()
+
+
+# ---------------------------------------------------------------------- shared memory
+
+# A file, a memfd, a System V segment that containers have mapped, shared and writable. That they map it is no traffic;
+# wakes between them are (wakeups.py).
+
+#: Of one process's list of mappings this much is read: some 10,000 mappings.
+MOST_BYTES = 1 << 20
+#: Of all processes.
+MOST_TOTAL_BYTES = 64 << 20
+#: A segment that more containers map is a log or a clock of the host's, and would make a clique of them.
+MOST_SHARERS = 16
+_SHARED_WRITABLE = (b" rw-s ", b" rwxs ")
+
+
+class Segment(NamedTuple):
+    """Mapped memory. ``scope``: the ipc namespace of a System V segment, whose inode is its number there (0 too)."""
+
+    device: str
+    inode: int
+    scope: int = 0
+
+
+def find_memory_peers(
+    attribution: Attribution,
+    among: Optional[Collection[str]] = None,
+    most_bytes: int = MOST_TOTAL_BYTES,
+) -> frozenset[Pair]:
+    """The pairs of containers (of those in ``among``, else of all) that map the same memory, shared and writable.
+
+    Costs 0.1 to 0.4 ms a process, by how much it has mapped; beyond ``most_bytes`` of lists nothing is looked at.
+    """
+    sharers: dict[Segment, set[str]] = {}
+    left = most_bytes
+    for container in attribution.containers:
+        if among is not None and container not in among:
+            continue
+        for pid in attribution.pids_of(container):
+            maps = _read_maps(attribution.proc, pid, min(left, MOST_BYTES))
+            left -= len(maps)
+            for segment in _segments_of(attribution.proc, pid, maps):
+                sharers.setdefault(segment, set()).add(container)
+    return frozenset(
+        (a, b)
+        for containers in sharers.values()
+        if 1 < len(containers) <= MOST_SHARERS
+        for a in containers
+        for b in containers
+        if a < b
+    )
+
+
+def shared_segments(maps: bytes) -> Iterator[tuple[Segment, str]]:
+    """The segments of a /proc/PID/maps that are shared, writable memory, each with its path.
+
+    Left out: devices (their memory is not ours to place), files of the kernel that all processes share
+    (anon_inode), and anonymous memory (/dev/zero), which only children inherit.
+    """
+    if not any(mode in maps for mode in _SHARED_WRITABLE):
+        return
+    for line in maps.splitlines():
+        if not any(mode in line for mode in _SHARED_WRITABLE):
+            continue
+        fields = line.split(None, 5)
+        path = fields[5].decode("utf-8", "replace") if len(fields) > 5 else ""
+        if len(fields[1]) != 4 or fields[1][3:] != b"s" or not _is_memory(path):
+            continue
+        yield Segment(fields[3].decode(), int(fields[4])), path
+
+
+def _is_memory(path: str) -> bool:
+    if path.startswith("anon_inode:") or not path:
+        return False
+    return not path.startswith("/dev/") or path.startswith(("/dev/shm/", "/dev/hugepages/"))
+
+
+def _segments_of(proc: str, pid: int, maps: bytes) -> Iterator[Segment]:
+    for segment, path in shared_segments(maps):
+        if path.startswith("/SYSV"):
+            yield segment._replace(scope=namespace_of(proc, pid, "ipc") or pid)
+        else:
+            yield segment
+
+
+def _read_maps(proc: str, pid: int, most_bytes: int) -> bytes:
+    if most_bytes <= 0:
+        return b""
+    try:
+        with open(f"{proc}/{pid}/maps", "rb") as file:
+            return file.read(most_bytes)
+    except OSError:
+        return b""

@@ -1,4 +1,4 @@
-"""Which providers there are on this host, best first, and how each is opened."""
+"""The providers of this host, best first, and how each is opened."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Optional, cast
 from bpf.identity.attribution import Attribution
 from bpf.service.options import Options
 from bpf.sources.fallback import DeclaredProvider, Rung
-from bpf.sources.replay import ReplayProvider
 from bpf.sources.samples import Provider, ProviderLost
 
-_NO_V2 = "containers have no cgroup v2 of their own here (cgroup v1 only), and the kernel's ids of cgroups name nobody"
+_NO_V2 = "containers have no cgroup v2 of their own here (cgroup v1 only), and the kernel's ids of cgroups name no container"
 
 
 class Owners:
@@ -40,10 +39,9 @@ class Owners:
 
 def rungs_of(options: Options, attribution: Optional[Attribution], owners: Optional[Owners]) -> list[Rung]:
     """The ladder that ``options.provider`` means. Below what a person has chosen is only ``declared``."""
-    replay = Rung("replay", lambda now_s: ReplayProvider(options.replay, now_s, options.replay_speed))
     declared = Rung("declared", lambda now_s: DeclaredProvider(now_s, is_chosen=True))
     if attribution is None or owners is None:
-        return [replay if options.provider == "replay" else declared]
+        return [declared]
     found = attribution, owners
     rungs = [
         Rung("ebpf", lambda _now_s: _open_ebpf(options, *found)),

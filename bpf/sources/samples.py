@@ -1,4 +1,4 @@
-"""What a provider has seen in one interval, as values. The words between providers, service and replay files.
+"""A provider's sample of one interval, as values. The words between providers and service.
 
 An *endpoint* is a container's runtime id; or ``pod:UID`` where only the pod is known (hosts whose containers have
 no cgroup v2 of their own). Host processes are left out before a sample is made; other
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: What a flow was seen on. Inside a provider also ``wake``: one end woke the other, on what is not known (wakeups.py).
+#: The kind of a flow. Inside a provider also ``wake``: one end woke the other, by an unknown thing (wakeups.py).
 KINDS = ("tcp", "udp", "unix", "shm")
 
 
@@ -29,7 +29,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class RemoteFlow:
-    """What an endpoint has exchanged in one interval with an address that is not known to be on this node.
+    """Traffic of an endpoint in one interval with an address that is not known to be on this node.
 
     ``bytes``: payload, both ways of TCP connections that it has accepted, and of datagrams what it has sent.
     """
@@ -57,13 +57,13 @@ class Sample:
 
 
 class Provider(Protocol):
-    """A way to see traffic. ``name``: ebpf, sock_diag, declared, replay; ``detail``: one sentence for the status."""
+    """A way to see traffic. ``name``: ebpf, sock_diag, declared; ``detail``: one sentence for the status."""
 
     name: str
     detail: str
 
     def sample(self, now_s: float) -> Sample:
-        """What was seen since the last call (the first call: since the provider was opened).
+        """The flows since the last call (the first call: since the provider was opened).
 
         :raises ProviderLost: it sees nothing any more; the service then goes down the ladder.
         """

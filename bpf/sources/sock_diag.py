@@ -1,7 +1,7 @@
 """The provider that needs no eBPF: the kernel's list of TCP sockets, in the network namespace of each pod.
 
 For kernels that refuse BPF programs, and for hosts whose containers have no cgroup v2. It sees the bytes of every
-TCP connection, also of those that lived between two samples; it does not see UDP (the kernel keeps no counters of
+TCP connection, also of connections that lived between two samples; it does not see UDP (the kernel keeps no counters of
 it), unix sockets and shared memory.
 """
 
@@ -73,17 +73,17 @@ class SockDiagProvider:
         self.detail = self._describe()
 
     def _describe(self) -> str:
-        how = "their cgroups" if self._attribution.has_v2_ids else "their open files (no cgroup v2 here)"
+        source = "their cgroups" if self._attribution.has_v2_ids else "their open files (no cgroup v2 here)"
         rewritten = "" if self._hints else f", none whose source address was rewritten ({self._why_no_hints})"
         reasons = self._namespaces.passed_over
         unseen = f"; pods not seen: {len(reasons)} ({next(iter(reasons.values()))})" if reasons else ""
         return (
-            f"TCP connections of containers, told by {how}, short ones of pods with several containers by pod"
+            f"TCP connections of containers, told by {source}, short ones of pods with several containers by pod"
             f"{rewritten}{unseen}; no UDP, unix sockets or shared memory"
         )
 
     def sample(self, now_s: float) -> Sample:
-        """What was sent since the last call, by containers that the attribution knows: refresh it before."""
+        """The bytes sent since the last call, by containers that the attribution knows: refresh it before."""
         self._look()
         self.detail = self._describe()
         addresses = frozenset().union(*(namespace.addresses for namespace in self._namespaces))
@@ -116,7 +116,7 @@ class SockDiagProvider:
                     self._ends.see(namespace.number, seen, has_ended)
             self._namespaces.close_gone()
             if self._hints:
-                # After the lists: what is in them has been seen connecting before.
+                # After the lists: their sockets have been seen connecting before.
                 self._hints.refresh()
         except OSError as error:
             raise ProviderLost(f"sock_diag cannot list the sockets of pods: {error}") from error

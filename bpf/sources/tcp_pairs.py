@@ -26,18 +26,18 @@ _NOTHING = (0, 0, 0)
 
 
 class Hints(Protocol):
-    """What was seen making connections (connections.py). Containers; None = not seen, or not known any more."""
+    """Makers of connections (connections.py). Containers; None = not seen, or not known any more."""
 
     def refresh(self) -> None:
-        """Take in what was seen lately."""
+        """Take in the latest connections."""
         ...
 
     def opener(self, local: Address, remote: Address) -> Optional[str]:
-        """Whose socket with these addresses this is."""
+        """The container of the socket with these addresses."""
         ...
 
     def client_behind(self, local: Address, remote: Address) -> Optional[str]:
-        """What connected to the server's socket with these addresses, whatever was rewritten on the way."""
+        """The client of the server's socket with these addresses, whatever was rewritten on the way."""
         ...
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Hints(Protocol):
 
 
 class Exchange(NamedTuple):
-    """What the passive end ``server`` sent and received since the last time."""
+    """Bytes that the passive end ``server`` sent and received since the last time."""
 
     server: str
     client: str
@@ -58,7 +58,7 @@ class Exchange(NamedTuple):
 class _End:
     """One socket, followed as long as it lives. ``is_settled``: its other end is known, or given up (``peer`` "").
 
-    ``totals``: bytes acknowledged, bytes received, segments; ``counted``: those that ``take`` has returned.
+    ``totals``: bytes acknowledged, bytes received, segments; ``counted``: the ones that ``take`` has returned.
     """
 
     __slots__ = (
@@ -92,15 +92,15 @@ class _End:
         self.tries = 0
 
     def settle(self) -> None:
-        """Its other end needs no more looking for. There are many of these: what is not needed is let go."""
+        """Its other end needs no more looking for. There are many of these: memory that is not needed is let go."""
         self.is_settled = True
         self.local = self.remote = _NOWHERE
 
     def take(self) -> tuple[int, int, int]:
-        """What it has sent and received, and in how many segments, since the last take."""
+        """Bytes sent and received, and segments, since the last take."""
         sent, received, segments = self.totals
         if self.other is not None:
-            # What was received is known at once, that it was only with the next acknowledgement.
+            # Bytes received are known at once, bytes acknowledged only with the next acknowledgement.
             sent = max(sent, self.other.totals[1])
         before = self.counted
         self.counted = sent, received, segments
@@ -149,20 +149,20 @@ class TcpEnds:
             end.owner = self._find_owner(namespace, seen)
 
     def begin_here(self) -> None:
-        """What was seen so far has happened before: only what comes from now on counts."""
+        """Forget the bytes so far: only bytes from now on count."""
         self.exchanges(frozenset())
         for end in self._ends.values():
             end.take()
 
     def exchanges(self, local_addresses: frozenset[bytes]) -> list[Exchange]:
-        """What was exchanged since the last call, by connection."""
+        """The bytes exchanged since the last call, by connection."""
         # 1. Which is the passive end, and whose it is if its listener has to say.
         for end in self._ends.values():
             if end.is_passive is None:
                 self._classify(end)
-        # 2. Peers of those that have none yet.
+        # 2. Peers of connections that have none yet.
         self._find_peers(local_addresses)
-        # 3. What they carried; those that wait for their peer keep it.
+        # 3. Their bytes; a connection that waits for its peer keeps them.
         found = [exchange for end in self._ends.values() for exchange in self._carried(end, local_addresses)]
         # 4. Ended ones stay for one sample: the news of their other end may come later.
         self._forget()

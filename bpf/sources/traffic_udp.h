@@ -38,7 +38,7 @@ struct udp_ends {
 };
 
 /* Where NAT rewrites both of them the two ends agree on none, and nothing shows in the kernel: user space then reads
- * conntrack, and says for both ends whom such a datagram reaches. */
+ * conntrack, and names for both ends the receiver of such a datagram. */
 struct udp_path {
     struct udp_key peer;
     u64 target; /* what the peer sends to for an answer (name_of) */

@@ -1,4 +1,4 @@
-"""What wakes mean. Pure.
+"""The meaning of wakes. Pure.
 
 The kernel says what wakes what, on whatever it was: a TCP segment, a unix socket, a semaphore in shared memory, or
 by chance (a lock, an interrupt). So a wake alone says nothing. The rule:
@@ -26,7 +26,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Peers:
-    """What is shared by which: pairs of containers, each in order (``pair``)."""
+    """Pairs of containers that share something, each in order (``pair``)."""
 
     unix: Collection[Pair] = frozenset()
     shared_memory: Collection[Pair] = frozenset()

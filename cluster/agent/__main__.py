@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import functools
 import os
@@ -15,19 +16,18 @@ import signal
 import socket
 import sys
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cluster.agent.io.clock import Clock
-from cluster.agent.io.commander import Commander
+from cluster.agent.io.commander import Commander, MemoryFile
 from cluster.agent.io.daemon import DaemonClient, FolderGone
-from cluster.agent.io.log import log
-from cluster.agent.io.memory_file import MemoryFile
-from cluster.agent.io.notify import notify
+from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.names import AGENT
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.health_file import is_healthy, touch
 
 #: Where a node that joined a cluster has the credentials of its kubelet, which may be used for its own objects.
@@ -40,11 +40,24 @@ KUBECONFIGS = (
 )
 KUBELET_CONFIG = Path("/var/lib/kubelet/config.yaml")
 STATE = Path("/var/lib/cri-resmgr/agent")
+#: Seconds between two looks for a kubeconfig that is not there yet, or cannot be read.
+LOOK_S = 60.0
 #: Bytes and writes are logged so often: what this node costs the API server.
 FIGURES_S = 3600.0
 #: mallopt(3): without it each thread has an arena of its own, which is never given back.
 _M_ARENA_MAX = -8
 _TLS_BUFFER = 16 << 10
+
+
+def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Send lines such as ``READY=1`` to the service manager, if there is one; a full queue is not waited for."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    address = "\0" + address[1:] if address.startswith("@") else address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(message.encode(), address)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,11 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     trim = _keep_small()
     try:
-        access = _access(options)
-    except NoAccess as error:
-        return _fail(str(error))
-    try:
-        asyncio.run(_run(options, access, trim))
+        asyncio.run(_run(options, trim))
     except asyncio.CancelledError:
         return 0
     except FolderGone as error:
@@ -128,15 +137,48 @@ def _keep_small() -> Callable[[], object]:
         return lambda: None
 
 
-async def _run(options: argparse.Namespace, access: Access, trim: Callable[[], object]) -> None:
-    clock, client = Clock(), Client(access, user_agent=AGENT)
+async def find_access(
+    options: argparse.Namespace, beat: Callable[[], None], sleep: Callable[[float], Any] = asyncio.sleep
+) -> Access:
+    """Where the API server is, once that can be read: a node may join its cluster after the agent has started."""
+    log_of_access = TroubleLog("no way to the API server", "there is one now", "error")
+    while True:
+        try:
+            access = _access(options)
+        except NoAccess as error:
+            log_of_access.trouble(str(error))
+            beat()
+            await sleep(LOOK_S)
+        else:
+            log_of_access.well()
+            return access
 
+
+async def _run(options: argparse.Namespace, trim: Callable[[], object]) -> None:
     def beat() -> None:
         notify("WATCHDOG=1")
         touch(options.health_file)
         # A round has had a report and a status, each of them some hundred KB, as text and as objects.
         trim()
 
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    ended = asyncio.ensure_future(stopped.wait())
+    notify("READY=1")
+    looking = asyncio.ensure_future(find_access(options, beat))
+    await asyncio.wait([looking, ended], return_when=asyncio.FIRST_COMPLETED)
+    if not looking.done():
+        looking.cancel()
+        return
+    await _work(options, looking.result(), beat, ended)
+
+
+async def _work(
+    options: argparse.Namespace, access: Access, beat: Callable[[], None], ended: asyncio.Future[Any]
+) -> None:
+    clock, client = Clock(), Client(access, user_agent=AGENT)
     halves = []
     if options.view_socket is not None:
         reporting = Reporting(
@@ -153,16 +195,8 @@ async def _run(options: argparse.Namespace, access: Access, trim: Callable[[], o
         file = MemoryFile(options.state_dir)
         daemon = DaemonClient(options.control_socket)
         halves.append(Commander(daemon, client, options.node, file, clock, options.period, beat).run())
-    tasks: list[asyncio.Future[object]] = [
-        asyncio.ensure_future(half) for half in (*halves, _figures(client))
-    ]
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    tasks.append(asyncio.ensure_future(ended.wait()))
+    tasks = [ended, *(asyncio.ensure_future(half) for half in (*halves, _figures(client)))]
     log("info", "started", node=options.node, server=access.server)
-    notify("READY=1")
     try:
         # A half that ends has failed, and with it the process: half an agent would look like a whole one.
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +210,7 @@ async def _run(options: argparse.Namespace, access: Access, trim: Callable[[], o
 
 
 async def _figures(client: Client) -> None:
-    """What this node costs the API server, once an hour."""
+    """Log this node's cost to the API server, once an hour."""
     sent, received = 0, 0
     while True:
         await asyncio.sleep(FIGURES_S)

@@ -1,6 +1,6 @@
-"""What the commanding half tells the daemon, one command after another, until the node is as its spec says. Pure.
+"""The commands to the daemon, one after another, until the node is as its spec says. Pure.
 
-Level-triggered: the command that is due follows from the spec, from what the daemon reports and from what is remembered;
+Level-triggered: the command that is due follows from the spec, from the daemon's report and from the memory;
 how often it is asked makes no difference. A document that was refused is not sent again to the same life of the daemon,
 and one that was taken back is not sent again at all.
 """
@@ -17,6 +17,7 @@ from cluster.agent.spec import Override, PolicyDocument, Spec
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED
 from cluster.kube.known import not_written
+from policies.machine.domain_names import domain_text
 
 POLICY, MODE, FREEZE, OVERRIDES = "cluster-policy", "mode", "freeze", "overrides"
 _OVERRIDE = ("namespace", "pod", "container", "zone")
@@ -32,7 +33,7 @@ class Command:
 
     @property
     def about(self) -> str:
-        """What a refusal is remembered by: the same thing again would be refused again."""
+        """The key of a refusal: the same command again would be refused again."""
         if self.policy is not None:
             return f"{self.name} {self.policy.hash}"
         return f"{self.name} {sorted(self.arguments.items())!r}"
@@ -40,13 +41,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Refusals:
-    """Sentences of this life of the daemon (``instance``), by what they are about."""
+    """Sentences of this life of the daemon (``instance``), by ``Command.about``."""
 
     instance: str = ""
     sentences: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, instance: str) -> Refusals:
-        """Those that still hold: another life may know more."""
+        """The refusals that still hold: another life may know more."""
         return self if instance == self.instance else Refusals(instance)
 
     def with_one(self, command: Command, sentence: str) -> Refusals:
@@ -140,7 +141,7 @@ def done(
     signs: frozenset[str],
     now_s: float,
 ) -> AgentMemory:
-    """What is remembered once the daemon has carried a command out. ``report``: from before it; ``now_s``: since 1970."""
+    """The memory once the daemon has carried a command out. ``report``: from before it; ``now_s``: since 1970."""
     if command.name == MODE:
         before = memory.mode_before or str(report.get("mode_wanted") or "")
         return replace(memory, mode_before=before if spec.mode else "")
@@ -158,7 +159,7 @@ def done(
         policy=policy,
         applied_at_s=now_s,
         baseline=tuple(sorted(signs)),
-        # The one before stays what is gone back to: it is wanted for as long as the spec says the same.
+        # The document before stays the one to go back to: it is wanted for as long as the spec says the same.
         previous=memory.previous if is_return else memory.policy,
     )
 
@@ -175,7 +176,7 @@ def with_spec(memory: AgentMemory, spec: Spec) -> AgentMemory:
 
 
 def settled(memory: AgentMemory, spec: Spec, report: Mapping[str, Any]) -> AgentMemory:
-    """What is no longer to be gone back to: the node is there already, by this agent or by a person."""
+    """The memory without states that the node is back in already, by this agent or by a person."""
     if memory.mode_before and not spec.mode and report.get("mode_wanted") == memory.mode_before:
         memory = replace(memory, mode_before="")
     if memory.froze and spec.freeze is None and not (report.get("cluster") or {}).get("freeze"):
@@ -195,7 +196,7 @@ def taken_back(memory: AgentMemory, sign: str) -> AgentMemory:
 
 
 def recalled(memory: AgentMemory, node_placement: Mapping[str, Any]) -> AgentMemory:
-    """What the status says that an earlier process of this agent has taken back, where its own file is lost."""
+    """The policy that an earlier process took back, from the status, where the agent's own file is lost."""
     told = (node_placement.get("status") or {}).get("policy") or {}
     if memory.spec is not None or told.get("state") != "TakenBack" or not told.get("hash"):
         return memory
@@ -210,7 +211,7 @@ def acknowledgement(
 ) -> dict[str, Any]:
     """The status that the commanding half owns, without its condition (``config_applied``).
 
-    ``report`` None or ``trouble``: the daemon does not answer, and what is asked waits for it.
+    ``report`` None or ``trouble``: the daemon does not answer, and the request waits for it.
     """
     cluster = (report or {}).get("cluster") or {}
     status: dict[str, Any] = {"observedGeneration": spec.generation}
@@ -219,7 +220,8 @@ def acknowledgement(
     if overrides or spec.overrides:
         told = {tuple(row[key] for key in _OVERRIDE) for row in overrides}
         waiting = [_waiting(row, trouble) for row in spec.overrides if row not in told]
-        status["overrides"] = sorted(overrides + waiting, key=lambda row: [row[key] for key in _OVERRIDE])
+        rows = sorted(overrides + waiting, key=lambda row: [row[key] for key in _OVERRIDE])
+        status["overrides"] = [{**row, "zone": domain_text(row["zone"])} for row in rows]
     return status
 
 
@@ -315,3 +317,63 @@ def _config_applied(spec: Spec, status: Mapping[str, Any], refusals: Refusals) -
     if spec.policy is None:
         return Condition(CONFIG_APPLIED, TRUE, "NoPolicy", "no policy is asked for")
     return Condition(CONFIG_APPLIED, TRUE, "Applied", f"{named} is in force")
+
+
+# ---------------------------------------------------------------------- abort
+
+# An agent that has lost the API server takes a policy back by itself. With the API server there, this is the operator's
+# work, which stops the other nodes as well.
+
+NOT_READY, DEGRADED, DOCTOR_ERRORS = "NotReady", "Degraded", "DoctorErrors"
+
+#: A sign counts once it has held so long: a daemon that restarts is away for some seconds.
+HOLD_S = 10.0
+#: The API server is lost once nothing was heard of it for so long.
+LOST_S = 30.0
+#: A policy that has held so long is not what a new trouble comes from.
+WITHIN_S = 900.0
+
+
+def signs_of(
+    report: Optional[Mapping[str, Any]], trouble: str, problems: Optional[Sequence[Mapping[str, Any]]]
+) -> frozenset[str]:
+    """The signs against a node now, in the words of ``abortOn``."""
+    found = set()
+    if trouble or report is None or report.get("machine") is None:
+        found.add(NOT_READY)
+    if not trouble and report is not None and report.get("degraded"):
+        found.add(DEGRADED)
+    if any(problem.get("severity") == "error" for problem in problems or ()):
+        found.add(DOCTOR_ERRORS)
+    return frozenset(found)
+
+
+class Signs:
+    """Since when each sign has been there without a break."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self.now: frozenset[str] = frozenset()
+
+    def see(self, signs: frozenset[str], now_s: float) -> None:
+        self.now = signs
+        self._since = {sign: self._since.get(sign, now_s) for sign in signs}
+
+    def against(self, memory: AgentMemory, now_s: float, since_1970_s: float) -> str:
+        """The sign for which the policy in force should go, "" = there is none.
+
+        ``now_s`` is of the clock of ``see``; ``since_1970_s`` of the one that ``AgentMemory.applied_at_s`` is from.
+        """
+        policy = memory.policy
+        if policy is None or memory.spec is None or memory.spec.policy is None:
+            return ""
+        if policy.hash != memory.spec.policy.hash or policy.hash == memory.taken_back:
+            return ""
+        if not 0 <= since_1970_s - memory.applied_at_s < WITHIN_S:
+            return ""
+        held = [
+            sign
+            for sign in policy.abort_on
+            if sign not in memory.baseline and now_s - self._since.get(sign, now_s) >= HOLD_S
+        ]
+        return held[0] if held else ""

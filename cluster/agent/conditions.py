@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: What is enough for a reader; the rest stands in the daemon's own status.
+#: Characters of a message; the rest stands in the daemon's own status.
 ENOUGH = 2000
 
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
@@ -27,7 +27,7 @@ def written(
 ) -> list[dict[str, Any]]:
     """The conditions as an object has them.
 
-    ``before``: those that were written last; a condition whose status is the same keeps its time. ``now``: RFC 3339.
+    ``before``: the conditions written last; a condition whose status is the same keeps its time. ``now``: RFC 3339.
     ``generation``: the spec that was looked at; 0 = it says nothing about that.
     """
     earlier = {condition.get("type"): condition for condition in before}

@@ -22,6 +22,8 @@ MOST_WAITING, MOST_KNOWN = 256, 1024
 #: The API server keeps an Event for an hour after its last change: then it counts from 1 again.
 FORGOTTEN_AFTER_S = 3000.0
 MOST_MESSAGE = 1024
+#: Reasons as Events have them, by those of ``report`` that people would not understand.
+REASONS = {"LargerRung": "LargerDomain"}
 
 #: Pod's uid, container, reason.
 Key = tuple[str, str, str]
@@ -29,7 +31,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Happened:
-    """What one or more rows of ``report``'s events say. ``first``, ``last``: RFC 3339."""
+    """One or more rows of ``report``'s events. ``first``, ``last``: RFC 3339."""
 
     namespace: str
     pod: str
@@ -72,7 +74,7 @@ class _Budget:
 
 
 class PodEvents:
-    """What is to be written, and what has been. ``node``: where the pods run; ``instance``: this process's own word.
+    """Events to write, and events written. ``node``: where the pods run; ``instance``: this process's own word.
 
     The caller takes ``next``, carries it out, and says ``written``, ``gone`` or ``dropped``; or nothing, and tries again.
     """
@@ -94,12 +96,13 @@ class PodEvents:
         """One row of ``report``'s events. A row without a pod is of no object, and is passed over."""
         if not row.get("pod") or not row.get("namespace"):
             return
+        reason = str(row.get("reason") or "Placement")
         happened = Happened(
             str(row["namespace"]),
             str(row["pod"]),
             str(row.get("pod_uid") or ""),
             str(row.get("container") or ""),
-            str(row.get("reason") or "Placement"),
+            REASONS.get(reason, reason),
             "Warning" if row.get("type") == "Warning" else "Normal",
             shortened(str(row.get("message") or ""), MOST_MESSAGE),
             now,
@@ -211,10 +214,10 @@ class EventCursor:
     def __init__(self) -> None:
         self._instance: Optional[str] = None
         self.since: Optional[int] = None
-        """What to ask with: the number after the last row that is known; None = all."""
+        """The number to ask with: after the last known row; None = all."""
 
     def already_told(self, instance: str) -> None:
-        """An earlier process of the agent has written the events of this life: what is in the ring now is no news."""
+        """An earlier process of the agent has written the events of this life: the ring's entries are no news."""
         if self._instance is None:
             self._instance = instance
 

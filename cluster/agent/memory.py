@@ -1,4 +1,4 @@
-"""What the commanding half remembers over its own restarts, and over days without the API server. Pure."""
+"""The commanding half's memory over its own restarts, and over days without the API server. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_memory(memory: AgentMemory) -> str:
 
 
 def read_memory(text: str) -> AgentMemory:
-    """What ``write_memory`` wrote, by this version or its neighbours.
+    """A document of ``write_memory``, of this version or its neighbours.
 
     :raises ValueError: it is none.
     """

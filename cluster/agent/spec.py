@@ -1,4 +1,4 @@
-"""What people and the operator ask of a node, read from its NodePlacement, and written to the agent's own file. Pure.
+"""The spec of a node, by people and the operator, read from its NodePlacement, and written to the agent's own file. Pure.
 
 Reading is lenient where versions may differ: fields that this version does not know are passed over. A field that is
 known and has a wrong shape is a sentence, and what it asks for is not carried out.
@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-#: One override: namespace, pod, container, zone.
+from policies.machine.domain_names import read_domain
+
+#: One override: namespace, pod, container, and zone as the daemon names it (node-0).
 Override = tuple[str, str, str, str]
 _OVERRIDE = ("namespace", "pod", "container", "zone")
 
@@ -81,7 +83,7 @@ def _overrides(value: Any, wrong: list[str]) -> tuple[Override, ...]:
         table = _table(row, f"spec.overrides[{number}]", wrong)
         words = tuple(table.get(key, "") for key in _OVERRIDE)
         if all(isinstance(word, str) for word in words) and words[1] and words[3]:
-            found.append((words[0] or "default", words[1], words[2], words[3]))
+            found.append((words[0] or "default", words[1], words[2], read_domain(words[3])))
         elif table:
             wrong.append(
                 f"spec.overrides[{number}] is {dict(table)!r}, expected texts pod, container and zone"
@@ -119,7 +121,7 @@ def write_policy(policy: PolicyDocument) -> dict[str, Any]:
 
 
 def write_spec(spec: Spec) -> dict[str, Any]:
-    """A NodePlacement from which ``read_spec`` reads the same; sentences about what was wrong are not kept."""
+    """A NodePlacement from which ``read_spec`` reads the same; sentences about faults are not kept."""
     document: dict[str, Any] = {"overrides": [dict(zip(_OVERRIDE, row)) for row in spec.overrides]}
     if spec.mode:
         document["mode"] = spec.mode

@@ -1,7 +1,7 @@
-"""What the reporting half writes: a daemon's ``report`` as the status of the node's NodePlacement. Pure.
+"""The reporting half's document: a daemon's ``report`` as the status of the node's NodePlacement. Pure.
 
 Fields are taken by name: what a newer daemon tells besides is left out, and what an older one does not tell is absent.
-Numbers that move by themselves are held (``steady``), and lists have an order of their own, so that two reports of a
+Numbers that move by themselves are held (``steady_rate``), and lists have an order of their own, so that two reports of a
 node on which nothing happened make equal documents.
 """
 
@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from cluster.agent.conditions import FALSE, TRUE, UNKNOWN, Condition, shortened, written
-from cluster.agent.steady import steady_memory, steady_rate
 from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY, SCHEMA_CURRENT
 from cluster.kube.known import not_written
+from policies.machine.domain_names import domain_text
+
+#: A rate is told anew once it is this much larger or smaller, as a factor.
+RATE_FACTOR = 1.5
+#: Memory in use is told anew once it differs by this much.
+MEMORY_STEP_BYTES = 64 << 20
 
 #: Characters of a line that explains a placement, and of any other text.
 MOST_WHY, MOST_TEXT = 200, 400
@@ -42,7 +47,7 @@ _ZONE = (
     "memory_bytes",
     "memory_allocatable_bytes",
 )
-#: Charges of containers without a limit follow what they hold.
+#: Charges of containers without a limit follow their usage.
 _ZONE_MOVING = ("memory_charged_bytes", "memory_free_bytes")
 _PLACEMENT = (
     "namespace",
@@ -60,6 +65,8 @@ _PLACEMENT = (
     "zone",
     "demand",
 )
+#: Keys whose values are domains' names: node-0 is written as numa-0.
+_DOMAINS = ("name", "parent", "zone")
 _MEMBER = ("namespace", "pod", "container")
 _REMOTE = (*_MEMBER, "address")
 #: What a container exchanges with one address of another node is told from so many bytes a second on, until it is half.
@@ -96,8 +103,10 @@ def status_of(seen: AgentView, told: Mapping[str, Any], now: str) -> dict[str, A
     ``told``: what this function gave for the last write, {} = there was none. Equal to it where nothing is new.
     """
     status = {} if seen.report is None else _of_report(seen.report, told)
-    # Never absent: of a mapping whose fields are all given up, servers such as 1.20 make a null, and refuse the write.
-    status["doctor"] = dict(told.get("doctor") or {}) if seen.problems is None else _doctor(seen.problems)
+    # Absent, and never {}: of an empty mapping whose fields this writer had before the server makes a null, and refuses it.
+    doctor = told.get("doctor") if seen.problems is None else _doctor(seen.problems)
+    if doctor:
+        status["doctor"] = doctor
     if seen.judged is not None:
         status["judgedPolicy"] = seen.judged
     return {**status, "conditions": written(_conditions(seen), told.get("conditions", ()), now)}
@@ -125,12 +134,13 @@ def _of_report(report: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, 
 
 
 def _taken(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    return {camel(key): row[key] for key in keys if row.get(key) is not None}
+    found = {camel(key): row[key] for key in keys if row.get(key) is not None}
+    return {key: domain_text(value) if key in _DOMAINS else value for key, value in found.items()}
 
 
 def _zones(zones: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     earlier = {zone.get("name"): zone for zone in told}
-    return [_zone(zone, earlier.get(zone.get("name"), {})) for zone in zones]
+    return [_zone(zone, earlier.get(domain_text(zone.get("name", "")), {})) for zone in zones]
 
 
 def _zone(zone: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +156,7 @@ def _placement(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(groups: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Heaviest first by what is told, so that a rate that is held holds its place as well."""
+    """Heaviest first by the rate told, so that a rate that is held holds its place as well."""
     earlier = {_key(group): group.get("bytesPerSecond") for group in told}
     found = [_group(group, earlier) for group in groups]
     return sorted(found, key=lambda group: (-group["bytesPerSecond"], _key(group)))
@@ -170,7 +180,7 @@ def _key(group: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
 
 def _remote(rows: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Heaviest first; without what is too little to move a pod for."""
+    """Heaviest first; without rates too low to move a pod for."""
     earlier = {_words(row, _REMOTE): row.get("bytesPerSecond") for row in told}
     found = []
     for row in rows:
@@ -197,6 +207,33 @@ def _doctor(problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     errors = sum(row["severity"] == "error" for row in rows)
     rows.sort(key=lambda row: (row["severity"], row["check"], row["message"]))
     return {"errors": errors, "warnings": len(rows) - errors, "problems": rows}
+
+
+# ---------------------------------------------------------------------- numbers that move
+
+
+def steady_rate(now: float, told: Optional[float]) -> int:
+    """A rate to tell: ``told`` while ``now`` is within ``RATE_FACTOR`` of it, else ``now`` to two digits.
+
+    Rounding alone would not do: a rate beside a step's edge would change with every look.
+    """
+    if told and now > 0 and told / RATE_FACTOR <= now <= told * RATE_FACTOR:
+        return int(told)
+    return _two_digits(now)
+
+
+def steady_memory(now: int, told: Optional[int]) -> int:
+    """Bytes to tell: ``told`` while ``now`` is less than a step away, else ``now`` rounded down to a step."""
+    if told is not None and abs(now - told) < MEMORY_STEP_BYTES:
+        return told
+    return now // MEMORY_STEP_BYTES * MEMORY_STEP_BYTES
+
+
+def _two_digits(value: float) -> int:
+    if value < 1:
+        return 0
+    step = int(10 ** max(0, len(str(int(value))) - 2))
+    return round(value / step) * step
 
 
 # ---------------------------------------------------------------------- conditions

@@ -1,26 +1,36 @@
-"""What a policy of the cluster may set on a node: an allow-list, made of the daemon's own table of options. Pure.
+"""The options that a policy of the cluster may set: an allow-list, made of the daemon's own table of options. Pure.
+
+Options that are gone are in it, and take any value: a policy of an earlier version stays good. The daemon ignores them.
 
 Paths, sockets, endpoints, plugin folders, TLS, log and metrics are not in it: each of them would be root on every node
-at once. The server keeps what it does not know (or a writer would never learn of it), so operator and agent ask here,
+at once. The server keeps unknown keys (or a writer would never learn of them), so operator and agent ask here,
 and the daemon asks its own table again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cluster.api.allowed_options import OPTIONS
 from cluster.api.schema import KEEPS_UNKNOWN, faults, nearest, shown, shown_key
 
-#: Sections that come first in a schema, with what is in them in words.
+try:
+    # Made when a package is built.
+    from cluster.api.allowed_options import OPTIONS as _OPTIONS  # type: ignore[import-not-found]
+except ModuleNotFoundError:
+    from cluster.api.io.source_tree import read_options
+
+    _OPTIONS = read_options()
+OPTIONS: Mapping[str, Mapping[str, Any]] = _OPTIONS
+
+#: Sections that come first in a schema, each with its contents in words.
 _SECTIONS = {
     "policy": "The placement policy, and the CPUs it has.",
     "policy.ReservedResources": "CPUs kept for the system.",
     "policy.AvailableResources": "CPUs that containers may be placed on.",
     "policy.balloons": "Options of the policy balloons.",
     "placement": "How containers are placed.",
-    "demand": "How sets are sized by what containers use (placement.size).",
+    "demand": "How cpusets are sized by what containers use (placement.size).",
     "affinity": "How much traffic between containers counts, and what may be moved for it.",
 }
 #: More sentences than a reader needs at once.
@@ -76,15 +86,15 @@ def _not_in_the_list(prefix: str, name: Any, value: Any) -> str:
     return f"{key} is not among the options that a policy of the cluster may set{nearest(key, OPTIONS)}"
 
 
-def schema() -> dict[str, Any]:
+def schema(options: Mapping[str, Mapping[str, Any]] = OPTIONS) -> dict[str, Any]:
     """The allow-list as the schema of ``PlacementPolicy.spec.config``.
 
-    Objects keep what is not in it, so that the condition that refuses a key can name it.
+    Objects keep unknown keys, so that the condition that refuses a key can name it.
     """
     root = _section(
         "What nodes are configured to do: options of docs/configuration.md, nested as in the daemon's file."
     )
-    for key, option in OPTIONS.items():
+    for key, option in options.items():
         where, path = root, ""
         *sections, name = key.split(".")
         for section in sections:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.api import affinity_advice, node_placement, placement_policy
+from cluster.api import node_placement, placement_policy
+from cluster.api.allowed import OPTIONS
 from cluster.api.names import (
     AFFINITY_ADVICE,
     AFFINITY_ADVICES,
@@ -16,24 +17,43 @@ from cluster.api.names import (
     PLACEMENT_POLICY,
     VERSION,
 )
-from cluster.api.schema import published
+from cluster.api.schema import number, published, record, rows, text, word
 
 Column = tuple[str, str, str, int]
 
+_ADVICE_COLUMNS = (
+    ("Remote-Bytes/s", "integer", ".status.remoteBytesPerSecond", 0),
+    ("Bytes/s", "integer", ".status.bytesPerSecond", 0),
+    ("Target", "string", ".status.target.name", 0),
+    ("Reason", "string", ".status.reason", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 1),
+)
 
-def definitions(*, with_rules: bool = True) -> tuple[dict[str, Any], ...]:
+_OWNER = {
+    "kind": word("Its kind.", "Deployment", "StatefulSet"),
+    "namespace": text("Its namespace."),
+    "name": text("Its name."),
+}
+
+
+def definitions(options: Mapping[str, Mapping[str, Any]] = OPTIONS) -> tuple[dict[str, Any], ...]:
     """One object for each kind, all of them cluster-scoped and with a status of its own.
 
-    ``with_rules``: with rules in CEL. Servers before 1.25 drop them where an object is created, and refuse the object
-    where it is applied (kubectl's check and server-side apply), so there it is written without.
+    ``options``: the options that a policy may set, with their schemas.
     """
     kinds = (
         (NODE_PLACEMENT, NODE_PLACEMENTS, "np", node_placement.schema(), node_placement.COLUMNS),
-        (PLACEMENT_POLICY, PLACEMENT_POLICIES, "ppol", placement_policy.schema(), placement_policy.COLUMNS),
-        (AFFINITY_ADVICE, AFFINITY_ADVICES, "aadv", affinity_advice.schema(), affinity_advice.COLUMNS),
+        (
+            PLACEMENT_POLICY,
+            PLACEMENT_POLICIES,
+            "ppol",
+            placement_policy.schema(options),
+            placement_policy.COLUMNS,
+        ),
+        (AFFINITY_ADVICE, AFFINITY_ADVICES, "aadv", _affinity_advice(), _ADVICE_COLUMNS),
     )
     return tuple(
-        _definition(kind, plural, short, published(schema, with_rules=with_rules), columns)
+        _definition(kind, plural, short, published(schema), columns)
         for kind, plural, short, schema, columns in kinds
     )
 
@@ -81,3 +101,28 @@ def _with_head(schema: dict[str, Any]) -> dict[str, Any]:
         "metadata": {"type": "object"},
     }
     return {**schema, "properties": {**head, **schema["properties"]}}
+
+
+def _affinity_advice() -> dict[str, Any]:
+    """AffinityAdvice, the whole object: which Deployments and StatefulSets would gain from one node. It has no spec."""
+    owner = record(
+        "One owner.",
+        {**_OWNER, "pods": number("Its pods that were seen."), "nodes": number("The nodes these are on.")},
+    )
+    status = record(
+        "The advice. The operator writes it, and nothing carries it out.",
+        {
+            "owners": rows("Owners whose pods send much to each other.", owner),
+            "bytesPerSecond": number("What they send to each other where they share a node, rounded."),
+            "remoteBytesPerSecond": number("What they send to each other from node to node, rounded."),
+            "nodes": rows("Nodes they share, 16 at most.", text("A node's name.")),
+            "target": record(
+                "The owner that the others are to come near; podAffinity selects its pods.", _OWNER
+            ),
+            "podAffinity": text(
+                "What to put under spec.template.spec of the owners that reason names, as YAML."
+            ),
+            "reason": text("One sentence: what would be gained."),
+        },
+    )
+    return record("Owners that would gain from one node.", {"status": status})

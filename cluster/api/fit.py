@@ -1,4 +1,4 @@
-"""A NodePlacement's status that is not too large: what is too much is left out, and counted. Pure.
+"""A NodePlacement's status that is not too large: rows beyond the limit are left out, and counted. Pure.
 
 etcd takes 1.5 MiB for an object, and every watcher of nodes gets it each time: with 256 KiB in all, managedFields, spec
 and metadata included, ``STATUS_BYTES`` remain for the status.
@@ -14,11 +14,11 @@ from typing import Any
 OBJECT_BYTES = 256 * 1024
 #: 16 KiB for metadata with managedFields (3 KiB measured), and 24 KiB for what people and the operator write.
 STATUS_BYTES = OBJECT_BYTES - 40 * 1024
-#: What is in the lists at most, whatever room there is.
+#: Rows of the lists at most, whatever room there is.
 MOST_TEXTS, MOST_PROBLEMS, MOST_OVERRIDES, MOST_GROUPS, MOST_MEMBERS = 32, 32, 128, 64, 32
 #: Each of 5,000 nodes has them in the operator's memory.
 MOST_REMOTE = 32
-#: Characters of a text: a sentence, and what is left of it where room is scarce.
+#: Characters of a text: a sentence, and a shorter one where room is scarce.
 LONG, SHORT = 200, 60
 ID_DIGITS = 13
 #: States of containers that nothing is to be done about: others are shown first where not all can be.
@@ -135,7 +135,7 @@ def _few_members(group: Row, counts: dict[str, int]) -> Row:
 
 
 def _of_placement(row: Row) -> tuple[Any, ...]:
-    """Containers without a place, those that demand something, and large ones come first."""
+    """Containers without a place, containers with a demand, and large ones come first."""
     ordinary = row.get("state") in ORDINARY
     return (ordinary, not row.get("demand"), not row.get("exclusive"), -row.get("milliCpus", 0))
 

@@ -15,8 +15,8 @@ MAX_OVERRIDES = 512
 MODES = ("enforce", "observe", "off")
 FRONT_ENDS = ("cri", "nri", "standalone")
 ABORT_ON = ("Degraded", "NotReady", "DoctorErrors", "ConfigRefused")
-#: A zone's name: ``socket-0``, ``node-3``, ``l3-12``.
-ZONE = r"^(socket|node|l3)-(0|[1-9][0-9]{0,4})$"
+#: A zone's name: ``socket-0``, ``numa-3`` or ``node-3``, ``l3-12``.
+ZONE = r"^(socket|numa|node|l3)-(0|[1-9][0-9]{0,4})$"
 #: Names as Kubernetes has them for namespaces and containers, and for pods.
 LABEL = {"minLength": 1, "maxLength": 63, "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
 SUBDOMAIN = {"minLength": 1, "maxLength": 253, "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}
@@ -64,10 +64,10 @@ def _spec() -> dict[str, Any]:
             "pod": text("The pod's name.", **SUBDOMAIN),
             "container": text("The container's name in its pod.", **LABEL),
             "zone": text(
-                "The zone it is to run in, by its name in status.zones, such as node-1 or l3-4.",
+                "The zone it is to run in, by its name in status.zones, such as numa-1 or l3-4; node-1 is numa-1, too.",
                 maxLength=16,
                 pattern=ZONE,
-                expected="the name of a zone such as socket-0, node-1 or l3-4",
+                expected="the name of a zone such as socket-0, numa-1 or l3-4",
             ),
         },
         ("namespace", "pod", "container", "zone"),
@@ -140,22 +140,24 @@ def _zones() -> dict[str, Any]:
     zone = record(
         "One place that containers are placed in.",
         {
-            "name": text("Its name: socket-ID, node-ID or l3-ID."),
-            "type": text("Its kind: Socket, Node or L3."),
+            "name": text("Its name: socket-ID, numa-ID or l3-ID."),
+            "type": text("Its kind: Socket, Node (a NUMA node) or L3."),
             "parent": text("The next larger zone that holds all of it."),
             "cpus": text(f"Its CPUs, {CPU_SET}."),
             "capacityMilliCpus": number("Milli-CPUs of its CPUs that are online."),
             "allocatableMilliCpus": number(
                 "Milli-CPUs of those that containers may have: without reserved ones."
             ),
-            "chargedMilliCpus": number("Requests on its shared CPUs, and all of its exclusive CPUs."),
+            "chargedMilliCpus": number(
+                "What is allocated: requests on its shared CPUs, and all of its exclusive CPUs."
+            ),
             "freeMilliCpus": number("What is left of the allocatable; 0 where requests exceed it."),
-            "exclusiveCpus": text(f"CPUs that single containers have for themselves, {CPU_SET}."),
+            "exclusiveCpus": text(f"Exclusive CPUs: each is one container's, {CPU_SET}."),
             "sharedCpus": text(f"CPUs that containers share, {CPU_SET}."),
             "memoryBytes": number("Its memory."),
-            "memoryAllocatableBytes": number("Memory that containers' limits may be charged on."),
-            "memoryChargedBytes": number("Memory limits that are charged on it."),
-            "memoryFreeBytes": number("What may still be charged; absent where that is not known."),
+            "memoryAllocatableBytes": number("Memory that may be allocated to containers, by their limits."),
+            "memoryChargedBytes": number("Memory that is allocated on it, by limits."),
+            "memoryFreeBytes": number("What may still be allocated; absent where that is not known."),
         },
     )
     return rows("The zones, largest kind first, with what they have.", zone)
@@ -172,12 +174,12 @@ def _placements() -> dict[str, Any]:
             "milliCpus": number("Its CPU request."),
             "cpus": text(f"The CPUs it runs on, {CPU_SET}."),
             "mems": text(f"The memory nodes it is bound to, {CPU_SET}; empty where it is not."),
-            "level": text("The rung it is on, from one L3 to the whole machine."),
+            "level": text("The domain level it is on, from one L3 to the whole machine."),
             "state": text(
-                "managed, adopted, observed, opted-out, kubelet, unplaced, released or foreign: see docs/operations.md."
+                "managed, adopted, observed, opted-out, kubelet, unplaced, released or foreign (modified externally)."
             ),
             "why": text("One line: why it is there."),
-            "exclusive": flag("Whether it has CPUs of its own."),
+            "exclusive": flag("Whether it has exclusive CPUs."),
             "zone": text("The smallest zone that holds its CPUs; empty where they span packages."),
             "demand": text("l3 or numa where it is refused without that; else empty."),
         },
@@ -205,7 +207,7 @@ def _remote_traffic() -> dict[str, Any]:
         {
             **_MEMBER,
             "address": text(
-                "An address that is not known to be on this node: a pod's of another, or whose ever."
+                "An address that is not known to be on this node: a pod's of another node, or any other."
             ),
             "bytesPerSecond": number(
                 "Both directions of connections it accepted, and datagrams it sent; rounded."
@@ -277,7 +279,7 @@ def _doctor() -> dict[str, Any]:
     )
 
 
-#: Counts by name, with what they count.
+#: Counts by name, with their meaning.
 COUNTS = {
     "placements": "Containers that the runtime has.",
     "placementsLeftOut": "Containers that are not in placements, as the object would be too large.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.api import allowed
@@ -94,8 +95,8 @@ def _rollout() -> dict[str, Any]:
     )
 
 
-def _config() -> dict[str, Any]:
-    schema = allowed.schema()
+def _config(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    schema = allowed.schema(options)
     balloons = schema["properties"]["policy"]["properties"]["balloons"]
     types = balloons["properties"]["BalloonTypes"]
     types = {**types, "items": {**types["items"], "x-kubernetes-validations": list(_BALLOON_RULES)}}
@@ -104,7 +105,7 @@ def _config() -> dict[str, Any]:
     return schema
 
 
-def _spec() -> dict[str, Any]:
+def _spec(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return record(
         "What nodes are to be configured to.",
         {
@@ -115,7 +116,7 @@ def _spec() -> dict[str, Any]:
                 minimum=-MAX_PRIORITY,
                 maximum=MAX_PRIORITY,
             ),
-            "config": _config(),
+            "config": _config(options),
             "rollout": _rollout(),
         },
         ("config",),
@@ -151,11 +152,11 @@ def _status() -> dict[str, Any]:
     )
 
 
-def schema() -> dict[str, Any]:
-    """The whole object."""
+def schema(options: Mapping[str, Mapping[str, Any]] = allowed.OPTIONS) -> dict[str, Any]:
+    """The whole object; ``options``: the options that it may set, with their schemas."""
     return record(
         "What nodes are configured to, rolled out node by node.",
-        {"spec": _spec(), "status": _status()},
+        {"spec": _spec(options), "status": _status()},
         ("spec",),
     )
 

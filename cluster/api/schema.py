@@ -1,7 +1,7 @@
-"""Structural schemas, as CustomResourceDefinitions have them, and what is wrong with a value by one. Pure.
+"""Structural schemas, as CustomResourceDefinitions have them, and the faults of a value by one. Pure.
 
 Beside Kubernetes' own keys a schema here may have ``expected``: what a value should be, in words for a sentence.
-``published`` takes it off for the server.
+``published`` takes it off for the server, and ends the description with it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 #: How much of a value a sentence shows.
 MAX_SHOWN = 60
 INT_OR_STRING = "x-kubernetes-int-or-string"
+RULES = "x-kubernetes-validations"
+#: What stands before ``expected`` in a description.
+EXPECTED = " Value: "
 KEEPS_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 
 
@@ -61,7 +64,7 @@ def record(
         "description": description,
         "properties": dict(properties),
         **({"required": list(required)} if required else {}),
-        **({"x-kubernetes-validations": [dict(rule) for rule in rules]} if rules else {}),
+        **({RULES: [dict(rule) for rule in rules]} if rules else {}),
         **({"x-kubernetes-map-type": "atomic"} if is_atomic else {}),
     }
 
@@ -84,26 +87,38 @@ def keyed(description: str, items: Schema, *keys: str, **more: Any) -> dict[str,
 
 
 def rule(expression: str, message: str) -> dict[str, str]:
-    """A rule in CEL, which servers of 1.25 and later check."""
+    """A rule in CEL, which the server checks."""
     return {"rule": expression, "message": message}
 
 
-def published(schema: Schema, *, with_rules: bool = True) -> dict[str, Any]:
-    """A schema as the server takes it. ``with_rules``: with those in CEL, which servers before 1.25 do not know."""
-    left_out = ("expected",) if with_rules else ("expected", "x-kubernetes-validations")
-    found = {key: value for key, value in schema.items() if key not in left_out}
+def published(schema: Schema) -> dict[str, Any]:
+    """A schema as the server takes it."""
+    found = {key: value for key, value in schema.items() if key != "expected"}
+    if "expected" in schema and EXPECTED not in found["description"]:
+        found["description"] = f"{found['description']}{EXPECTED}{schema['expected']}."
     for key in ("items", "additionalProperties"):
         if isinstance(found.get(key), Mapping):
-            found[key] = published(found[key], with_rules=with_rules)
+            found[key] = published(found[key])
     if "properties" in found:
-        found["properties"] = {
-            name: published(inner, with_rules=with_rules) for name, inner in found["properties"].items()
-        }
+        found["properties"] = {name: published(inner) for name, inner in found["properties"].items()}
+    return found
+
+
+def without_rules(schema: Schema) -> dict[str, Any]:
+    """A schema as the server has it, with ``expected`` and without rules in CEL: these are added where it is published."""
+    found = {key: value for key, value in schema.items() if key != RULES}
+    _, value, expected = found.get("description", "").rpartition(EXPECTED)
+    if value:
+        found["expected"] = expected[:-1]
+    if "items" in found:
+        found["items"] = without_rules(found["items"])
+    if "properties" in found:
+        found["properties"] = {name: without_rules(inner) for name, inner in found["properties"].items()}
     return found
 
 
 def faults(value: Any, schema: Schema, place: str) -> Iterator[str]:
-    """A sentence for each thing wrong with a value; each names the place, the value and what was expected.
+    """A sentence for each thing wrong with a value; each names the place, the value and the expected one.
 
     Keys that the schema does not have are faults even where the server keeps or drops them.
     """
@@ -158,7 +173,7 @@ def _hint(value: Any, schema: Schema) -> str:
 
 
 def _wrong(value: Any, schema: Schema) -> Optional[str]:
-    """What was expected instead of this value itself, not of what is in it; None = it is right."""
+    """The expectation that this value itself misses, its contents aside; None = it is right."""
     if value is None and schema.get("nullable"):
         return None
     kind = schema.get("type")

@@ -1,4 +1,4 @@
-"""What a server's schema does not know of a document that a newer program writes. Pure.
+"""Fields that a server's schema does not know, in a document that a newer program writes. Pure.
 
 Server-side apply refuses a whole document for one field that is not in the schema (500, "field not declared in
 schema": kube-apiserver 1.20 to 1.36), or for one word that the schema does not list (422). The answer names the field;
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
-from cluster.kube.errors import ApiError
+from cluster.kube.requests import ApiError
 
 _UNDECLARED = ": field not declared in schema"
 #: Which row of a list: its number, or its keys with their values.
@@ -34,7 +34,7 @@ class Unknown(NamedTuple):
 
 
 def unknown_in(error: ApiError) -> frozenset[Unknown]:
-    """What a refusal names as not known; empty where it is about something else."""
+    """The fields that a refusal names as not known; empty where it is about something else."""
     found = set()
     for line in error.message.splitlines():
         if line.endswith(_UNDECLARED):

@@ -1,4 +1,4 @@
-"""A kubeconfig as kubelet, kubeadm and kubectl write it: JSON, or YAML of plain blocks. No YAML library: 30 MB are all.
+"""A kubeconfig as kubelet, kubeadm and k3s write it: JSON, or YAML of blocks and flow style. No YAML library: 30 MB are all.
 
 What this does not understand it refuses, with the line: a credential that is guessed is none.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -30,7 +32,6 @@ class Kubeconfig:
     cert_data: bytes = b""
     key_file: str = ""
     key_data: bytes = b""
-    namespace: str = ""
 
 
 #: Credentials that need a program or are not this reader's; a user with one of them is refused.
@@ -40,7 +41,7 @@ _REFUSED_USER = ("exec", "auth-provider", "username", "password", "as", "imperso
 def read_kubeconfig(text: str, context: str = "") -> Kubeconfig:
     """One context of a kubeconfig, the current one if ``context`` is "".
 
-    :raises BadKubeconfig: it is not understood, or lacks what is named.
+    :raises BadKubeconfig: it is not understood, or lacks a part that it names.
     """
     document = _parse(text)
     wanted = context or _text(document, "current-context", "the kubeconfig")
@@ -75,7 +76,6 @@ def read_kubeconfig(text: str, context: str = "") -> Kubeconfig:
         cert_data=_data(user, "client-certificate-data", user_name),
         key_file=_text(user, "client-key", user_name),
         key_data=_data(user, "client-key-data", user_name),
-        namespace=_text(found, "namespace", wanted),
     )
 
 
@@ -107,19 +107,80 @@ def _data(values: dict[str, Any], key: str, place: str) -> bytes:
 
 
 def _parse(text: str) -> dict[str, Any]:
+    document: Any = None
     if text.lstrip().startswith("{"):
-        try:
-            document: Any = json.loads(text)
-        except ValueError as error:
-            raise BadKubeconfig(f"the kubeconfig is not JSON: {error}") from None
-    else:
+        with contextlib.suppress(ValueError, RecursionError):
+            document = json.loads(text)
+    if document is None:
         lines = _Lines(text)
-        document = lines.block(0) if lines.left() else None
+        document = lines.below(0)
         if lines.left():
             raise lines.refusal("the indentation fits nothing above")
     if not isinstance(document, dict):
         raise BadKubeconfig("the kubeconfig is no mapping of clusters, contexts and users")
     return document
+
+
+#: Brackets in brackets: a kubeconfig has four.
+_MOST_DEPTH = 16
+_PUNCTUATION = frozenset("{}[],:")
+_PLAIN: dict[str, Any] = {"null": None, "~": None, "true": True, "false": False}
+#: What flow style is made of: blanks and comments, punctuation, texts in quotes, plain texts.
+_FLOW = re.compile(
+    r"""\s+ | (?<=\s)\#.*
+    | (?P<token>[{}\[\],:]
+    | "(?:[^"\\]|\\.)*"
+    | '(?:[^']|'')*'
+    | [^\s{}\[\],:"'#&*!|>%@`](?:[^{}\[\],:#]|:(?![\s{}\[\],]|$)|(?<=\S)\#)*)""",
+    re.VERBOSE,
+)
+
+
+def _scalar_of(said: str) -> Any:
+    """:raises ValueError: the quotes do not fit."""
+    if said[0] == '"':
+        return json.loads(said)
+    if said[0] == "'":
+        if len(said) < 2 or said[-1] != "'":
+            raise ValueError
+        return said[1:-1].replace("''", "'")
+    return _PLAIN.get(said, said)
+
+
+def _flow_value(tokens: list[str]) -> Any:
+    """The value that the tokens begin with; they are taken away.
+
+    :raises ValueError, IndexError: they are none.
+    """
+    token = tokens.pop(0)
+    if token == "[":
+        listed = []
+        while tokens[0] != "]":
+            listed.append(_flow_value(tokens))
+            _take_comma(tokens, "]")
+        tokens.pop(0)
+        return listed
+    if token == "{":
+        values: dict[str, Any] = {}
+        while tokens[0] != "}":
+            key = _scalar_of(tokens[0]) if tokens[0][0] in "\"'" else tokens[0]
+            if key in values or key in _PUNCTUATION or tokens[1] != ":":
+                raise ValueError
+            del tokens[:2]
+            values[key] = None if tokens[0] in (",", "}") else _flow_value(tokens)
+            _take_comma(tokens, "}")
+        tokens.pop(0)
+        return values
+    if token in _PUNCTUATION:
+        raise ValueError
+    return _scalar_of(token)
+
+
+def _take_comma(tokens: list[str], end: str) -> None:
+    if tokens[0] == ",":
+        tokens.pop(0)
+    elif tokens[0] != end:
+        raise ValueError
 
 
 class _Lines:
@@ -176,11 +237,12 @@ class _Lines:
         rest = line[indent + 1 :]
         if not rest.strip():
             self._at += 1
-            return self._below(indent + 1)
+            return self.below(indent + 1)
         inner = rest.strip()
-        if _split(inner) is None:
+        if inner[0] in "{[" or _split(inner) is None:
+            value = self._scalar(inner)
             self._at += 1
-            return self._scalar(inner)
+            return value
         # "- key: value" begins a mapping whose other keys stand below this one.
         self._lines[self._at] = (number, " " * (indent + 1) + rest)
         return self.block(indent + 1)
@@ -198,28 +260,58 @@ class _Lines:
         # A list may stand as far left as its key.
         if self.left() and self._indent() == indent and self._is_item():
             return key, self.block(indent)
-        return key, self._below(indent + 1)
+        return key, self.below(indent + 1)
 
-    def _below(self, least: int) -> Optional[Any]:
-        return self.block(least) if self.left() and self._indent() >= least else None
+    def below(self, least: int) -> Any:
+        """The value indented by ``least`` or more; None = there is none."""
+        if not self.left() or self._indent() < least:
+            return None
+        said = self._lines[self._at][1].strip()
+        if said[0] not in "{[":
+            return self.block(least)
+        value = self._scalar(said)
+        self._at += 1
+        return value
 
     def _scalar(self, said: str) -> Any:
-        if said[0] == '"':
-            try:
-                return json.loads(said)
-            except ValueError:
-                raise self.refusal("the quoted text has no plain end") from None
-        if said[0] == "'":
-            if len(said) < 2 or said[-1] != "'":
-                raise self.refusal("the quoted text has no plain end")
-            return said[1:-1].replace("''", "'")
-        said = said.split(" #", 1)[0].rstrip()
-        plain: dict[str, Any] = {"{}": {}, "[]": [], "null": None, "~": None, "true": True, "false": False}
-        if said in plain:
-            return plain[said]
-        if said[0] in "|>{[&*!%@`":
+        """The value that begins with ``said``; the line that it ends in is the next one."""
+        if said[0] in "{[":
+            return self._flow(said)
+        if said[0] not in "\"'":
+            said = said.split(" #", 1)[0].rstrip()
+        if said[0] in "|>&*!%@`":
             raise self.refusal(f"{said[0]!r} begins something else than a plain text")
-        return said
+        try:
+            return _scalar_of(said)
+        except ValueError:
+            raise self.refusal("the quoted text has no plain end") from None
+
+    def _flow(self, said: str) -> Any:
+        tokens: list[str] = []
+        depth = at = 0
+        while True:
+            while found := _FLOW.match(said, at):
+                at = found.end()
+                if token := (found["token"] or "").strip():
+                    depth += (token in ("{", "[")) - (token in ("}", "]"))
+                    tokens.append(token)
+                if depth > _MOST_DEPTH:
+                    raise self.refusal("it has too many brackets")
+            if at < len(said):
+                raise self.refusal("it is no flow style")
+            if depth <= 0:
+                break
+            if self._at + 1 == len(self._lines):
+                raise self.refusal("its brackets are not closed")
+            self._at += 1
+            said, at = self._lines[self._at][1], 0
+        try:
+            value = _flow_value(tokens)
+        except (ValueError, IndexError):
+            value, tokens = None, ["?"]
+        if tokens:
+            raise self.refusal("it is no flow style")
+        return value
 
 
 def _split(said: str) -> Optional[tuple[str, str]]:

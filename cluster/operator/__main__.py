@@ -20,8 +20,8 @@ from cluster.api.allowed import refused
 from cluster.api.names import NAMESPACE, OPERATOR
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.health_file import is_healthy, touch
-from cluster.operator.io.clock import Clock
 from cluster.operator.io.leader import LeaseLost
 from cluster.operator.io.operator import QUIET_S, Operator, OperatorSettings
 
@@ -33,8 +33,6 @@ def main(arguments: Sequence[str]) -> int:
     settings = OperatorSettings(
         me=options.identity,
         namespace=options.namespace,
-        installer_image=options.installer_image,
-        pull_secrets=tuple(options.pull_secret),
         quiet_s=options.quiet,
         alive=lambda: touch(options.health_file),
     )
@@ -79,15 +77,9 @@ def _log(line: str) -> None:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cluster.operator", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, help="a file; without it, the service account of the pod")
-    parser.add_argument("--namespace", default=NAMESPACE, help="where Lease and Jobs are (%(default)s)")
+    parser.add_argument("--namespace", default=NAMESPACE, help="where the Lease is (%(default)s)")
     parser.add_argument(
         "--identity", default=_identity(), help="the Lease's holder (the pod's name and a random part)"
-    )
-    parser.add_argument(
-        "--installer-image", default="", help="image of the installer's Jobs; without it nothing is installed"
-    )
-    parser.add_argument(
-        "--pull-secret", action="append", default=[], help="for that image; may be given again"
     )
     parser.add_argument(
         "--quiet",

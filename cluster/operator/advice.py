@@ -1,9 +1,9 @@
 """AffinityAdvice: which owners of pods (Deployments, StatefulSets) would gain from sharing nodes. Pure.
 
-What a node's agent knows is the traffic between containers of that node (``status.affinityGroups``), and what its
-containers exchange with addresses of other nodes (``status.remoteTraffic``), each connection once. Whose pod an address is
-the API server is asked (between.py). So an advice says: these owners exchange that much from node to node, and that much
-where they share one, and so many pods of one are on nodes where the other is not.
+A node's agent knows the traffic between containers of that node (``status.affinityGroups``), and the traffic of its
+containers with addresses of other nodes (``status.remoteTraffic``), each connection once. The API server tells the pod of
+an address (``Between``). So an advice says: these owners exchange that much from node to node, and that much where they
+share one, and so many pods of one are on nodes where the other is not.
 
 An owner is guessed from a pod's name (no right on pods is needed) and counts only once the API server has shown its
 scale, which has the selector of its pods as well (``selectors``). Pods with one random part only (DaemonSet, Job, a bare
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import AFFINITY_ADVICE, API_VERSION
 
-#: Less than this a second between owners is no reason to move any pod; an advice stays until it is half of that.
+#: Less than this a second between owners is no reason to move any pod; an advice stays until the rate is half of it.
 LEAST_BYTES_PER_S = 1_000_000
-#: A rate that is published is kept while what is measured is within this factor of it.
+#: A published rate is kept while the measured one is within this factor of it.
 SAME_RATE = 1.5
 #: Advices, those with the most traffic; and nodes that one of them names.
 MOST_ADVICES, MOST_NODES = 100, 16
@@ -48,7 +48,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """What one NodePlacement says of owners: pods here, and bytes a second within each group of two owners or more.
+    """Traffic of owners in one NodePlacement: pods here, and bytes a second within each group of two owners or more.
 
     ``remote``: owner, address of another node, bytes a second; as many as the agent tells.
     """
@@ -99,7 +99,7 @@ def observed(node_placement: Mapping[str, Any]) -> NodeTraffic:
 
 
 def _remote(status: Mapping[str, Any]) -> tuple[tuple[Owner, str, int], ...]:
-    """What the pods of owners exchange with addresses of other nodes, all pods of an owner together."""
+    """Traffic of owners with addresses of other nodes, all pods of an owner together."""
     sums: dict[tuple[Owner, str], int] = {}
     for row in status.get("remoteTraffic") or ():
         owner = owner_of(row["namespace"], row["pod"])
@@ -114,7 +114,7 @@ def owners_wanted(
     remote: Mapping[frozenset[Owner], int],
     published: Mapping[str, Rates],
 ) -> set[Owner]:
-    """The owners whose scale is to be looked up for ``advise``: those that exchange enough with others."""
+    """The owners whose scale ``advise`` needs: they exchange enough with others."""
     return {owner for owners in _rates(traffic, remote, published) for owner in owners}
 
 
@@ -286,7 +286,7 @@ _PART = re.compile(
 
 
 def pod_affinity(selector: Mapping[str, Any], namespaces: Collection[str]) -> str:
-    """What goes under ``spec.template.spec`` of an owner that is to be near the pods selected: YAML text.
+    """The part of ``spec.template.spec`` of an owner that is to be near the pods selected: YAML text.
 
     Preferred, not required: a pod still starts where that node is full. ``namespaces``: none = the pod's own.
     """
@@ -311,3 +311,90 @@ def pod_affinity(selector: Mapping[str, Any], namespaces: Collection[str]) -> st
         # Flow style is YAML as well, and JSON.
         lines.append(f"            matchExpressions: {json.dumps(selector['matchExpressions'])}")
     return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------------- between nodes
+
+# An address counts where exactly one pod has it and runs on another node than the reporting one. Left out, and counted:
+# addresses of no pod (services, machines, the world), of several pods and of pods in a node's own network, and pods of
+# no Deployment or StatefulSet.
+
+_ENDED = ("Succeeded", "Failed")
+
+
+class PodFacts(NamedTuple):
+    """The facts needed of one pod."""
+
+    namespace: str
+    name: str
+    node: str
+    #: It runs, and has its address for itself.
+    alone: bool
+    ended: bool
+
+
+class Holder(NamedTuple):
+    """The owner of an address, and its node."""
+
+    owner: Owner
+    node: str
+
+
+class Between(NamedTuple):
+    """``rates``: bytes a second by pair of owners. ``left_out``: addresses that are no owner's; ``unknown``: not asked for
+    yet."""
+
+    rates: dict[frozenset[Owner], int]
+    left_out: int
+    unknown: int
+
+
+def read_pod(pod: Mapping[str, Any]) -> PodFacts:
+    """The little that is kept of a pod, as it is read."""
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    return PodFacts(
+        metadata.get("namespace", ""),
+        metadata["name"],
+        spec.get("nodeName", ""),
+        not spec.get("hostNetwork", False),
+        status.get("phase") in _ENDED,
+    )
+
+
+def holder_of(pods: Iterable[PodFacts]) -> Optional[Holder]:
+    """The owner of the one pod that has an address; None = it is left out."""
+    living = [pod for pod in pods if not pod.ended]
+    if len(living) != 1 or not living[0].alone:
+        return None
+    owner = owner_of(living[0].namespace, living[0].name)
+    return None if owner is None else Holder(owner, living[0].node)
+
+
+def addresses_wanted(traffic: Iterable[NodeTraffic]) -> list[str]:
+    """The addresses that nodes tell of, those with the most bytes first."""
+    sums: dict[str, int] = {}
+    for node in traffic:
+        for _, address, rate in node.remote:
+            sums[address] = sums.get(address, 0) + rate
+    return sorted(sums, key=lambda address: (-sums[address], address))
+
+
+def between(traffic: Collection[NodeTraffic], holders: Mapping[str, Optional[Holder]]) -> Between:
+    """Traffic of owners from node to node. ``holders``: the addresses that were asked for.
+
+    A connection is told of by one node only, and of a datagram one direction, so that all there is may be added up.
+    """
+    rates: dict[frozenset[Owner], int] = {}
+    left_out, unknown = set(), set()
+    for node in traffic:
+        for owner, address, rate in node.remote:
+            if address not in holders:
+                unknown.add(address)
+                continue
+            holder = holders[address]
+            if holder is None:
+                left_out.add(address)
+            elif holder.node != node.node and holder.owner != owner:
+                pair = frozenset((owner, holder.owner))
+                rates[pair] = rates.get(pair, 0) + rate
+    return Between(rates, len(left_out), len(unknown))

@@ -1,6 +1,6 @@
-"""What the operator keeps of the objects it reads, as values; the edge to the API's JSON, in ``read_x`` functions.
+"""The operator's values of the objects it reads; the edge to the API's JSON, in ``read_x`` functions.
 
-A NodePlacement has up to 256 KiB; what is kept of it here has about one. Times are seconds since 1970.
+A NodePlacement has up to 256 KiB; its value here has about one. Times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -12,14 +12,79 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Optional, Union
 
-from cluster.api.names import (
-    DEGRADED,
-    FRONT_END_LABEL,
-    INSTALLED_LABEL,
-    INSTALLING_LABEL,
-    READY,
-)
-from cluster.operator.selector import Requirement, SelectorError, read_selector
+from cluster.api.names import DEGRADED, READY
+
+#: Operators, and whether they need values.
+OPERATORS = {"In": True, "NotIn": True, "Exists": False, "DoesNotExist": False}
+
+
+class SelectorError(ValueError):
+    """The fault, beginning with the place inside the selector."""
+
+
+class Requirement(NamedTuple):
+    """One demand on a label."""
+
+    key: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        if self.operator == "Exists":
+            return self.key in labels
+        if self.operator == "DoesNotExist":
+            return self.key not in labels
+        # A node without the label is selected by NotIn, as everywhere in Kubernetes.
+        return (labels.get(self.key) in self.values) == (self.operator == "In")
+
+
+def read_selector(found: Any) -> tuple[Requirement, ...]:
+    """The requirements of a LabelSelector; none, or an empty one, selects everything. SelectorError with the place."""
+    if found is None:
+        return ()
+    if not isinstance(found, Mapping):
+        raise SelectorError(
+            f": {json.dumps(found)} is not a label selector with matchLabels or matchExpressions"
+        )
+    for key in found:
+        if key not in ("matchLabels", "matchExpressions"):
+            raise SelectorError(f".{key}: no such key, known are matchLabels and matchExpressions")
+    return (*_labels(found.get("matchLabels") or {}), *_expressions(found.get("matchExpressions") or []))
+
+
+def selects(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
+    return all(requirement.holds(labels) for requirement in requirements)
+
+
+def _labels(found: Any) -> list[Requirement]:
+    if not isinstance(found, Mapping):
+        raise SelectorError(f".matchLabels: {json.dumps(found)} is not a map of labels")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise SelectorError(f".matchLabels.{key}: {json.dumps(value)} is not a text")
+    return [Requirement(key, "In", frozenset([value])) for key, value in found.items()]
+
+
+def _expressions(found: Any) -> list[Requirement]:
+    if not isinstance(found, list):
+        raise SelectorError(f".matchExpressions: {json.dumps(found)} is not a list")
+    return [_expression(f".matchExpressions[{index}]", each) for index, each in enumerate(found)]
+
+
+def _expression(place: str, found: Any) -> Requirement:
+    if not isinstance(found, Mapping) or not isinstance(found.get("key"), str) or not found["key"]:
+        raise SelectorError(f"{place}.key: the name of a label is missing")
+    operator = found.get("operator")
+    if operator not in OPERATORS:
+        raise SelectorError(f"{place}.operator: {json.dumps(operator)} is not one of {', '.join(OPERATORS)}")
+    values = found.get("values") or []
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise SelectorError(f"{place}.values: {json.dumps(values)} is not a list of texts")
+    if bool(values) != OPERATORS[operator]:
+        need = "at least one value" if OPERATORS[operator] else "no values"
+        raise SelectorError(f"{place}.values: {operator} takes {need}")
+    return Requirement(found["key"], operator, frozenset(values))
+
 
 Object = Mapping[str, Any]
 
@@ -29,8 +94,6 @@ ABORT_REASONS = ("ConfigRefused", "NotReady", "Degraded", "DoctorErrors")
 PAUSE_S = 10
 #: The operator's notes on a NodePlacement: JSON, written together with ``spec.policy``.
 ROLLOUT_ANNOTATION = "cri-resmgr.io/rollout"
-#: The same on a Node where the installer failed: the image and the installer's sentence.
-INSTALL_ANNOTATION = "cri-resmgr.io/install-failed"
 
 
 class Given(NamedTuple):
@@ -42,7 +105,7 @@ class Given(NamedTuple):
 
 
 class PolicyStatus(NamedTuple):
-    """What the node's agent says of the document: ``status.policy``."""
+    """The agent's answer to the document: ``status.policy``."""
 
     hash: str
     state: str
@@ -58,7 +121,7 @@ class Notes(NamedTuple):
     previous: str = ""
     #: Hash of the document that was taken back from this node.
     failed: str = ""
-    #: The node was not well when it was changed: what is wrong at first may be from before.
+    #: The node was not well when it was changed: a first fault may be from before.
     unwell: bool = False
 
 
@@ -104,10 +167,6 @@ class KubernetesNode(NamedTuple):
     labels: Mapping[str, str]
     #: Kubelet answers.
     ready: bool
-    installed: str
-    installing: str
-    front_end: str
-    install_failed: str
 
 
 @dataclass(frozen=True)
@@ -209,7 +268,7 @@ def config_hash(config: Mapping[str, Any], abort_on: Sequence[str]) -> str:
 
 
 def read_node_placement(found: Object) -> NodePlacement:
-    """What is kept of a NodePlacement."""
+    """The value of a NodePlacement."""
     metadata, status = found["metadata"], found.get("status") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
     ready, degraded = conditions.get(READY, {}), conditions.get(DEGRADED, {})
@@ -258,25 +317,20 @@ def raw_notes(found: Object) -> dict[str, Any]:
 
 
 def read_node(found: Object) -> KubernetesNode:
-    """What is kept of a Node."""
+    """The value of a Node."""
     metadata = found["metadata"]
-    labels = metadata.get("labels") or {}
     conditions = (found.get("status") or {}).get("conditions") or ()
     return KubernetesNode(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
-        labels=labels,
+        labels=metadata.get("labels") or {},
         # A node that has said nothing yet has no condition; one that was lost says Unknown.
         ready=all(each.get("status") == "True" for each in conditions if each.get("type") == "Ready"),
-        installed=labels.get(INSTALLED_LABEL, ""),
-        installing=labels.get(INSTALLING_LABEL, ""),
-        front_end=labels.get(FRONT_END_LABEL, ""),
-        install_failed=(metadata.get("annotations") or {}).get(INSTALL_ANNOTATION, ""),
     )
 
 
 def read_time(text: Any) -> float:
-    """Seconds since 1970 of an RFC 3339 time in UTC; 0 for what is none."""
+    """Seconds since 1970 of an RFC 3339 time in UTC; 0 for any other text."""
     for form in ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S.%fZ"):
         try:
             return datetime.strptime(str(text), form).replace(tzinfo=timezone.utc).timestamp()

@@ -1,4 +1,4 @@
-"""All that is to be written now, from all that is known: one function, called again after every change.
+"""All writes that are due, from all objects: one function, called again after every change.
 
 The order is the order of the writes: NodePlacements that are missing, statuses (an abort is recorded there before a
 node is taken back), changes of nodes, NodePlacements of nodes that are gone.
@@ -6,12 +6,11 @@ node is taken back), changes of nodes, NodePlacements of nodes that are gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from cluster.operator import rollout
-from cluster.operator.collect import collect
 from cluster.operator.objects import KubernetesNode, NodePlacement, PlacementPolicy
 from cluster.operator.resolve import resolve
 from cluster.operator.rollout import NodePlacementWrite
@@ -21,7 +20,7 @@ from cluster.operator.summary import View, policy_status
 class NewStatus(NamedTuple):
     policy: str
     status: Mapping[str, Any]
-    #: What it says for people, where its phase is another than before.
+    #: A sentence for people where its phase is another than before.
     news: str
 
 
@@ -50,7 +49,7 @@ def plan(
     missing_since: Mapping[str, float],
     now: float,
 ) -> ClusterPlan:
-    """What to write, from nothing but the objects (``missing_since`` only delays what is deleted)."""
+    """The writes, from nothing but the objects (``missing_since`` only delays what is deleted)."""
     resolution = resolve(policies.values(), nodes.values(), placements)
     ready = {node.name: node.ready for node in nodes.values()}
     targets: dict[str, list[NodePlacement]] = {name: [] for name in policies}
@@ -87,3 +86,34 @@ def _news(policy: PlacementPolicy, status: Mapping[str, Any]) -> str:
         return ""
     message = f": {status['message']}" if status["message"] else ""
     return f"policy {policy.name}, generation {policy.generation}: {status['phase']}{message}"
+
+
+#: Seconds that a Node may be away before its NodePlacement goes: kubelet registers a deleted Node again at its start.
+GONE_S = 60.0
+
+
+class Housekeeping(NamedTuple):
+    """The creates and deletes after which each Node has a NodePlacement and nothing else has one."""
+
+    create: tuple[str, ...]
+    delete: tuple[NodePlacement, ...]
+    #: When each orphan was first seen without its node; for the next call.
+    missing_since: Mapping[str, float]
+    wake_at: Optional[float]
+
+
+def collect(
+    nodes: Collection[str],
+    placements: Iterable[NodePlacement],
+    missing_since: Mapping[str, float],
+    now: float,
+) -> Housekeeping:
+    """Where not one Node is known nothing is deleted: a cluster has nodes, an empty answer is a mistake."""
+    placements = list(placements)
+    present = {each.name for each in placements}
+    create = tuple(sorted(set(nodes) - present))
+    orphans = [each for each in placements if each.name not in nodes] if nodes else []
+    since = {each.name: missing_since.get(each.name, now) for each in orphans}
+    delete = tuple(each for each in orphans if now >= since[each.name] + GONE_S)
+    waiting = [since[each.name] + GONE_S for each in orphans if each not in delete]
+    return Housekeeping(create, delete, since, min(waiting, default=None))

@@ -1,4 +1,4 @@
-"""Which policy a node gets: of those that select it the highest priority, among equal ones the first by name.
+"""The policy of a node: among the policies that select it the highest priority, among equal ones the first by name.
 
 Two policies of equal priority on one node are a conflict, and a conflict moves nothing: a node that has one of them
 already keeps it. Both policies are told.
@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import KubernetesNode, NodePlacement, PlacementPolicy
-from cluster.operator.selector import selects
+from cluster.operator.objects import KubernetesNode, NodePlacement, PlacementPolicy, selects
 
 
 class PolicyConflict(NamedTuple):
@@ -26,7 +25,7 @@ class PolicyConflict(NamedTuple):
 
 @dataclass(frozen=True)
 class Resolution:
-    """What every node should have."""
+    """The policy of every node."""
 
     #: Node to the name of its policy; nodes that no policy selects are not in it.
     wanted: Mapping[str, str]

@@ -1,9 +1,9 @@
-"""Which node is changed next: a state machine whose state is in the objects, a function from them to the next steps.
+"""The node that is changed next: a state machine whose state is in the objects, a function from them to the next steps.
 
 A node is *in change* from the write of its ``spec.policy`` until the operator has seen it well with that and has
 written this down (``confirm``), and ``pauseSeconds`` more. At most ``maxUnavailable`` nodes of a policy are in change.
 The first changed node with a reason of ``abortOn`` stops the rollout: that is recorded in the policy's status first,
-then every node that has the document goes back to what it had. A new generation of the policy starts again.
+then every node that has the document goes back to its document before. A new generation of the policy starts again.
 
 Where all nodes have had the document once (``completedHash``), a node that comes later and fails with it is taken back
 alone, and no further node is given that document.
@@ -50,7 +50,7 @@ class Abort(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """What to write now, in this order, and when to look again without news (seconds since 1970; None: never)."""
+    """The writes of now, in this order, and when to look again without news (seconds since 1970; None: never)."""
 
     abort: Optional[Abort] = None
     changes: tuple[NodePlacementWrite, ...] = ()
@@ -60,7 +60,7 @@ class RolloutStep:
 
 
 def trouble(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
-    """What is wrong with a node, the most telling first; None for a node that is well or has not answered yet."""
+    """The most telling fault of a node; None for a node that is well or has not answered yet."""
     answer = state.answer
     if answer and given_up(state):
         reason = "ConfigRefused" if answer.state == "Refused" else "TakenBack"
@@ -80,7 +80,7 @@ def given_up(state: NodePlacement) -> bool:
 
 
 def _nodes_own(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
-    """What is wrong with the node, whatever has become of its document."""
+    """The node's fault, whatever has become of its document."""
     if not node_ready:
         return Trouble("NotReady", "the Node is not Ready: its kubelet does not answer")
     if state.ready is False:
@@ -93,7 +93,7 @@ def _nodes_own(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
 
 
 def well(state: NodePlacement, node_ready: bool) -> bool:
-    """The agent has done what it was told, and nothing was wrong when it looked at the node after that.
+    """The agent has carried its document out, and found no fault when it looked at the node after that.
 
     Its two halves write apart: an acknowledgement may stand beside conditions from before the change.
     """
@@ -144,7 +144,7 @@ def step(
         waits = "a node has failed with this document, so no further node is given it"
     else:
         changes, waits = _give(policy, targets, ready, now)
-    # 3. What is well now is written down.
+    # 3. Nodes that are well now are written down.
     busy = {change.seen.name for change in changes}
     unconfirmed = [each for each in targets if not each.confirmed and each.name not in busy]
     confirms = [NodePlacementWrite(CONFIRM, each) for each in unconfirmed if well(each, _ready(ready, each))]
@@ -239,7 +239,7 @@ def _give(
     moving = [each for each in targets if in_change(each, now, pause_s)]
     # 1. Nodes in the middle of an earlier document of this policy get this one instead: they are in change already.
     replaced = [each for each in outdated if _replaced_in_place(policy, each)]
-    # 2. Others only while there is room, and only those that are well: what is wrong before is not held against it.
+    # 2. Others only while there is room, and only nodes that are well: a fault of before is not held against it.
     others = [each for each in outdated if not in_change(each, now, pause_s) and each not in replaced]
     takers = sorted(each for each in others if able(each, _ready(ready, each)))
     room = max(0, policy.rollout.most(len(targets)) - len({each.name for each in (*moving, *replaced)}))

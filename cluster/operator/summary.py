@@ -20,7 +20,7 @@ CONFLICTS_MOST = 20
 
 
 class View(NamedTuple):
-    """What a policy's status is made of."""
+    """The facts behind a policy's status."""
 
     policy: PlacementPolicy
     targets: Sequence[NodePlacement]

@@ -1,6 +1,6 @@
-"""The objects that the operator writes, as documents for server-side apply.
+"""The objects that the operator writes, as documents.
 
-What is applied is everything that the operator owns of an object: a field that is left out is given up. People's own
+A document has everything that the operator owns of an object: a field that is left out is given up. People's own
 fields (``spec.mode``, ``spec.freeze``, ``spec.overrides``) are never in them.
 """
 
@@ -10,11 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from cluster.api.names import API_VERSION, INSTALLED_LABEL, INSTALLING_LABEL, NODE_PLACEMENT, OPERATOR
+from cluster.api.names import API_VERSION, NODE_PLACEMENT, OPERATOR
 from cluster.operator.objects import (
-    INSTALL_ANNOTATION,
     ROLLOUT_ANNOTATION,
-    KubernetesNode,
     Object,
     PlacementPolicy,
     raw_notes,
@@ -34,7 +32,7 @@ def new_node_placement(node: str) -> dict[str, Any]:
 def changed(
     change: NodePlacementWrite, policy: Optional[PlacementPolicy], found: Object, now: float, well: bool
 ) -> dict[str, Any]:
-    """What to apply for this change of ``found``, the whole object as just read; a conflict if it has changed since."""
+    """The write for this change of ``found``, the whole object as just read; a conflict if it has changed since."""
     present = (found.get("spec") or {}).get("policy") or None
     notes = raw_notes(found)
     if change.kind == CONFIRM:
@@ -51,9 +49,10 @@ def changed(
 
 
 def merge_patch(found: Object, document: Mapping[str, Any]) -> dict[str, Any]:
-    """What `changed` says, as a merge patch of ``found``: what a policy no longer has is taken away by name.
+    """``changed`` as a merge patch of ``found``: a field that a policy no longer has is taken away by name.
 
-    Servers of 1.20 leave ``config: null`` behind where a policy is given up by server-side apply, and refuse it then.
+    Server-side apply would leave what another writer owns as well (``kubectl edit``), and makes of a ``spec`` in which
+    nothing is left a null, which the server refuses.
     """
     metadata = document["metadata"]
     present = (found.get("spec") or {}).get("policy")
@@ -73,20 +72,8 @@ def _replaced(before: Any, after: Any) -> Any:
     return {**gone, **{key: _replaced(before.get(key), value) for key, value in after.items()}}
 
 
-def node_labels(node: KubernetesNode, installed: str, installing: str, failed: str = "") -> dict[str, Any]:
-    """The operator's labels on a Node, all of them: what is empty goes."""
-    labels = {INSTALLED_LABEL: installed, INSTALLING_LABEL: installing}
-    metadata: dict[str, Any] = {
-        "name": node.name,
-        "labels": {key: value for key, value in labels.items() if value},
-    }
-    if failed:
-        metadata["annotations"] = {INSTALL_ANNOTATION: failed}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-
-
 def _way_back(found: Object, present: Any, notes: Mapping[str, Any]) -> Any:
-    """What the node goes back to: what it has, if it was well with that; else what it would have gone back to."""
+    """The document to go back to: the present one, if the node was well with it; else the one before."""
     state = read_node_placement(found)
     if given_up(state):
         return notes.get("previous")

@@ -19,11 +19,11 @@ TIMEOUT_S = 8.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Ask, and say in a sentence what is wrong: kubelet puts that into the pod's events."""
+    """Ask, and print the fault as a sentence: kubelet puts it into the pod's events."""
     parser = argparse.ArgumentParser(prog="cluster.probe", description=__doc__)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--healthy", action="store_true")
-    how.add_argument("--connect", action="store_true")
+    probe = parser.add_mutually_exclusive_group()
+    probe.add_argument("--healthy", action="store_true")
+    probe.add_argument("--connect", action="store_true")
     parser.add_argument("socket")
     options = parser.parse_args(arguments)
     problem = ask(options.socket, options.healthy, options.connect)
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def ask(path: str, must_be_healthy: bool = False, only_connect: bool = False) -> str:
-    """What is wrong, in a sentence; "" if nothing is."""
+    """The fault in a sentence; "" if there is none."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What kubelet's topology manager is set to, from kubelet's own configuration. Pure.
+"""The settings of kubelet's topology manager, from kubelet's own configuration. Pure.
 
 The scheduler's plugin wants these words as kubelet has them. Where kubelet says nothing its own defaults hold
 (policy ``none``, scope ``container``).
@@ -29,7 +29,7 @@ class TopologyManager:
 
 
 def read_topology_manager(config: str) -> TopologyManager:
-    """What a KubeletConfiguration (YAML or JSON) says. What is not written there has kubelet's default."""
+    """The values of a KubeletConfiguration (YAML or JSON). A missing one has kubelet's default."""
     values = _json(config)
     if values is None:
         values = {match["key"]: match["value"].strip("'\"") for match in _TOP_LEVEL.finditer(config)}
@@ -45,7 +45,7 @@ def read_topology_manager(config: str) -> TopologyManager:
 
 
 def reported_topology_manager(report: Mapping[str, Any]) -> Optional[TopologyManager]:
-    """What the daemon's report says of it; None: the daemon cannot read kubelet's file either, or is an older one."""
+    """The settings in the daemon's report; None: the daemon cannot read kubelet's file either, or is an older one."""
     found = report.get("topology_manager")
     if not isinstance(found, Mapping):
         return None

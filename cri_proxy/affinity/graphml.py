@@ -14,7 +14,7 @@ _NUMBERS = ("weight", "bytes_per_s", "messages_per_s")
 
 
 def graph_of(document: Mapping[str, Any]) -> networkx.Graph[str]:
-    """What ``affinity --json`` tells, as an undirected graph: nodes by id, with ``label`` and ``group``.
+    """The document of ``affinity --json`` as an undirected graph: nodes by id, with ``label`` and ``group``.
 
     ``group``: the number of the group a container belongs to, from 1, heaviest first; 0 = none. Edges have
     ``weight`` (cache lines a second), ``bytes_per_s``, ``messages_per_s``, ``kinds`` and ``where``.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import groupby
 from typing import Any, Optional, TypeVar
 
 from cri_proxy.affinity.pressure_guard import Ban
-from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
-from cri_proxy.affinity.repelling import fills_text
+from cri_proxy.affinity.problem import PlanningSnapshot, StayingContainer
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import MOST_PEERS, being_resized, may_move
 from cri_proxy.engine.peer_text import NAMED, bytes_text
-from cri_proxy.engine.records import Life, Move, Plan
+from cri_proxy.engine.records import Grant, Life, Move, Plan
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
+from policies.affinity.planner.arrangement import Arrangement
+from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.problem import NOTHING_BETTER, Proposal, ProposedMove
 
 #: A move of a proposal, or of a plan.
@@ -46,7 +47,7 @@ def plan_of(
             grant is not None
             and at.get(move.key) == move.source
             and grant.life is not Life.CREATING
-            and may_move(ledger, grant, question.move_exclusive, resized)
+            and may_move(ledger, grant, resized)
         )
 
     for together in in_exchanges(proposal.moves):
@@ -75,7 +76,7 @@ def plan_of(
     moves = tuple(chosen.values())
     version = engine.version
     at_s = question.at_s if now_s is None else now_s
-    return Plan(version, moves, f"plan: {proposal.why}", at_s, question.move_exclusive)
+    return Plan(version, moves, f"plan: {proposal.why}", at_s)
 
 
 def without_banned(question: PlanningSnapshot, proposal: Proposal, bans: Collection[Ban]) -> Proposal:
@@ -90,7 +91,7 @@ def without_banned(question: PlanningSnapshot, proposal: Proposal, bans: Collect
 
 
 def gains_of(moves: Iterable[ProposedMove]) -> dict[str, float]:
-    """What the moves of each container save, as CPU-seconds a second; of those of an exchange, what all of it saves."""
+    """The saving by the moves of each container, as CPU-seconds a second; for an exchange, that of all of it."""
     gains: dict[str, float] = {}
     for together in in_exchanges(moves):
         gain = sum([move.gain for move in together])
@@ -123,7 +124,7 @@ def _positions(engine: Engine, question: PlanningSnapshot, proposal: Proposal) -
 
 
 def waits_for(question: PlanningSnapshot, proposal: Optional[Proposal]) -> list[str]:
-    """What a better placement waits for (cooldown, trust, room, that it pays): what follows "waits", of each."""
+    """The reasons why a better placement waits (cooldown, trust, room, that it pays): the words after "waits"."""
     sentences = []
     if question.cooling:
         count = len(question.cooling)
@@ -166,15 +167,8 @@ def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, A
     ]
 
 
-def _caches(question: PlanningSnapshot) -> list[frozenset[int]]:
-    """By site, the L3s that it has CPUs of."""
-    leaves = question.problem.tree.leaves
-    numbers = [leaf.cache if leaf.cache >= 0 else -1 - index for index, leaf in enumerate(leaves)]
-    return [frozenset([numbers[leaf] for leaf in site.leaves]) for site in question.problem.tree.sites]
-
-
 class _Words:
-    """Why each container is moved: what it is near afterwards, and what it is kept apart from."""
+    """Why each container is moved: its neighbours afterwards."""
 
     def __init__(self, question: PlanningSnapshot, proposal: Proposal) -> None:
         self._question = question
@@ -182,8 +176,6 @@ class _Words:
         after = {move.key: move.target for move in proposal.moves}
         self._leaves = [frozenset(site.leaves) for site in sites]
         self._at = [after.get(vertex.key, vertex.at) for vertex in vertices]
-        self._caches = _caches(question)
-        self._filling = [number for number, vertex in enumerate(vertices) if vertex.fills]
         self._index = {vertex.key: index for index, vertex in enumerate(vertices) if vertex.key in after}
         self._with = {
             move.key: [question.paths.get(other.key, other.key) for other in together if other is not move]
@@ -195,41 +187,13 @@ class _Words:
         """``to be near default/web-1/nginx (12.3 MB/s)``, for the three strongest of those it is near then; and the
         containers it changes places with."""
         partners = f"; it changes places with {', '.join(self._with[key])}" if self._with.get(key) else ""
-        return self._why(self._index[key]) + partners
+        return self._near(self._index[key]) + partners
 
     def peers(self, key: str) -> tuple[str, ...]:
-        """Those that a container is moved for or from, heaviest first."""
+        """The peers that a container is moved for or from, heaviest first."""
         edges, vertices = self._question.near[self._index[key]], self._question.problem.vertices
         strongest = nsmallest(MOST_PEERS, edges, key=lambda edge: (-abs(edge[0]), edge[1]))
-        chosen = [other for _, other in strongest]
-        chosen += [other for other in self._apart_from(self._index[key]) if other not in chosen]
-        return tuple([vertices[other].key for other in chosen[:MOST_PEERS]])
-
-    def _why(self, index: int) -> str:
-        apart = self._apart_from(index)
-        if not apart:
-            return self._near(index)
-        vertices, paths = self._question.problem.vertices, self._question.paths
-        names = [
-            f"{paths.get(vertices[other].key, vertices[other].key)} ({fills_text(vertices[other].fills)} from memory)"
-            for other in apart[:NAMED]
-        ]
-        near = self._near(index)
-        text = f"kept apart: from {', '.join(names)}"
-        return f"{near}; {text}" if self._question.near[index] and near.startswith("to be near ") else text
-
-    def _apart_from(self, index: int) -> list[int]:
-        """Those that saturate with a container the L3s that it leaves, heaviest first."""
-        problem = self._question.problem
-        vertex, caches = problem.vertices[index], self._caches
-        if not vertex.fills or not problem.settings.repel_ns or vertex.at < 0:
-            return []
-        left = caches[vertex.at] - caches[self._at[index]]
-        there = [other for other in self._filling if other != index and left & caches[self._at[other]]]
-        fills = [problem.vertices[other].fills for other in there]
-        if vertex.fills + sum(fills) <= problem.settings.saturated_fills:
-            return []
-        return sorted(there, key=lambda other: (-problem.vertices[other].fills, other))
+        return tuple([vertices[other].key for _, other in strongest])
 
     def _near(self, index: int) -> str:
         edges, here = self._question.near[index], self._leaves[self._at[index]]
@@ -249,3 +213,123 @@ class _Words:
         rate = rates.get((a, b)) or rates.get((b, a))
         shown = bytes_text(rate) if rate else f"about {bytes_text(weight * LINE_BYTES)}"
         return f"{self._question.paths.get(b, b)} ({shown})"
+
+
+# ---------------------------------------------------------------------- pending moves
+
+# The moves that a plan would make and that are not made, each with the reason: for ``explain``.
+# Four things keep a container where a plan would move it: the plan does not pay (``affinity.hysteresis``,
+# ``affinity_least_gain``), the place is taken, a plan has moved the container lately (``affinity.cooldown``), or too
+# little of its traffic was seen. The last two are decided before the planner is asked: where such a container would go
+# is worked out here, as if it alone moved after the plan.
+
+_MICRO_IN_MILLI = 1000
+
+
+@dataclass(frozen=True)
+class PendingMove:
+    """Where a container would move. ``home``: the CPUs of the domain it is in; ``beside``: the peers that it would have
+    there, heaviest first; ``waits``: what follows "waits", "" = for its turn; ``until_s``: till then, 0 = not known."""
+
+    home: frozenset[int]
+    target: str
+    beside: tuple[str, ...]
+    gain: float
+    waits: str = ""
+    until_s: float = 0.0
+
+    def row(self, grant: Grant, turn: str, now_s: float) -> Optional[dict[str, Any]]:
+        """For ``explain``; None where it holds no more. ``turn``: what a move that has been accepted waits for."""
+        is_there = grant.placement.home <= self.home
+        if not is_there or (self.until_s and self.until_s <= now_s):
+            return None
+        return {
+            "to": self.target,
+            "beside": list(self.beside),
+            "gain": self.gain,
+            "waits": self.waits or turn,
+            "left_s": round(self.until_s - now_s, 3) if self.until_s else None,
+        }
+
+
+def pending_moves(question: PlanningSnapshot, proposal: Proposal) -> dict[str, PendingMove]:
+    """By id, the moves that are wanted when the planner has answered; those of its plan wait for their turn."""
+    instance = Instance(question.problem)
+    after = _Places(question, instance, proposal.moves)
+    wanted = _Places(question, instance, (*proposal.moves, *proposal.held))
+    found: dict[str, PendingMove] = {}
+    # 1. Containers that stay whatever the planner says.
+    for key, staying in question.staying.items():
+        site = after.best_site(key, staying)
+        if site != staying.at:
+            waits = "for affinity.cooldown" if staying.until_s else _TRUST
+            found[key] = after.pending(key, site, after.gain(key, site), waits, staying.until_s)
+    # 2. Moves to a taken place, and moves that do not pay.
+    for blocked in proposal.blocked:
+        behind = ", ".join([question.paths.get(other, other) for other in blocked.behind])
+        waits = f"for room: the place of {behind}, and {blocked.why}"
+        gain = wanted.gain(blocked.key, blocked.target)
+        found[blocked.key] = wanted.pending(blocked.key, blocked.target, gain, waits)
+    found.update(wanted.listed(proposal.held, f"until it pays (affinity.hysteresis): {proposal.why}"))
+    # 3. Moves of the plan.
+    found.update(after.listed(proposal.moves, ""))
+    return found
+
+
+_TRUST = f"for trust: less than {LEAST_TRUST:.0%} of its traffic was seen, as tables were full"
+
+
+class _Places:
+    """Where all containers are once some moves are made."""
+
+    def __init__(self, question: PlanningSnapshot, instance: Instance, moves: Iterable[ProposedMove]) -> None:
+        vertices = question.problem.vertices
+        target = {move.key: move.target for move in moves}
+        self._question, self._instance = question, instance
+        self._index = {vertex.key: index for index, vertex in enumerate(vertices)}
+        self._there = Arrangement(instance, [target.get(vertex.key, vertex.at) for vertex in vertices])
+
+    def gain(self, key: str, site: int) -> float:
+        """The container's saving at a site, if it alone moves on from here: CPU-seconds a second."""
+        index, rows, at = self._index[key], self._instance.rows, self._there.at
+        here = self._question.problem.vertices[index].at
+        near = self._instance.near[index]
+        return sum([weight * (rows[here][at[other]] - rows[site][at[other]]) for other, weight in near])
+
+    def best_site(self, key: str, staying: StayingContainer) -> int:
+        """Where a container that stays would save most, of the sites with room for it; the present one, unless it pays."""
+        if key not in self._index:  # it has no peers
+            return staying.at
+        # Its memory is not known here: the price of a move is the same wherever it goes.
+        paying = [
+            (-gain, site)
+            for site in staying.sites
+            if site != staying.at
+            and (gain := self.gain(key, site)) > self._instance.least_worth()
+            and self._has_room(site, staying.milli)
+        ]
+        return min(paying)[1] if paying else staying.at
+
+    def _has_room(self, site: int, milli: int) -> bool:
+        load, capacities = self._there.load, self._instance.capacities
+        parts = self._instance.parts(milli * _MICRO_IN_MILLI, site)
+        return all(load[leaf] + part <= capacities[leaf] for leaf, part in parts)
+
+    def listed(self, moves: Iterable[ProposedMove], waits: str) -> dict[str, PendingMove]:
+        """By id, the moves of a plan."""
+        gains = gains_of(moves)
+        return {key: self.pending(key, self._there.at[self._index[key]], gains[key], waits) for key in gains}
+
+    def pending(self, key: str, target: int, gain: float, waits: str, until_s: float = 0.0) -> PendingMove:
+        """The move of one container, and the peers that it would have there."""
+        question, index = self._question, self._index[key]
+        vertices, sites = question.problem.vertices, question.problem.tree.sites
+        leaves = frozenset(sites[target].leaves)
+        beside = sorted(
+            (-weight, vertices[other].key)
+            for weight, other in question.near[index]
+            if weight > 0 and not leaves.isdisjoint(sites[self._there.at[other]].leaves)
+        )
+        names = tuple([question.paths.get(other, other) for _, other in beside[:NAMED]])
+        home = question.homes[vertices[index].at]
+        return PendingMove(home, sites[target].name, names, gain, waits, until_s)

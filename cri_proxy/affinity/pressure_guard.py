@@ -1,4 +1,4 @@
-"""The pressure guard: when moves are taken back, and what is not tried again for a while. Pure.
+"""The pressure guard: when moves are taken back, and not tried again for a while. Pure.
 
 Traffic does not say whether a place has CPU time to spare: requests are promises, and an L3 that is full on
 paper may be idle, or the other way round. So after moves the containers of every L3 (or node) that has received
@@ -77,7 +77,7 @@ def worse_places(
     before: Mapping[str, float],
     after: Mapping[str, float],
 ) -> tuple[Worse, ...]:
-    """The places, of those that have received moves, where containers now wait longer by the rule.
+    """The places that have received moves and where containers now wait longer by the rule.
 
     ``cpus_of``: the CPUs of each container now. One that is wider than a place counts elsewhere.
     """
@@ -118,7 +118,7 @@ class Bans:
         self._until[(key, home)] = now_s + BAN_S
 
     def at(self, now_s: float) -> frozenset[Ban]:
-        """Those still in force."""
+        """The bans still in force."""
         self._until = {ban: until_s for ban, until_s in self._until.items() if until_s > now_s}
         return frozenset(self._until)
 

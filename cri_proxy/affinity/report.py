@@ -1,4 +1,4 @@
-"""What people are told of traffic: the graph as a table, groups, plans, and the line in the status. Pure.
+"""Traffic as people read it: the graph as a table, groups, plans, and the line in the status. Pure.
 
 A *row* is plain data for JSON; a text is made of rows. Names of containers are ``namespace/pod/container``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cri_proxy.affinity.effect.text import effect_lines
+from cri_proxy.affinity.effect.comparison import effect_lines
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.peer_text import APART, NAMED, WHERE, bytes_text, where_both
 from cri_proxy.text.terminal import duration_text, table
@@ -77,7 +77,7 @@ def endpoint_name(engine: Engine, endpoint: str) -> str:
 
 
 def owner_rows(traffic: Traffic) -> list[dict[str, Any]]:
-    """What is remembered between workloads, heaviest first: each pair once."""
+    """The traffic remembered between workloads, heaviest first: each pair once."""
     found = [
         {"a": a, "b": b, "weight": round(weight, 1)}
         for a, peers in traffic.owners.items()
@@ -118,8 +118,6 @@ def affinity_text(document: Mapping[str, Any], show_all: bool = False, groups: b
     if effect := document.get("effect"):
         told = [effect["how"], *effect_lines(effect["last"])]
         lines += [f"{'effect' if line is told[0] else '':<11}{line}" for line in told]
-    if repelling := document.get("repelling"):
-        lines.append(f"repelling  {repelling}")
     lines.append("")
     if groups:
         return "\n".join([*lines, *_group_lines(document["groups"])])
@@ -134,7 +132,7 @@ def affinity_text(document: Mapping[str, Any], show_all: bool = False, groups: b
 
 
 def observer_lines(observer: Mapping[str, Any]) -> list[str]:
-    """What sees the traffic, how well, and why not better."""
+    """The source of the traffic, how well it sees, and why not better."""
     if observer.get("problem"):
         return [f"observer   {observer['problem']}"]
     lines = [f"observer   {_provider_text(observer)}"]
@@ -203,7 +201,7 @@ def _group_lines(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def rebalance_text(document: Mapping[str, Any]) -> str:
-    """``cri-resmgr rebalance``: what was decided and why, the moves, and what became of them."""
+    """``cri-resmgr rebalance``: the decision and why, the moves, and their outcome."""
     moves = document["moves"]
     lines = [document["why"] or "no moves"]
     lines += [f"note: {sentence}" for sentence in document.get("notes", ())]
@@ -242,7 +240,7 @@ def move_text(row: Mapping[str, Any]) -> str:
 
 
 def would_move_text(row: Mapping[str, Any]) -> str:
-    """A move that is not made, and what it waits for."""
+    """A move that is not made, and the reason."""
     gains = row["gain"] > 0
     beside = f" beside {_names(row['beside'])}" if row["beside"] else ", nearer to its peers" if gains else ""
     left = "" if row["left_s"] is None else f" ({duration_text(row['left_s'])} left)"
@@ -281,8 +279,6 @@ def status_lines(affinity: Mapping[str, Any]) -> list[str]:
         lines.append(f"             {affinity['guard']}")
     if affinity["guard"] and (effect := affinity.get("effect")):
         lines.append(f"             {effect['how']}")
-    if repelling := affinity.get("repelling"):
-        lines.append(f"             {repelling}")
     last = affinity["last_plan"]
     if last is not None:
         lines.append(f"             {_last_plan_text(last)}")

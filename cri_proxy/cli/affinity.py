@@ -25,7 +25,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
 
     First what sees the traffic (and why not something better), and how much of it stays inside one L3, one NUMA
     node, one socket. Then the heaviest edges. WEIGHT is in cache lines a second: bytes / 64, and
-    affinity.message_lines for each message.
+    30 for each message.
     """
     document = ask_daemon("affinity")
     if graphml:

@@ -1,28 +1,25 @@
-"""How commands ask the running daemon and show what it answers. Exit code 1 and a sentence where that fails."""
+"""How commands ask the running daemon and show what it answers. Exit code 1 and a sentence where that fails.
+
+A shell that completes a command asks the same way, and offers nothing where the daemon does not answer at once.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 import click
+from click.shell_completion import CompletionItem
 
 from cri_api.control import ControlError
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import ANSWER_S, DaemonAbsent, ask
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
-
-def fail(sentence: str, hint: str) -> NoReturn:
-    """End with exit code 1. ``hint``: what to do about it; "" where the sentence says that."""
-    click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
-    sys.exit(1)
-
-
 #: What to do about what went wrong, where neither the error nor its sentence says: by the kind of error.
 NEXT_STEPS = {
     "ControlError": "see: cri-resmgr status; journalctl -u cri-resource-manager",
@@ -43,6 +40,14 @@ NEXT_STEPS = {
 _SAYS_IT = re.compile(
     r"cri-resmgr (?!is\b)[a-z]|expected|see: |try again|; (?:see|try|first|name|use|free|rename|close|start|stop|set|type)\b"
 )
+#: A person waits for it between two keys, seconds.
+PATIENCE_S = 1.0
+
+
+def fail(sentence: str, hint: str) -> NoReturn:
+    """End with exit code 1. ``hint``: what to do about it; "" where the sentence says that."""
+    click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
+    sys.exit(1)
 
 
 def next_step(error: Exception) -> str:
@@ -99,3 +104,38 @@ def show_document(document: Any, as_json: bool, text: Callable[[Any], str]) -> N
 
 def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, sort_keys=False))
+
+
+def containers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``namespace/pod/container``, and ids where the beginning of one is typed."""
+    return [CompletionItem(name) for name in _offered(_rows(ctx), incomplete, with_pods=False)]
+
+
+def pods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``namespace/pod``, besides."""
+    return [CompletionItem(name) for name in _offered(_rows(ctx), incomplete, with_pods=True)]
+
+
+def _rows(ctx: click.Context) -> Any:
+    try:
+        with ctx.scope():
+            # Commands are not run while a shell asks: what the first of them would have noted is not there.
+            socket = ctx.find_root().params.get("control_socket") or control_socket()
+            return ask(socket, "placements", timeout_s=PATIENCE_S)
+    except Exception:  # whatever it is: what is typed must go on
+        return []
+
+
+def _offered(rows: Iterable[dict[str, Any]], incomplete: str, with_pods: bool) -> list[str]:
+    """Whole names where one fits; else what commands take as well: without what comes first, or an id."""
+    whole: set[str] = set()
+    short: set[str] = set()
+    for row in rows:
+        pod, name = row["pod"], row["container"]
+        whole.add(f"{row['namespace']}/{pod}/{name}")
+        short |= {f"{pod}/{name}", name, row["id"]}
+        if with_pods:
+            whole.add(f"{row['namespace']}/{pod}")
+            short.add(pod)
+    fitting = [name for name in whole if name.startswith(incomplete)]
+    return sorted(fitting or [name for name in short if name.startswith(incomplete)])

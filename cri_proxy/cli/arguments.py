@@ -17,15 +17,13 @@ ELSEWHERE = {
     "affinity": "cri_proxy.cli.affinity",
     "agent": "cri_proxy.cli.agent",
     "doctor": "cri_proxy.cli.doctor",
-    "freeze": "cri_proxy.cli.cluster",
     "history": "cri_proxy.cli.history",
     "kubelet": "cri_proxy.cli.kubelet",
     "nri": "cri_proxy.cli.nri",
     "observer": "cri_proxy.cli.observer",
-    "overrides": "cri_proxy.cli.cluster",
     "rebalance": "cri_proxy.cli.affinity",
-    "top": "cri_proxy.cli.top",
-    "web": "cri_proxy.cli.web",
+    "top": "cri_proxy.cli.view",
+    "web": "cri_proxy.cli.view",
 }
 
 

@@ -19,20 +19,25 @@ from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
-from cri_proxy.kubelet.io.checks import CONNECT_S, fit_socket, front_end, likely_socket, require_runtime
 from cri_proxy.kubelet.io.files import CannotWrite, KubeletFiles
 from cri_proxy.kubelet.io.service import (
+    CONNECT_S,
     OUR_UNITS,
     WAIT_S,
     CannotRestart,
     KubeletHost,
     find_kubelet,
+    fit_socket,
+    front_end,
     is_connected,
     is_failing,
     is_off_after_boot,
+    likely_socket,
     look,
     our_sockets,
+    require_runtime,
     restart_kubelet,
+    separate_images,
     wait_for_kubelet,
 )
 from cri_proxy.kubelet.record import SwitchRecord, merged
@@ -47,11 +52,13 @@ from cri_proxy.kubelet.switch import (
     left_over,
     plan_disable,
     plan_enable,
+    plan_images,
     points_at,
     remarks_on,
     restart_line,
     still_ours,
 )
+from cri_proxy.machine_root import machine_root
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, discover
 
 RELEASE = "cri-resmgr release --all"
@@ -104,7 +111,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Only show the change.")
 
 
 @click.group()
-@click.option("--root", type=_path, default=Path("/"), hidden=True, help="Kubelet's files are under this.")
+@click.option("--root", type=_path, default=machine_root, hidden=True, help="Kubelet's files are under this.")
 @click.option("--proc", type=_path, default=Path("/proc"), hidden=True, help="Where processes are.")
 @click.option("--systemctl", default="systemctl", hidden=True, help="The command that restarts kubelet.")
 @click.option("--wait", "wait_s", default=WAIT_S, hidden=True, help="Seconds for kubelet to come back.")
@@ -174,7 +181,12 @@ def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
             socket = fit_socket(control_socket(), sockets, found, min(host.wait_s, CONNECT_S))
     endpoint = f"unix://{socket}"
     edits = plan_enable(found.setup, found.files, endpoint, sockets)
-    _show(edits, remarks_on(found.setup, edits, endpoint))
+    # An image service that kubelet has already is the operator's choice, unless it is us.
+    is_open = not found.setup.images or points_at(found.setup.images, found.names(sockets))
+    images = separate_images(control_socket()) if is_open else ""
+    if images:
+        edits = plan_images(found.setup, found.files, edits, images)
+    _show(edits, remarks_on(found.setup, edits, endpoint, images))
     if dry_run:
         return
     if edits:
@@ -185,7 +197,7 @@ def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
         endpoint = found.setup.endpoint
     if is_off_after_boot(host.systemctl):
         click.echo(
-            "warning: after a boot nobody would serve kubelet, our units are disabled; "
+            "warning: after a boot nothing would serve kubelet, our units are disabled; "
             f"type: systemctl enable {OUR_UNITS[0]}",
             err=True,
         )

@@ -16,6 +16,7 @@ import click
 from cri_api.control import ControlError
 from cri_proxy.cli.answers import (
     ask_daemon,
+    containers,
     control_socket,
     fail,
     fail_by,
@@ -25,10 +26,15 @@ from cri_proxy.cli.answers import (
     waiting_updates,
 )
 from cri_proxy.cli.arguments import RunByDefault, configured
-from cri_proxy.cli.cluster import cluster_policy
-from cri_proxy.cli.complete import containers
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
-from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
+from cri_proxy.cli.placement_text import (
+    explain_text,
+    freeze_text,
+    overrides_text,
+    placements_text,
+    policy_text,
+    status_text,
+)
 from cri_proxy.cli.progress import progress
 from cri_proxy.cli.topology_drawing import draw_topology
 from cri_proxy.config.config import BadConfig, Config, read_config
@@ -66,7 +72,9 @@ _file = click.Path(path_type=Path)
 @configured
 @click.option("--relay-socket", help="Socket to serve kubelet on; relay.socket.")
 @click.option("--runtime-socket", help="The runtime's socket; relay.runtime_endpoint.")
-@click.option("--image-socket", help="The image service's, where that is another; relay.image_endpoint.")
+@click.option(
+    "--image-socket", help="A separate image service's, which kubelet is given; relay.image_endpoint."
+)
 @click.option("--control-socket", help="Socket for the command line; control.socket.")
 @click.option("--state-dir", help="Where state is kept; state.directory.")
 @click.option("--reset-policy", is_flag=True, help="Only set the state aside, and exit.")
@@ -76,7 +84,7 @@ _file = click.Path(path_type=Path)
 @click.option(
     "--standalone",
     is_flag=True,
-    help="Serve nobody: find containers at the runtime, place them once they run.",
+    help="Serve no socket: find containers at the runtime, place them once they run.",
 )
 def run(
     config_file: Optional[Path],
@@ -256,6 +264,41 @@ def _acknowledged_text(document: Mapping[str, str]) -> str:
     return f"acknowledged: {lost}" if lost else "no state was lost"
 
 
+@cli.command()
+@click.argument("state", required=False, type=click.Choice(["on", "off"]))
+@json_option
+def freeze(state: Optional[str], as_json: bool) -> None:
+    """Move no container that runs, until `off`; over restarts. New ones are placed. Without STATE: how it is.
+
+    The cpuset of a container still follows other containers' exclusive CPUs: its domain stays.
+    """
+    arguments = {} if state is None else {"on": state == "on"}
+    show_document(ask_daemon("freeze", arguments), as_json, freeze_text)
+
+
+@cli.command()
+@click.argument("overrides", nargs=-1, metavar="[NAMESPACE/POD/CONTAINER=ZONE]...")
+@click.option("--clear", is_flag=True, help="Take all of them off.")
+@json_option
+def overrides(overrides: tuple[str, ...], clear: bool, as_json: bool) -> None:
+    """Pin containers to zones (numa-3, l3-5, socket-0), in the place of all overrides so far; or show them.
+
+    POD may end in *. A container that runs is moved, one that is created is placed there, if it fits.
+    """
+    if clear and overrides:
+        raise click.UsageError("--clear goes with no override")
+    asked = {"overrides": [_override(text) for text in overrides]} if clear or overrides else {}
+    show_document(ask_daemon("overrides", asked), as_json, overrides_text)
+
+
+def _override(text: str) -> dict[str, str]:
+    path, equals, zone = text.partition("=")
+    names = path.split("/")
+    if not equals or len(names) != 3 or not all(names) or not zone:
+        raise click.UsageError(f"{text!r} is no override, expected NAMESPACE/POD/CONTAINER=ZONE")
+    return {"namespace": names[0], "pod": names[1], "container": names[2], "zone": zone}
+
+
 # ---------------------------------------------------------------------- without the daemon
 
 
@@ -392,7 +435,20 @@ def show(as_json: bool, config_file: Optional[Path]) -> None:
     show_document(rows, as_json, _config_text)
 
 
-config.add_command(cluster_policy)
+@config.command("cluster-policy")
+@click.option("--clear", is_flag=True, help="Take it off, and let no other in until --accept.")
+@click.option(
+    "--accept", is_flag=True, help="Let policies in again, and the one that was handed over meanwhile."
+)
+@json_option
+def cluster_policy(clear: bool, accept: bool, as_json: bool) -> None:
+    """Show the policy that the cluster has handed to this node; or take it off."""
+    if clear and accept:
+        raise click.UsageError("--clear goes without --accept")
+    if clear or accept:
+        ask_daemon("cluster-policy", {"name": None, "held_off": clear})
+    document: dict[str, Any] = ask_daemon("cluster-policy")
+    show_document(document, as_json, policy_text)
 
 
 def _config_text(rows: Any) -> str:

@@ -12,9 +12,13 @@ import click
 
 from cri_proxy.cli.answers import ask_daemon, fail, json_option, show_document
 from cri_proxy.cli.arguments import configured
-from cri_proxy.cli.nri_text import nri_text
 from cri_proxy.config.io import files as settings
 from cri_proxy.nri.io.plugin.launched import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE, told_config
+from cri_proxy.text.terminal import table
+
+_TITLES = ("PLUGIN", "STATE", "ORIGIN", "PID", "CALLS", "FAILED", "MEAN", "MOST", "EVENTS")
+#: What a plugin that asks for everything gets.
+_ALL_EVENTS = 14
 
 
 @click.group()
@@ -25,7 +29,7 @@ def nri() -> None:
 @nri.command()
 @configured
 @click.option("--socket", help="The runtime's NRI socket; nri.plugin.socket.")
-@click.option("--name", help="What the plugin is called; nri.plugin.name.")
+@click.option("--name", hidden=True)  # an option once: it is ignored with a warning, as its key is
 @click.option("--index", help="Its place among others, two digits; nri.plugin.index.")
 @click.option("--runtime-socket", help="The runtime's CRI socket; relay.runtime_endpoint.")
 @click.option("--control-socket", help="Socket for the command line; control.socket.")
@@ -51,7 +55,7 @@ def run(
     told = ToldConfig("the runtime's configuration of this plugin", told_config())
     overrides = _overrides(flags, os.environ)
     files = settings.Files(fallback_config, config_file, force_config, overrides, told.sources)
-    options = PluginOptions(told, _descriptor(os.environ))
+    options = PluginOptions(told, _descriptor(os.environ), os.environ.get(NAME_VARIABLE, ""))
     sys.exit(main(RunOptions(files, strict, lambda parts: NriPlugin(parts, options))))
 
 
@@ -78,7 +82,7 @@ def _overrides(flags: Mapping[str, Optional[str]], environment: Mapping[str, str
         "control_socket": "control.socket",
         "state_dir": "state.directory",
     }
-    told = {"name": environment.get(NAME_VARIABLE), "index": environment.get(INDEX_VARIABLE)}
+    told = {"index": environment.get(INDEX_VARIABLE)}
     overrides: dict[str, Any] = {}
     for name, key in keys.items():
         value = flags.get(name) or told.get(name)
@@ -98,3 +102,48 @@ def _descriptor(environment: Mapping[str, str]) -> Optional[int]:
     if not text.isdecimal():
         fail(f"{SOCKET_VARIABLE}={text} is not the number of a descriptor", "unset it to connect to a socket")
     return int(text)
+
+
+def nri_text(document: Mapping[str, Any]) -> str:
+    """The part ``nri`` of the daemon's status."""
+    if "plugins" not in document:
+        return "\n".join(f"{key}: {_plain(value)}" for key, value in document.items())
+    lines = [f"host: {document['host']}" + (f" ({document['why']})" if document.get("why") else "")]
+    if document.get("socket"):
+        lines.append(f"socket: {document['socket']}")
+    plugins = document["plugins"]
+    lines += table(_TITLES, [_row(plugin) for plugin in plugins]) if plugins else ["no plugins"]
+    for plugin in plugins:
+        if plugin.get("last_error"):
+            lines.append(f"{_title(plugin)}: last error: {plugin['last_error']}")
+        if plugin.get("by_state_change"):
+            lines.append(f"{_title(plugin)}: takes as StateChange: {', '.join(plugin['by_state_change'])}")
+    lines += document.get("problems", [])
+    return "\n".join(lines)
+
+
+def _row(plugin: Mapping[str, Any]) -> tuple[str, ...]:
+    if "calls" not in plugin:
+        return (_title(plugin), plugin["state"], plugin["origin"], *[""] * (len(_TITLES) - 3))
+    events = plugin["events"]
+    return (
+        _title(plugin),
+        plugin["state"],
+        plugin["origin"],
+        str(plugin["pid"]),
+        str(plugin["calls"]),
+        str(sum(plugin["failures"].values())),
+        f"{plugin['mean_ms']:.1f} ms",
+        f"{plugin['most_ms']:.1f} ms",
+        "all" if len(events) >= _ALL_EVENTS else ",".join(events),
+    )
+
+
+def _title(plugin: Mapping[str, Any]) -> str:
+    return f"{plugin['index']}-{plugin['name']}" if plugin["index"] else str(plugin["name"])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

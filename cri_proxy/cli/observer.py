@@ -26,11 +26,8 @@ _OPTIONS = {
     "tls_key": "affinity.tls_key",
     "tls_client_ca": "affinity.tls_client_ca",
     "provider": "affinity.provider",
-    "replay": "affinity.replay",
-    "interval_s": "affinity.interval",
     "cgroup_root": "topology.cgroup_root",
     "remote_networks": "affinity.remote_networks",
-    "openers": "affinity.openers",
 }
 
 
@@ -43,7 +40,6 @@ def observer() -> None:
 @configured
 @click.option("--socket", help="Where it is served; affinity.socket.")
 @click.option("--provider", help="How traffic is seen; affinity.provider.")
-@click.option("--replay", help="Play this file of samples; affinity.replay, and provider replay.")
 @click.option("--state-dir", help="Where its graph is kept, in observer/graph.json; state.directory.")
 def run(
     config_file: Optional[Path],
@@ -63,7 +59,6 @@ def run(
 @configured
 @click.option("--socket")
 @click.option("--provider")
-@click.option("--replay")
 @click.option("--state-dir")
 def options(
     config_file: Optional[Path],
@@ -83,13 +78,10 @@ def _files(
         for name, key in (
             ("socket", "affinity.socket"),
             ("provider", "affinity.provider"),
-            ("replay", "affinity.replay"),
             ("state_dir", "state.directory"),
         )
         if flags.get(name)
     }
-    if flags.get("replay"):
-        overrides.setdefault("affinity.provider", "replay")
     return settings.Files(fallback, config, force, overrides)
 
 
@@ -120,6 +112,8 @@ def observer_options(config: Config) -> dict[str, Any]:
     return {
         **{name: config[key] for name, key in _OPTIONS.items()},
         **asdict(graph_settings(config)),
+        "interval_s": config.constants.affinity_interval_s,
+        "openers": config.constants.affinity_openers,
         "runtime_sockets": [path] if path else list(WELL_KNOWN),
         "state_file": str(Path(config["state.directory"]) / "observer" / "graph.json"),
         "watch": str(Path(config["state.directory"]) / POLICY_FILE),

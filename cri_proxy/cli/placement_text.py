@@ -1,17 +1,17 @@
-"""What people are told of containers and of the daemon: placements, explanations, status, as text. Pure."""
+"""Containers, the daemon and what the cluster asks of this node as text for people: placements, status, overrides. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cri_proxy.affinity.demand.report import demand_text, status_line
-from cri_proxy.affinity.repelling import apart_text
 from cri_proxy.affinity.report import move_text, status_lines, would_move_text
-from cri_proxy.cli.cluster_text import cluster_lines
 from cri_proxy.engine.peer_text import peer_text
 from cri_proxy.engine.report import for_text
-from cri_proxy.text.terminal import duration_text, table
+from cri_proxy.text.terminal import duration_text, stance_text, table
+from policies.machine.domain_names import domain_text
 
 _COLUMNS = (
     ("CONTAINER", "_path"),
@@ -34,7 +34,7 @@ def placements_text(rows: Iterable[dict[str, Any]]) -> str:
         shown["_path"] = f"{row['namespace']}/{row['pod']}/{row['container']}"
         shown["_request"] = f"{row['cpu_request_milli']}m"
         shown["_limit"] = "-" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
-        shown["_managed"] = row["stance"] + (", not bound" if row.get("runs_in") else "")
+        shown["_managed"] = stance_text(row["stance"]) + (", not bound" if row.get("runs_in") else "")
         lines.append([str(shown[key]) or "-" for _, key in _COLUMNS])
     return "\n".join(table([title for title, _ in _COLUMNS], lines)) if lines else "no containers"
 
@@ -47,8 +47,10 @@ def explain_text(document: dict[str, Any]) -> str:
             f"{row['namespace']}/{row['pod']}/{row['container']} (attempt {row['attempt']}, {row['id']})"
         )
         limit = "none" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
-        what = f"{row['state']}, {row['stance']}, {row['qos']}"
+        what = f"{row['state']}, {stance_text(row['stance'])}, {row['qos']}"
         lines.append(f"  {what}, request {row['cpu_request_milli']}m, limit {limit}")
+        if row.get("pod_cpu_request_milli") is not None:
+            lines.append(f"  {_pods_text(row['pod_cpu_request_milli'], row['pod_cpu_sharers'])}")
         lines.append(
             f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}"
         )
@@ -56,22 +58,20 @@ def explain_text(document: dict[str, Any]) -> str:
         if row.get("runs_in"):
             lines.append(f"  not bound: {_not_bound(row['runs_in'])}")
         if row["fence_cpus"] is not None:
-            lines.append(f"  the caller's own cpuset: {row['fence_cpus']}")
+            lines.append(f"  the caller's cpuset: {row['fence_cpus']}")
         if row.get("pod_cpus") is not None:
             lines.append(f"  with what the pod's cgroup allows: {row['pod_cpus']}")
         for domain in row["domains"]:
             charged, free = domain["charged_milli"], domain["free_milli"]
-            lines.append(f"  {domain['name']} ({domain['cpus']}): {charged}m charged, {free}m free")
+            lines.append(f"  {domain['name']} ({domain['cpus']}): {charged}m allocated, {free}m free")
         if row["memory_charge"]:
-            parts = ", ".join(f"{_gib(size)} on node {n}" for n, size in row["memory_charge"])
-            lines.append(f"  memory charged: {parts}")
+            parts = ", ".join(f"{_gib(size)} on NUMA node {n}" for n, size in row["memory_charge"])
+            lines.append(f"  memory allocated: {parts}")
         lines += [_memory_text(memory) for memory in row["memory"]]
         lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
         lines += [f"  {move_text(move)}" for move in row.get("moves", ())]
         if row.get("demand"):
             lines += [f"  {line}" for line in demand_text(row["demand"])]
-        if row.get("apart"):
-            lines.append(f"  {apart_text(row['apart'])}")
         if row.get("would_move"):
             lines.append(f"  {would_move_text(row['would_move'])}")
     if document["history"]:
@@ -80,9 +80,15 @@ def explain_text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _pods_text(milli: int, count: int) -> str:
+    """What a container has that requests nothing of its own."""
+    shared = "" if count == 1 else f", which {count} containers share"
+    return f"the request is the pod's: {milli}m{shared}"
+
+
 def _memory_text(row: dict[str, Any]) -> str:
     total = "unknown" if row["total_bytes"] is None else f"{row['total_bytes'] / 2**30:.1f} GiB"
-    text = f"  memory of node {row['node']}: {row['charged_bytes'] / 2**30:.1f} of {total} charged"
+    text = f"  memory of NUMA node {row['node']}: {row['charged_bytes'] / 2**30:.1f} of {total} allocated"
     text += "" if row["room_bytes"] is None else f", room for {_gib(row['room_bytes'])}"
     text += f", {_gib(row['hugepage_bytes'])} are huge pages" if row["hugepage_bytes"] else ""
     return text + ("" if row["free_bytes"] is None else f"; {_gib(row['free_bytes'])} free now")
@@ -121,20 +127,21 @@ def status_text(document: dict[str, Any]) -> str:
         else "NOT CONNECTED"
     )
     lines.append(f"  runtime    {runtime['socket']} ({state})")
-    serving = document["sockets"] or [document.get("how") or "nobody"]
+    serving = document["sockets"] or [document.get("how") or "no socket"]
     lines.append(f"  serving    {', '.join(serving)}")
     if "policy" in document:
         containers = (
-            ", ".join(f"{count} {stance}" for stance, count in document["containers"].items()) or "none"
+            ", ".join(f"{count} {stance_text(stance)}" for stance, count in document["containers"].items())
+            or "none"
         )
         reserved = document["reserved"] or "none"
         lines.append(
             f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {reserved}"
         )
-        waiting = f"{document['held']} places held, {document['in_doubt']} creates in doubt"
+        waiting = f"{document['held']} places held, {document['in_doubt']} creates of unknown outcome"
         lines.append(f"  containers {containers}; {waiting}")
         for path in document["foreign"]:
-            lines.append(f"  foreign    {path}: another writer keeps changing its cpuset")
+            lines.append(f"  modified   {path}: its cpuset is modified externally, again and again")
         for path in document["unusable_fences"]:
             lines.append(f"  untouched  {path}: the caller's cpuset holds no usable CPU")
         for path, runs_in in document.get("not_bound", {}).items():
@@ -145,7 +152,7 @@ def status_text(document: dict[str, Any]) -> str:
     lines += cluster_lines(document.get("cluster", {}))
     lines += status_lines(document.get("affinity", {}))
     if demand := status_line(document.get("demand", {})):
-        lines.append(f"  demand     {demand}")
+        lines.append(f"  sizing     {demand}")
     lines += _plugin_lines(document.get("nri", {}))
     lines.append(
         f"  exits      noticed by {document['exits']}; {document['updates_waiting']} updates waiting"
@@ -169,3 +176,66 @@ def _plugin_lines(nri: Mapping[str, Any]) -> list[str]:
 
 def _unless_connected(plugin: Mapping[str, Any]) -> str:
     return "" if plugin["state"] == "connected" else f" ({plugin['state']})"
+
+
+def policy_text(document: Mapping[str, Any]) -> str:
+    """``cri-resmgr config cluster-policy``: what is in force, why not what was asked for, and every value."""
+    policy = document["policy"]
+    lines = ["no policy of the cluster is in force"]
+    if policy is not None:
+        lines = [f"policy {policy['name']}, generation {policy['generation']} ({policy['hash']})"]
+        lines += [f"  {key}: {value}" for key, value in _flat(document["config"])]
+    if document["needs_restart"]:
+        lines.append(f"waits for a restart: {', '.join(document['needs_restart'])}")
+    if document["sentence"]:
+        lines.append(_sentence(document))
+    return "\n".join(lines)
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    refused = "refused: " if document["state"] == "refused" else ""
+    return f"{refused}{document['sentence']}"
+
+
+def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+    return found
+
+
+def overrides_text(document: Mapping[str, Any]) -> str:
+    """``cri-resmgr overrides``: a table."""
+    rows = [
+        (f"{o['namespace']}/{o['pod']}/{o['container']}", domain_text(o["zone"]), o["state"], o["sentence"])
+        for o in document["overrides"]
+    ]
+    return "\n".join(table(("CONTAINER", "ZONE", "STATE", ""), rows)) if rows else "no override"
+
+
+def freeze_text(document: Mapping[str, Any]) -> str:
+    """``cri-resmgr freeze``: whether containers are moved."""
+    return "frozen: no container that runs is moved" if document["freeze"] else "not frozen"
+
+
+def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
+    """The lines of ``cri-resmgr status``; none where nothing is asked of this node."""
+    if not cluster:
+        return []
+    lines = []
+    policy, overrides = cluster["policy"], cluster["overrides"]
+    if policy is not None:
+        lines.append(f"  cluster    policy {policy['name']}, generation {policy['generation']}")
+    if cluster["needs_restart"]:
+        lines.append(f"  cluster    waits for a restart: {', '.join(cluster['needs_restart'])}")
+    if cluster["sentence"]:
+        lines.append(f"  cluster    {_sentence(cluster)}")
+    if cluster["freeze"]:
+        lines.append("  frozen     no container that runs is moved (cri-resmgr freeze off)")
+    if overrides:
+        applied = sum(o["state"] == "applied" for o in overrides)
+        lines.append(f"  overrides  {applied} of {len(overrides)} carried out (cri-resmgr overrides)")
+    return lines

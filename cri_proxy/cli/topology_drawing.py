@@ -123,9 +123,9 @@ def _merged(domain: Domain) -> str:
 
 
 def _title(topology: Topology, domain: Domain) -> str:
-    """``socket 0 = node 0 = L3 0, 64 GiB``; a die is named only where it is a box of its own."""
+    """``socket 0 = NUMA 0 = L3 0, 64 GiB``; a die is named only where it is a box of its own."""
     levels = [level for level in domain.levels if level not in ("machine", "die")] or list(domain.levels)
-    names = [domain.name_at(level).replace("NUMA node", "node") for level in levels if level != "rest"]
+    names = [domain.name_at(level).replace("NUMA node", "NUMA") for level in levels if level != "rest"]
     title = " = ".join(names) or "no L3"
     if "numa" in domain.levels:
         node = domain.ids[domain.levels.index("numa")]
@@ -154,7 +154,7 @@ def _outside(topology: Topology, width: int) -> list[str]:
     for node in sorted(set(topology.node_ids) - {c.numa for c in topology.cpus.values()}):
         size = topology.memory_bytes(node)
         text = "" if size is None else f", {_memory(size)}{_pages(topology, node)}"
-        lines.append(f"node {node}: no CPUs{text}")
+        lines.append(f"NUMA {node}: no CPUs{text}")
     lost = topology.data.offline - frozenset(topology.cpus)
     return lines + (_wrap(f"offline, place not known: {format_cpus(lost)}", width) if lost else [])
 
@@ -303,9 +303,9 @@ def _draw_distances(topology: Topology, width: int) -> list[str]:
     told = "" if topology.data.distance is not None else " (the usual ones: the firmware tells none)"
     rows = {a: [topology.distance(a, b) for b in nodes] for a in nodes}
     cell = max(len(str(value)) for row in [*rows.values(), list(nodes)] for value in row) + 2
-    head = f"{'to node':<10}{_cells(nodes, cell)}"
+    head = f"{'to NUMA':<10}{_cells(nodes, cell)}"
     if len(head) <= width:
-        lines = [head, *(f"node {a:<5}{_cells(row, cell)}" for a, row in rows.items())]
+        lines = [head, *(f"NUMA {a:<5}{_cells(row, cell)}" for a, row in rows.items())]
     else:
         lines = [line for a, row in rows.items() for line in _wrap(_by_distance(a, nodes, row), width)]
     return ["", f"NUMA distances{told}", *lines]
@@ -316,8 +316,8 @@ def _cells(values: Sequence[int], cell: int) -> str:
 
 
 def _by_distance(node: int, nodes: Sequence[int], row: Sequence[int]) -> str:
-    """``node 0: 10 to 0, 12 to 1-3, 32 to 4-7``, for machines with more nodes than columns."""
+    """``NUMA 0: 10 to 0, 12 to 1-3, 32 to 4-7``, for machines with more nodes than columns."""
     groups: dict[int, list[int]] = {}
     for other, value in zip(nodes, row):
         groups.setdefault(value, []).append(other)
-    return f"node {node}: " + ", ".join(f"{d} to {format_cpus(ids)}" for d, ids in sorted(groups.items()))
+    return f"NUMA {node}: " + ", ".join(f"{d} to {format_cpus(ids)}" for d, ids in sorted(groups.items()))

@@ -174,7 +174,7 @@ def duration() -> Check:
     """Seconds as a float, from 300, "250ms", "5m" or "1h30m"."""
     expected = "a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
     schema = int_or_text(rf"^({_PART}|({_PART}h)?({_PART}m)?({_PART}s)?({_PART}ms)?)$", 1, 86_400)
-    return Check(expected, _read_duration, _write_duration, {**schema, "minLength": 1}, "seconds")
+    return Check(expected, _read_duration, write_duration, {**schema, "minLength": 1}, "seconds")
 
 
 def matching(expected: str, pattern: str) -> Check:
@@ -305,7 +305,7 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
         return found
 
     forms = (
-        "a quantity such as 750m or 4, a set such as cpuset:0-3 or 0-3,8, all others with exclude-cpuset:0-3, "
+        "a quantity such as 750m or 4, a cpuset such as cpuset:0-3 or 0-3,8, all others with exclude-cpuset:0-3, "
         "a cgroup such as cgroup:/system"
     )
     # A cgroup is a path: a policy of the cluster names none.
@@ -353,7 +353,8 @@ def _read_duration(raw: Raw) -> float:
     return seconds
 
 
-def _write_duration(seconds: float) -> str:
+def write_duration(seconds: float) -> str:
+    """Seconds as a file would say them: "1h30m"."""
     rest_us = round(seconds * 1_000_000)
     parts = []
     for unit_us, unit in ((3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s")):
@@ -394,7 +395,7 @@ def _constraint(text: str) -> CpuConstraint:
     if (colon and kind == "cpuset") or "-" in text or "," in text:
         found = _cpus(rest if colon and kind == "cpuset" else text)
         if not found:
-            raise vol.Invalid("the set names no CPU")
+            raise vol.Invalid("the cpuset names no CPU")
         return CpuConstraint(cpus=found)
     if not text:
         return CpuConstraint()

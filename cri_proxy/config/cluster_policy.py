@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
+from cri_proxy.config.gone import FORMER_SECTIONS, GONE
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.text.sources import BadText, SettingsSource, read_entries, show_key
 from policies.machine.cpus import format_cpus
@@ -89,10 +90,12 @@ def check_alone(policy: ClusterPolicy) -> None:
     :raises BadPolicy: it sets what a policy may not set, or to no value of that option.
     """
     try:
-        entries, doubts = read_entries(policy.source, SECTIONS)
+        entries, doubts = read_entries(policy.source, SECTIONS | FORMER_SECTIONS)
     except (BadText, RecursionError) as error:
         raise BadPolicy(f"{policy.title}: it cannot be read: {error}") from None
     for entry in entries:
+        if entry.key in GONE:
+            continue
         option = BY_KEY.get(entry.key)
         if option is None and entry.key not in SECTIONS:
             raise BadPolicy(f"{policy.title}: unknown key {show_key(entry.key)}")
@@ -112,7 +115,7 @@ def check_alone(policy: ClusterPolicy) -> None:
         if loaded.config[key].cgroup:
             cgroup = loaded.config[key].cgroup
             raise BadPolicy(
-                f"{policy.title}: {key} names the cgroup {show_key(cgroup)}, expected a quantity or a set of CPUs: paths"
+                f"{policy.title}: {key} names the cgroup {show_key(cgroup)}, expected a quantity or a cpuset: paths"
                 " are each node's own"
             )
 

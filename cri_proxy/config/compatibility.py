@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.config.checks import FALSE_WORDS, TRUE_WORDS
+from cri_proxy.config.gone import FORMER_SECTIONS
 from cri_proxy.config.options.table import BY_KEY
 from cri_proxy.config.options.table import SECTIONS as OUR_SECTIONS
 from cri_proxy.text.sources import Raw, Remark, SourceEntry, describe, show_key
@@ -92,7 +93,9 @@ class KnownSections:
     """The keys that hold other keys: ours as they are written, theirs whatever their case."""
 
     def __contains__(self, key: object) -> bool:
-        return key in OUR_SECTIONS or str(key).lower() in SECTIONS or str(key).lower() in _NRI_SECTIONS
+        if key in OUR_SECTIONS or key in FORMER_SECTIONS:
+            return True
+        return str(key).lower() in SECTIONS or str(key).lower() in _NRI_SECTIONS
 
 
 def active_policy(entries: Iterable[SourceEntry]) -> str:

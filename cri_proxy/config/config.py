@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, Optional
 
@@ -18,7 +18,9 @@ import voluptuous as vol
 from cri_proxy.config import compatibility as config_intel
 from cri_proxy.config.balloons import BalloonSpec, read_types
 from cri_proxy.config.checks import CpuConstraint
+from cri_proxy.config.constants import Constants
 from cri_proxy.config.engine_options import EngineOptions
+from cri_proxy.config.gone import GONE, OLD_VALIDATORS, VALIDATORS_KEY, OldValidators, ignored
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.text.sources import (
     BadText,
@@ -69,10 +71,11 @@ class BadConfig(Exception):
 
 @dataclass(frozen=True)
 class Config:
-    """Immutable: the value and the origin ("default", "FILE:LINE", "command line") of every option."""
+    """Immutable: the value and the origin ("default", "FILE:LINE", "command line") of every option; and the constants."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+    constants: Constants = field(default_factory=Constants)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -95,6 +98,7 @@ class Config:
         return Config(
             {**other.values, **{key: self.values[key] for key in kept}},
             {**other.origins, **{key: self.origins[key] for key in kept}},
+            self.constants,
         )
 
 
@@ -107,19 +111,26 @@ class LoadedConfig:
 
 
 def read_config(
-    sources: Iterable[SettingsSource], *, topology_cpus: Optional[frozenset[int]] = None, strict: bool = False
+    sources: Iterable[SettingsSource],
+    *,
+    topology_cpus: Optional[frozenset[int]] = None,
+    strict: bool = False,
+    constants: Optional[Constants] = None,
 ) -> LoadedConfig:
     """Merge the sources over the defaults; the last one wins.
 
     ``topology_cpus``: the online CPUs, if they are known; sets of CPUs are then held against them.
-    ``strict``: what is likely a mistake, such as an unknown key, is an error; notes stay warnings.
+    ``strict``: what is likely a mistake, such as an unknown key, is an error; notes stay warnings, and so do keys of
+    options that are gone. ``constants``: of the running program; by default as on every node.
 
     :raises BadConfig: any error in any source.
     """
     values = {option.key: option.default for option in OPTIONS}
     origins = dict.fromkeys(values, "default")
+    constants = constants or Constants()
     errors: list[str] = []
     remarks: list[Remark] = []
+    old_validators = OldValidators()
     # 1. Each source by itself, so that its errors are found even where a later source replaces the value.
     for source in sources:
         try:
@@ -128,12 +139,20 @@ def read_config(
             errors.append(str(error))
             continue
         found = [Remark(doubt) for doubt in doubts]
-        settings = _settle(entries, errors, found)
+        found += [ignored(entry, constants) for entry in entries if entry.key in GONE]
+        old = [entry for entry in entries if entry.key in OLD_VALIDATORS]
+        settings = _settle(
+            [e for e in entries if e.key not in GONE and e.key not in OLD_VALIDATORS], errors, found
+        )
         typed = _validate(settings, errors, found)
+        words = old_validators.read(old, typed.get(VALIDATORS_KEY), errors, found)
         remarks += _capped(found, source.name)
         values.update(typed)
         origins.update({key: _origin(settings[key]) for key in typed})
-    config = Config(MappingProxyType(values), MappingProxyType(origins))
+        if words is not None:
+            values[VALIDATORS_KEY], origins[VALIDATORS_KEY] = words, f"{old[-1].origin} ({old[-1].key})"
+    _place_beside(values, origins)
+    config = Config(MappingProxyType(values), MappingProxyType(origins), constants)
     # 2. The result as a whole.
     errors += _shared_sockets(config)
     if topology_cpus is not None:
@@ -144,6 +163,15 @@ def read_config(
     if errors:
         raise BadConfig(errors, warnings)
     return LoadedConfig(config, warnings)
+
+
+def _place_beside(values: dict[str, Any], origins: Mapping[str, str]) -> None:
+    """Paths that nothing sets, and that follow another option's."""
+    for option in OPTIONS:
+        if option.beside and origins[option.key] == "default":
+            default = PurePath(BY_KEY[option.beside].default).parent
+            way = PurePath(option.default).relative_to(default)
+            values[option.key] = str(PurePath(values[option.beside]).parent / way)
 
 
 def placement_settings(config: Config) -> PlacementSettings:
@@ -187,14 +215,14 @@ def balloon_settings(config: Config) -> BalloonSettings:
 def engine_options(config: Config) -> EngineOptions:
     """What the engine reads."""
     return EngineOptions(
-        restart_hold_s=config["placement.restart_hold"],
+        restart_hold_s=config.constants.placement_restart_hold_s,
         unmanaged_namespaces=config["placement.unmanaged_namespaces"],
         unmanaged_handlers=config["placement.unmanaged_handlers"],
         max_moves=config["placement.max_moves"],
         move_exclusive=config["placement.move_exclusive"],
         cooldown_s=config["affinity.cooldown"],
         use_traffic=config["affinity.enabled"],
-        declared_weight=config["affinity.declared_weight"],
+        declared_weight=config.constants.affinity_declared_weight,
     )
 
 
@@ -329,7 +357,5 @@ def _compare_cpus(config: Config, online: frozenset[int], errors: list[str], rem
 
 def view_socket(config: Config) -> Optional[Path]:
     """Where the view socket is, as ``control.view_socket`` says; None = there is none."""
-    key = "control.view_socket"
-    if config.origins[key] == "default":
-        return Path(config["control.socket"]).parent / "view" / "view.sock"
-    return Path(config[key]) if config[key] else None
+    path = config["control.view_socket"]
+    return Path(path) if path else None

@@ -59,7 +59,8 @@ configuration with an error is not used, not even in part: at start the last one
 place (it is kept in `state.directory`), else the socket is served in mode `off`; on a reload the running one
 stays. `cri-resmgr status` says why in one sentence, and loading is tried again. Only `run --strict` exits
 instead. An unknown key, a key given twice or a key without a value is a warning that names file and line and,
-for an unknown one, the nearest known key.
+for an unknown one, the nearest known key. An option of an earlier version that is gone is ignored, with a warning that
+names what holds in its place; `config check` lets it pass. Old `nri.validator.*` keys are read into `nri.validators`.
 
 **Values.** Durations are seconds (`300`) or have units (`250ms`, `5m`, `1h30m`), above 0 and up to 24h. Lists
 of names take globs; a name that begins with `*` must be quoted. `false` is taken for `off` where `off` is a

@@ -21,7 +21,17 @@ from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
-from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Qos, Quota, Resources
+from policies.model import (
+    SANDBOX_RESOURCES,
+    Container,
+    CpusetConstraint,
+    Placement,
+    Pod,
+    PodSize,
+    Qos,
+    Quota,
+    Resources,
+)
 
 # Kubernetes' cpu.shares: 1024 a CPU, at least 2, at most 262144 (kubelet, cm/helpers_linux.go MilliCPUToShares).
 MIN_SHARES, MAX_SHARES, SHARES_PER_CPU = 2, 262144, 1024
@@ -43,8 +53,6 @@ class CreateRequest:
     container: Container
     fence: CpusetConstraint
     uses: tuple[Use, ...] = ()
-    #: What it mounts, by the container's own paths.
-    mounted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,7 @@ def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes
         labels=kept_labels(config.labels),
         annotations=kept_annotations(config.annotations),
     )
-    mounted = tuple(mount.container_path for mount in config.mounts)
-    return CreateRequest(understood(container), read_fence(resources), read_uses(config), mounted)
+    return CreateRequest(understood(container), read_fence(resources), read_uses(config))
 
 
 def read_restore(message: bytes, reply: bytes, memory_capacity_bytes: int = 0) -> dict[str, CreateRequest]:
@@ -190,8 +197,9 @@ def sum_pod_size(
     if not request and limit is None:
         return None
     extra, extra_limit = _milli_request(overhead), _milli_limit(overhead)
-    total_limit = None if limit is None else limit + (extra if extra_limit is None else extra_limit)
-    return PodSize(request + extra, total_limit, "sandbox resources")
+    # Overhead is guaranteed: its limit is its request (kubelet's convertOverheadToLinuxResources).
+    extra = extra if extra_limit is None else extra_limit
+    return PodSize(request + extra, None if limit is None else limit + extra, SANDBOX_RESOURCES, extra)
 
 
 def _annotated_size(text: str, key: str) -> Optional[PodSize]:
@@ -384,12 +392,6 @@ def write_create_delta(placement: Placement) -> bytes:
         return b""
     config = cri.ContainerConfig(linux=cri.LinuxContainerConfig(resources=linux))
     return bytes(cri.CreateContainerRequest(config=config).SerializeToString())
-
-
-def write_mount_delta(host_path: str, container_path: str) -> bytes:
-    """Bytes to append to a CreateContainerRequest: one more folder, that can only be read inside."""
-    mount = cri.Mount(host_path=host_path, container_path=container_path, readonly=True)
-    return bytes(cri.CreateContainerRequest(config=cri.ContainerConfig(mounts=[mount])).SerializeToString())
 
 
 def write_update_delta(placement: Placement, give_back: Optional[Quota] = None) -> bytes:

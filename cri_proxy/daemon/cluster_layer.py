@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, waits_for
-from cri_proxy.config.config import BadConfig, read_config
+from cri_proxy.config.config import BadConfig
 from cri_proxy.config.io import files as settings
 from cri_proxy.config.io.cluster_policy_file import NOTHING, PolicyFile, StoredPolicy
 from cri_proxy.node.machine import NoMachine
@@ -108,7 +108,7 @@ class ClusterLayer:
         """The node's files with a policy."""
         try:
             layers = self._daemon.options.files.layers()
-            own = read_config(layers.with_policy(None))
+            own = layers.read()
         except BadConfig as error:
             raise BadPolicy(f"this node's own files make no configuration: {error.errors[0]}") from None
         loaded, kept = settings.with_kept_policy(layers, own, StoredPolicy(policy))

@@ -1,4 +1,4 @@
-"""What the command line can ask of a running daemon; each command returns plain data for JSON."""
+"""What the command line and the node's agent can ask of a running daemon; each command returns plain data for JSON."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 import grpc
 
 from cri_api.control import ControlError
-from cri_proxy.config.config import BadConfig, SettingsSource, read_config
+from cri_proxy.affinity.io.rebalancer import AffinityController, CannotRebalance
+from cri_proxy.affinity.report import edge_rows, endpoint_name, nearness_rows, owner_rows
+from cri_proxy.config.cluster_policy import BadPolicy, read_policy
+from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
-from cri_proxy.daemon.commands_affinity import AffinityCommands
-from cri_proxy.daemon.commands_cluster import ClusterCommands
-from cri_proxy.daemon.commands_view import SHARED, ViewCommands
+from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
 from cri_proxy.engine.build import make_engine
 from cri_proxy.engine.commands import is_adoptable
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet, unmet_in_short
+from cri_proxy.engine.orders import BadOrder, read_overrides
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.engine.report import (
     NotOne,
@@ -38,6 +41,8 @@ from cri_proxy.node.machine import NoMachine
 from cri_proxy.services.node_state import ENFORCE, MODES
 from cri_proxy.simulator.preview import diff_document, records_of
 from cri_proxy.version import VERSION
+from policies.affinity.graph.groups import groups_of
+from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.machine.topology_json import write_topology
 from policies.model import BudgetSpent, PlacementRefused
@@ -47,6 +52,8 @@ if TYPE_CHECKING:
 
 #: How long a command waits for the runtime to take updates.
 WAIT_S = 30.0
+#: As many edges are looked up at once: a few milliseconds.
+EDGES_AT_ONCE = 300
 
 
 class Commands:
@@ -150,7 +157,6 @@ class Commands:
         for row in document["containers"]:
             grant = engine.grants[row["id"]]
             row["would_move"] = self._daemon.affinity.would_move(grant)
-            row["apart"] = self._daemon.affinity.apart(engine, grant)
             row["demand"] = self._daemon.sizer.explained(engine, grant)
         return {**document, "unsaved": self._is_unsaved(name)}
 
@@ -178,9 +184,7 @@ class Commands:
         source = SettingsSource(str(arguments.get("name", "")), str(arguments.get("text", "")))
         try:
             layers = self._daemon.options.files.layers_with(source)
-            loaded, _ = settings.with_kept_policy(
-                layers, read_config(layers.with_policy(None)), self._daemon.cluster.kept
-            )
+            loaded, _ = settings.with_kept_policy(layers, layers.read(), self._daemon.cluster.kept)
             wanted = loaded.config
         except BadConfig as error:
             raise ControlError(str(error)) from None
@@ -340,3 +344,129 @@ def counters(registry: Any) -> dict[str, float]:
                 labels = ",".join(f"{k}={v}" for k, v in sample.labels.items())
                 found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
+
+
+class AffinityCommands:
+    """The commands ``affinity`` and ``rebalance`` of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def table(self) -> Mapping[str, Command]:
+        """The commands by the name they have on the wire."""
+        return {"affinity": self.affinity, "rebalance": self.rebalance}
+
+    @property
+    def _controller(self) -> AffinityController:
+        controller: AffinityController = self._daemon.affinity
+        return controller
+
+    async def affinity(self, arguments: dict[str, Any]) -> Any:
+        """The graph as the daemon sees it, with where each container is.
+
+        ``most``: only as many edges, those with the most bytes a second first, and nothing that is made of all of them.
+        """
+        controller, engine = self._controller, self._daemon.services.node_state.engine
+        if engine is None:
+            raise ControlError("the daemon is degraded and passes bytes only: see cri-resmgr status")
+        most = read_most(arguments)
+        if most is None:
+            return {**controller.status(), **await graph_document(engine, controller.traffic())}
+        traffic = controller.traffic()
+        heaviest = nlargest(most, traffic.listed, key=lambda edge: edge.bytes_per_s)
+        rows = await sliced(heaviest, lambda some: edge_rows(engine, some))
+        return {**controller.status(), "version": traffic.version, "edges": rows}
+
+    async def rebalance(self, arguments: dict[str, Any]) -> Any:
+        """A plan; carried out unless ``dry_run``."""
+        try:
+            return await self._controller.rebalance(bool(arguments.get("dry_run")))
+        except CannotRebalance as error:
+            raise ControlError(str(error)) from None
+
+
+async def graph_document(engine: Engine, traffic: Traffic) -> dict[str, Any]:
+    """A picture of the traffic as plain data: ``edges`` replaces the count of them that the status has."""
+    # 10,000 edges take a tenth of a second: calls are relayed in between.
+    rows: list[dict[str, Any]] = []
+    edges = sorted(traffic.listed, key=lambda edge: -edge.weight)
+    for start in range(0, len(edges), EDGES_AT_ONCE):
+        rows += edge_rows(engine, edges[start : start + EDGES_AT_ONCE])
+        await asyncio.sleep(0)
+    found = await asyncio.to_thread(groups_of, traffic.listed)
+    groups = [
+        {
+            "members": [endpoint_name(engine, member) for member in group.members],
+            "ids": list(group.members),
+            "weight": round(group.weight, 1),
+        }
+        for group in found
+    ]
+    return {
+        "version": traffic.version,
+        "edges": rows,
+        "owner_edges": owner_rows(traffic),
+        "nearness": nearness_rows(rows),
+        "groups": groups,
+    }
+
+
+class ClusterCommands:
+    """The commands ``cluster-policy``, ``overrides`` and ``freeze`` of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def table(self) -> Mapping[str, Command]:
+        """The commands by the name they have on the wire."""
+        return {"cluster-policy": self.policy, "overrides": self.overrides, "freeze": self.freeze}
+
+    async def policy(self, arguments: dict[str, Any]) -> Any:
+        """Put a policy in force; ``name`` null takes it back, and ``held_off`` says whether another one is let in.
+
+        Without arguments: the policy in force, and what is told of it.
+        """
+        layer = self._daemon.cluster
+        if not arguments:
+            policy = layer.kept.policy
+            return {**layer.document(), "config": None if policy is None else policy.values}
+        try:
+            if arguments.get("name") is None:
+                held_off = _flag_or_none(arguments, "held_off")
+                return await (layer.let_in() if held_off is False else layer.take_back(held_off))
+            return await layer.take(self._read(arguments))
+        except BadPolicy as error:
+            raise ControlError(str(error)) from None
+
+    def _read(self, arguments: dict[str, Any]) -> Any:
+        try:
+            return read_policy(arguments)
+        except BadPolicy as error:
+            self._daemon.cluster.refuse(error)
+            raise
+
+    async def overrides(self, arguments: dict[str, Any]) -> Any:
+        """Replace all overrides and carry them out; without arguments only say what became of them."""
+        orders = self._daemon.orders
+        if arguments:
+            try:
+                overrides = read_overrides(arguments.get("overrides"))
+            except BadOrder as error:
+                raise ControlError(str(error)) from None
+            await orders.pin(overrides)
+        return {"overrides": orders.states()}
+
+    async def freeze(self, arguments: dict[str, Any]) -> Any:
+        """Stop moving containers that run, or start again; without arguments only say how it is."""
+        orders = self._daemon.orders
+        on = _flag_or_none(arguments, "on")
+        if on is not None and on != orders.orders.freeze:
+            await orders.freeze(on)
+        return {"freeze": orders.orders.freeze, "rebalance": self._daemon.affinity.status()["rebalance"]}
+
+
+def _flag_or_none(arguments: Mapping[str, Any], name: str) -> Any:
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ControlError(f"{name} is {value!r}, expected true or false")
+    return value

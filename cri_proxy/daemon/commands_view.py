@@ -27,7 +27,7 @@ from cri_proxy.engine.zones import Zone, zones_of
 from cri_proxy.history.entries import BadQuery, read_query
 from cri_proxy.history.io.file import HistoryUnusable
 from cri_proxy.version import VERSION
-from policies.affinity.graph.groups import Group, groups_of
+from policies.affinity.graph.groups import TrafficGroup, groups_of
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.topology import Topology
 
@@ -56,7 +56,7 @@ class ViewCommands:
         #: The machine that zones and its document were made of.
         self._machine: tuple[Optional[Topology], tuple[Zone, ...], dict[str, Any]] = (None, (), {})
         #: The edges that groups were made of.
-        self._groups: tuple[object, list[Group]] = ((), [])
+        self._groups: tuple[object, list[TrafficGroup]] = ((), [])
         self._examiner = Examiner(
             lambda: daemon.options.files, lambda: daemon.services.config["control.socket"]
         )

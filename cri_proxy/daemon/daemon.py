@@ -23,8 +23,7 @@ from cri_api.waiting import wait_within
 from cri_proxy import event_loop
 from cri_proxy.affinity.demand.io.sizer import DemandSizer
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
-from cri_proxy.affinity.effect.io.fill_meter import FillMeter
-from cri_proxy.affinity.io.mover import Mover
+from cri_proxy.affinity.io.executor import Mover
 from cri_proxy.affinity.io.observer_client import AffinityClient
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import AffinityController
@@ -34,20 +33,17 @@ from cri_proxy.control import ControlServer
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
-from cri_proxy.daemon.maintenance import Maintenance
+from cri_proxy.daemon.maintenance import Maintenance, Tasks
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
 from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
-from cri_proxy.daemon.tasks import Tasks
 from cri_proxy.engine.engine import Engine
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
 from cri_proxy.history.io.keeper import HistoryKeeper
 from cri_proxy.metrics import Metrics
-from cri_proxy.node.cpuset_files import FOLDER, CpusetFiles
 from cri_proxy.node.lock import NodeLock
-from cri_proxy.node.machine import read_memory_bytes
-from cri_proxy.node.watch import TopologyWatch
-from cri_proxy.relay.io.serving import longest_stop_us
+from cri_proxy.node.machine import TopologyWatch, read_memory_bytes
+from cri_proxy.relay.io.drain import longest_stop_us
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 from cri_proxy.services import logs
 from cri_proxy.services.health import Health
@@ -206,8 +202,6 @@ class Daemon:
             read_boot_id(self.options.boot_id_file),
         )
         self.services.node_state.on_records = self.history.add
-        self.cpuset_files = CpusetFiles(Path(loaded.config["control.socket"]).parent / FOLDER, self.log)
-        self.services.node_state.cpuset_files = self.cpuset_files
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.services.node_state.on_doubt = self.rounds.look_soon
@@ -226,8 +220,7 @@ class Daemon:
         self.observer.later = services.store.later
         mover = Mover(services, Path(config["topology.cgroup_root"]))
         meter = EffectMeter(services, Path(config["topology.cgroup_root"]))
-        fill_meter = FillMeter(services, Path(config["topology.cgroup_root"]))
-        self.affinity = AffinityController(services, self.observer, PlannerWorker(), mover, meter, fill_meter)
+        self.affinity = AffinityController(services, self.observer, PlannerWorker(), mover, meter)
         self.sizer = DemandSizer(services, Path(config["topology.cgroup_root"]))
         self.orders = StandingOrders(services, mover)
         self.observer.on_change = self.affinity.follow
@@ -238,7 +231,6 @@ class Daemon:
     def _engage(self, engine: Engine) -> None:
         self.affinity.follow(engine)
         self.orders.engaged(engine)
-        self.tasks.begin("cpuset files", self.cpuset_files.recall(engine.grants))
         # What the daemon before had not entered by its end.
         self.history.add(engine.history, engine.grants)
 
@@ -319,7 +311,8 @@ class Daemon:
 
     async def _stop(self) -> None:
         services = self.services
-        drain_s, stops_s = services.config["relay.drain"], services.config["relay.drain_stops"]
+        constants = services.config.constants
+        drain_s, stops_s = constants.relay_drain_s, constants.relay_drain_stops_s
         notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={longest_stop_us(drain_s)}")
         extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
         await self.front.close(drain_s, stops_s)
@@ -339,7 +332,6 @@ class Daemon:
             await services.store.close()
             self.assembly.end()
         await self.history.close()
-        self.cpuset_files.close()
         services.store.let_go()
         await services.runtime.close()
         self.ownership.give_up()
@@ -357,7 +349,7 @@ class Daemon:
         self.watch = TopologyWatch(
             services.machine.signature,
             lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
-            services.config["topology.interval"],
+            services.config.constants.topology_interval_s,
         )
         keep("watch", self.watch.run)
         keep("log", self._tell_repeats)
@@ -476,15 +468,12 @@ class Daemon:
     def _apply_settings(self) -> None:
         services, config = self.services, self.services.config
         logs.set_up(config["log.level"], config["log.format"], self._repeats)
-        services.node_state.shrink_wait_s = config["placement.shrink_wait"]
-        services.store.wait_s = config["state.wait"]
-        self.cpuset_files.mode = config["placement.cpuset_file"]
-        self.history.entries, self.history.days = config["history.entries"], config["history.days"]
+        services.node_state.shrink_wait_s = config.constants.placement_shrink_wait_s
+        services.store.wait_s = config.constants.state_wait_s
+        self.history.entries, self.history.days = config["history.entries"], config.constants.history_days
         services.node_state.fail_closed = tuple(config["placement.fail_closed_namespaces"])
         services.machine.source = Path(config["topology.source"])
         services.machine.kubelet = Path(config["kubelet.directory"])
-        if self.watch is not None:
-            self.watch.set_interval(config["topology.interval"])
 
     @property
     def mode(self) -> str:

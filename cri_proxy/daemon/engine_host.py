@@ -7,6 +7,7 @@ Reading state and machine runs in a thread; between two such reads every change 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable
@@ -23,7 +24,6 @@ from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.node_state import MODES
 from cri_proxy.services.services import Services
 from cri_proxy.state.file import LoadedState, StateLocked
-from cri_proxy.state.unsaved import UnsavedMark
 from cri_proxy.state.writer import StateWriter
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
@@ -33,6 +33,38 @@ MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
 QUOTAS_KEY = "quotas"
 #: What of the state was lost, until that is acknowledged.
 LOST_KEY = "lost"
+#: Beside the control socket, in /run, which no disk holds up.
+UNSAVED_FILE = "unsaved"
+
+
+class UnsavedMark:
+    """A file that is there while calls go on without their records: state on disk is older than what the runtime was told.
+
+    The next daemon that finds it takes what runs for right where records say otherwise. ``boot_id``: a mark of another
+    boot says nothing, for that boot's containers are gone.
+    """
+
+    def __init__(self, control_socket: Path, boot_id: str) -> None:
+        self.path = control_socket.with_name(UNSAVED_FILE)
+        self._boot_id = boot_id
+
+    def set(self) -> None:
+        """Records are missing from here on. Where it cannot be written there was nothing to be had."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(self._boot_id)
+
+    def clear(self) -> None:
+        """All that was told is on disk."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def is_set(self) -> bool:
+        """Whether a daemon of this boot has left it."""
+        try:
+            return self.path.read_text() == self._boot_id
+        except OSError:
+            return False
 
 
 class Assembly:

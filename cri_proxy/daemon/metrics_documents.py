@@ -47,13 +47,13 @@ placed across boundaries though the limit (without one the request) is no more t
 counted with each placement, not by why |
 | `kubelet_cpu_manager_pinning_requests_total` | \
 Guaranteed containers with whole CPUs | \
-creates and resizes that got CPUs of their own, and those refused |
+creates and resizes that got exclusive CPUs, and those refused |
 | `kubelet_cpu_manager_pinning_errors_total` | \
 allocations that failed | \
 creates and resizes refused (`cri_resmgr_requests_total{{outcome="refused"}}`); policies that never refuse have none |
 | `kubelet_cpu_manager_shared_pool_size_millicores` | \
 the default set, with CPUs reserved | \
-usable CPUs that no container owns, without those reserved |
+usable CPUs that are exclusive to no container, without those reserved |
 | `kubelet_cpu_manager_exclusive_cpu_allocation_count` | \
 CPUs it has assigned | \
 CPUs that containers own, those that kubelet has assigned among them |
@@ -99,7 +99,7 @@ Each intercepted request is one line, when it has ended: time, level, the method
 |---|---|
 | `container`, `attempt`, `id` | NAMESPACE/POD/CONTAINER, which attempt, and the runtime's id |
 | `cpus`, `mems` | what was decided; empty: nothing is set |
-| `rung` | the step of the ladder it is on |
+| `rung` | its domain level, a step of the ladder |
 | `why` | in one sentence, as `cri-resmgr explain` tells it |
 | `outcome` | see below |
 | `us` | microseconds until it was decided, with what was waited for meanwhile |

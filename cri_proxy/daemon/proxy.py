@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from cri_proxy.front_ends.cri_calls import CriInterceptor
+from cri_proxy.front_ends.images import RefusingImages, separate_images
 from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.front_ends.restores import Restores
 from cri_proxy.nri.io.host.unhosted import make_hosting
-from cri_proxy.relay.interception import runtime_method
-from cri_proxy.relay.io.grpc_server import Relay
+from cri_proxy.relay.interception import Interceptor, runtime_method
 from cri_proxy.relay.io.last_call import LastCall
 from cri_proxy.relay.io.server import FrameRelay
-from cri_proxy.relay.io.serving import Serving
-from cri_proxy.runtime import RuntimeClient, discover
 from cri_proxy.services.services import Services
 from cri_proxy.tracing.io.exporter import Tracer
 from cri_proxy.unix_sockets import activated
@@ -27,18 +24,6 @@ from cri_proxy.version import VERSION
 
 #: How long a stop waits for spans to be sent.
 LAST_SPANS_S = 1.0
-
-
-class Transport(Protocol):
-    """What brings calls here and to the runtime."""
-
-    #: Paths that clients may use.
-    sockets: list[Path]
-
-    async def open(self, wanted: Sequence[Path], given: Sequence[socket.socket]) -> dict[Path, str]: ...
-    async def start_behind(self, work: Coroutine[Any, Any, object]) -> None: ...
-    def copy_access(self, runtime: Path) -> None: ...
-    async def close(self, drain_s: float, stops_s: float = 0.0) -> None: ...
 
 
 class Proxy:
@@ -50,42 +35,47 @@ class Proxy:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._transport: Optional[Transport] = None
-        self._image_runtime: Optional[RuntimeClient] = None
+        self._relay: Optional[FrameRelay] = None
         restores = Restores(LatePlacement(services))
         services.reconciler.welcome = restores.welcome
         self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
-        self._calls = LastCall(self._nri)
+        self._images = self._separate_images()
+        self._calls = LastCall(self._interceptor())
         self._tracer = Tracer(VERSION, services.metrics.spans_dropped.inc, self._note_spans)
 
     async def open(self) -> None:
         services, config, runtime = self._services, self._services.config, self._services.runtime
         self._loop = asyncio.get_running_loop()
         self._tracer.follow(config["tracing.endpoint"])
-        transport = self._make_transport()
+        relay = self._make_relay()
         control = Path(config["control.socket"])
         wanted = [Path(config["relay.socket"]), *map(Path, config["relay.extra_sockets"])]
         if runtime.path.endswith("crio.sock"):
             # kubelet chooses its stats provider by this end of the endpoint's name.
             wanted.append(control.parent / "run/crio/crio.sock")
         given = activated(os.environ, os.getpid())
-        problems = await transport.open(wanted, given)
-        self._transport = transport
+        problems = await relay.open(wanted, given)
+        self._relay = relay
         for path, problem in problems.items():
             services.health.note(f"socket {path}", f"{path} is not served: {problem}")
         self.runtime_returned()
 
-    def _make_transport(self) -> Transport:
-        """Frames; but one connection's frames cannot go to two runtimes."""
-        services, images = self._services, self._services.config["relay.image_endpoint"]
-        if images:
-            self._image_runtime = RuntimeClient(discover(images))
-        if images or services.config["relay.transport"] == "grpc":
-            image_channel = self._image_runtime and self._image_runtime.channel
-            inner = Path(services.config["control.socket"]).with_name("relay.sock")
-            return Serving(
-                Relay(services.runtime.channel, image_channel, self._calls, self._tracer.around), inner
-            )
+    def _separate_images(self) -> str:
+        """The socket of an image service that is not the runtime's; "": there is none."""
+        images: str = self._services.config["relay.image_endpoint"]
+        is_runtime = os.path.realpath(images) == os.path.realpath(self._services.runtime.path)
+        return "" if is_runtime else images
+
+    def _interceptor(self) -> Interceptor:
+        if not self._images:
+            return self._nri
+        services, key = self._services, "relay.image_endpoint"
+        why = separate_images(self._images, services.config.origins[key], services.runtime.path)
+        services.health.note("images", why)
+        return RefusingImages(self._nri, why)
+
+    def _make_relay(self) -> FrameRelay:
+        services = self._services
         return FrameRelay(
             services.runtime.path,
             self._calls,
@@ -93,9 +83,8 @@ class Proxy:
             on_closing=self._note_closing,
             on_bug=self._note_bug,
             on_trouble=services.health.note,
-            most_idle=services.config["relay.idle_connections"],
+            most_idle=services.config.constants.relay_idle_connections,
             on_dismissal=services.metrics.connections_dismissed.inc,
-            most_kept=services.config["relay.memory"] << 20,
             on_loss=self._note_loss,
             around=self._tracer.around,
         )
@@ -111,9 +100,7 @@ class Proxy:
 
     def _note_loss(self, why: str) -> None:
         self._services.metrics.connections_lost.inc()
-        self._services.log.warning(
-            "a connection was closed for the memory it takes (relay.memory)", why=why, kind="memory"
-        )
+        self._services.log.warning("a connection was closed for the memory it takes", why=why, kind="memory")
 
     def _note_spans(self, why: str) -> None:
         """Called in the thread that sends."""
@@ -130,8 +117,8 @@ class Proxy:
             # Plugins that are launched here are there before the first pod, as they are with a runtime of theirs.
             await self._nri.start()
 
-        assert self._transport is not None
-        await self._transport.start_behind(bring_up())
+        assert self._relay is not None
+        await self._relay.start_behind(bring_up())
 
     async def run(self) -> None:
         """Calls come by themselves; plugins are told what else happens."""
@@ -139,8 +126,8 @@ class Proxy:
 
     def runtime_returned(self) -> None:
         """Its socket may have another owner and mode now."""
-        if self._transport is not None:
-            self._transport.copy_access(Path(self._services.runtime.path))
+        if self._relay is not None:
+            self._relay.copy_access(Path(self._services.runtime.path))
             self._nri.runtime_returned()
 
     def reconfigured(self) -> None:
@@ -149,17 +136,16 @@ class Proxy:
         self._nri.reconfigured()
 
     def status(self) -> dict[str, Any]:
-        sockets = self._transport.sockets if self._transport is not None else []
+        sockets = self._relay.sockets if self._relay is not None else []
         return {
             "sockets": [str(path) for path in sockets],
+            "image_endpoint": self._images,
             "last_call_age_s": self._calls.age_s,
             "nri": self._nri.status(),
         }
 
     async def close(self, drain_s: float, stops_s: float) -> None:
-        if self._transport is not None:
-            await self._transport.close(drain_s, stops_s)
+        if self._relay is not None:
+            await self._relay.close(drain_s, stops_s)
         await self._nri.close()
-        if self._image_runtime is not None:
-            await self._image_runtime.close()
         await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, LAST_SPANS_S)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from cri_api.waiting import wait_within
-from cri_proxy.affinity.io.executor import AT_ONCE
-from cri_proxy.affinity.io.mover import Mover
+from cri_proxy.affinity.io.executor import AT_ONCE, Mover
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import Orders, Override, read_orders, write_orders

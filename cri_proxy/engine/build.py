@@ -12,7 +12,8 @@ from cri_proxy.engine.host import Host
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT, CpusetConstraint
-from policies.registry import POLICIES, Policy
+from policies.policy import Policy
+from policies.registry import POLICIES
 from policies.reserved import reserve
 
 #: The policies that place by the ladder.

@@ -18,6 +18,7 @@ from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.pins import PINNED_BY, DoesNotFit, check_fit, inside_of, is_inside, pinned_text
 from cri_proxy.engine.recompute import effective, keep_memory, memory_for
 from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.text.terminal import stance_text
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import (
@@ -52,7 +53,7 @@ def stance_of(
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are no other container's.
     if kubelet_owned(ledger, container, fence):
-        return Stance.KUBELET, "kubelet gave it CPUs of its own"
+        return Stance.KUBELET, "kubelet gave it exclusive CPUs"
     reason = opted_out(ledger, container)
     if reason:
         return Stance.OPTED_OUT, reason
@@ -98,7 +99,9 @@ def kubelet_owned(ledger: Ledger, container: Container, fence: CpusetConstraint)
     if (container.pod.uid, container.name) in ledger.host.kubelet_exclusive:
         return asked is not None
     request = container.resources.milli_request
-    whole = request > 0 and request % 1000 == 0 and container.qos is Qos.GUARANTEED
+    # To one without a request of its own kubelet gives none (policy_static.go: guaranteedCPUs).
+    has_own = container.qos is Qos.GUARANTEED and container.pod_share is None
+    whole = request > 0 and request % 1000 == 0 and has_own
     return whole and asked is not None and len(asked) * 1000 == request
 
 
@@ -147,7 +150,7 @@ def _decide_pinned(
         decision = _inside(ledger, container, override, inside_of(ledger, override, container, fence))
     except DoesNotFit as reason:
         decision, given_up = _decide_anew(ledger, container, fence)
-        why = f"{decision.why}; not in {override.zone}{PINNED_BY}{reason}"
+        why = f"{decision.why}; not in {override.text}{PINNED_BY}{reason}"
         return with_peers(ledger, container, replace(decision, why=why)), given_up
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
 
@@ -256,13 +259,13 @@ def resized(
     is_resized = old.stance is Stance.ADOPTED and calls_for_a_place(old, container)
     if old.stance is not Stance.PLACED and not (fenced and asked.cpus) and not is_resized:
         return (
-            Decision(old.placement, f"{old.stance.value}: left as it is"),
+            Decision(old.placement, f"{stance_text(old.stance.value)}: left as it is"),
             old.stance,
             asked.cpus or old.runs_on,
         )
     if kubelet_owned(ledger, container, fence):
         return (
-            Decision(UNTOUCHED, "kubelet gave it CPUs of its own"),
+            Decision(UNTOUCHED, "kubelet gave it exclusive CPUs"),
             Stance.KUBELET,
             fence.asked.cpus or NO_CPUS,
         )
@@ -316,7 +319,7 @@ def calls_for_a_place(old: Grant, container: Container) -> bool:
     """Whether a container that has a place, ours or as it was found, is to be placed by its new resources."""
     if old.stance is Stance.ADOPTED:
         return old.is_outgrown or wanted_milli(container) != wanted_milli(old.container)
-    is_other = old.is_outgrown or container.resources != old.container.resources
+    is_other = old.is_outgrown or container.told != old.container.told
     return old.stance is Stance.PLACED and is_other
 
 
@@ -339,7 +342,7 @@ def _stay(
     kept = replace(stay, cpus=cpus)
     # Why it is there is still true; a note of the resize before is not.
     wanted = wanted_milli(container) / 1000
-    why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same rung"
+    why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same domain level"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and fence.mems == old.fence.mems):
         memory = memory_for(ledger, cpus, container, fence, stay.memory_charge)

@@ -54,7 +54,7 @@ from policies.model import (
     Resources,
 )
 from policies.node import Node
-from policies.registry import Policy
+from policies.policy import Policy
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -201,18 +201,23 @@ class Engine:
     def add_pod(self, pod: Pod) -> None:
         """Remember a sandbox that is running."""
         self.ledger.change("pod", self.ledger.pods, pod.id, pod)
+        self.ledger.unshared.add(pod.id)
 
     @_transition
-    def resize_pod(self, sandbox_id: str, size: Optional[PodSize], memory_limit_bytes: int = 0) -> None:
-        """UpdatePodSandboxResources was accepted: the pod's size and memory limit (0 = not told) from now on."""
-        pod = self.ledger.pods.get(sandbox_id)
-        if pod is not None and size is not None:
-            self.add_pod(replace(pod, size=size))
-        if pod is not None and memory_limit_bytes not in (0, pod.memory_limit_bytes):
-            self.add_pod(replace(self.ledger.pods[sandbox_id], memory_limit_bytes=memory_limit_bytes))
-            for key in sorted(self.ledger.sandboxes.get(sandbox_id, ())):
-                if self.grants[key].container.pod.memory_limit_bytes != memory_limit_bytes:
-                    self.ledger.limit_pod(key, memory_limit_bytes)
+    def resize_pod(
+        self,
+        sandbox_id: str,
+        size: Optional[PodSize],
+        memory_limit_bytes: int,
+        now_s: float,
+        enforce: bool = True,
+    ) -> tuple[CpusetUpdate, ...]:
+        """A pod has this size and memory limit (None, 0: not told) from now on: UpdatePodSandboxResources was accepted.
+
+        Its containers without resources of their own are placed by it, as by a resize; ``enforce`` False: the next time.
+        Returns updates for them and others, to be sent in their order.
+        """
+        return requests.resize_pod(self.ledger, sandbox_id, size, memory_limit_bytes, now_s, enforce)
 
     @_transition
     def end_pod(self, sandbox_id: str) -> tuple[CpusetUpdate, ...]:
@@ -503,6 +508,8 @@ class Engine:
                 grant = replace(grant, placement=replace(grant.placement, home=NO_CPUS), displaced=None)
             self.ledger.put(grant)
             self.ledger.found[grant.key] = grant
+        for pod in [pod for pod in self.ledger.pods.values() if pod.size is not None]:
+            self.ledger.put_pod(pod)
         for ticket in tickets:
             self.ledger.put_ticket(replace(ticket, in_doubt=True))
         # Half of a pair is of no use.

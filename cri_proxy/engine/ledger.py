@@ -37,7 +37,7 @@ from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, spread_limit
 from policies.model import Affinity, Container, Pod, altered
 from policies.node import Node, Resident
-from policies.registry import Policy
+from policies.policy import Policy
 
 #: Ledger key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
@@ -91,6 +91,8 @@ class Ledger:
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
+        #: Sandboxes in which a container has come, gone or been told otherwise since its pod's size was shared out.
+        self.unshared: set[str] = set()
         #: Keys of grants whose containers have ended, and whose places are kept.
         self.held: set[str] = set()
         #: Keys of grants whose placements take the CPU quota away.
@@ -233,6 +235,7 @@ class Ledger:
         container = grant.container
         if known is not None and known.container is container:
             return
+        self.unshared.add(container.pod.id)
         if known is not None:  # what was found out about it may tell another owner
             discard(self.replicas, owner_of_container(known.container), grant.key)
         self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
@@ -267,11 +270,17 @@ class Ledger:
         self.version += len(keys)
         self.node.share(keys, cpus)
 
-    def limit_pod(self, key: str, memory_limit_bytes: int) -> None:
-        """Note the memory limit that the pod of a container has now."""
-        container = self.grants[key].container
-        pod = replace(container.pod, memory_limit_bytes=memory_limit_bytes)
-        self.put(replace(self.grants[key], container=replace(container, pod=pod)))
+    def put_pod(self, pod: Pod) -> None:
+        """Note a pod, in the records of its containers as well."""
+        self.change("pod", self.pods, pod.id, pod)
+        self.unshared.add(pod.id)
+        for key in sorted(self.sandboxes.get(pod.id, ())):
+            grant = self.grants[key]
+            known = grant.container.pod
+            if (known.size, known.memory_limit_bytes) != (pod.size, pod.memory_limit_bytes):
+                now = replace(known, size=pod.size, memory_limit_bytes=pod.memory_limit_bytes)
+                now = pod if now == pod else now
+                self.put(replace(grant, container=replace(grant.container, pod=now)))
 
     def note_memory(self, key: str, mems: Optional[frozenset[int]], held: Optional[MemoryCharge]) -> None:
         """Charge a container as it was found: its limit on ``mems``, or without one what it holds.
@@ -323,6 +332,7 @@ class Ledger:
         self.displaced.discard(key)
         self.kubelets.discard(key)
         self.unpinned.pop(key, None)
+        self.unshared.add(container.pod.id)
         discard(self.names, (container.pod.uid, container.name), key)
         discard(self.sandboxes, container.pod.id, key)
         discard(self.replicas, owner_of_container(container), key)

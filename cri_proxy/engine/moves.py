@@ -24,22 +24,23 @@ MOST_PEERS = 10
 ARRIVED = "arrived "
 
 
-def may_move(
-    ledger: Ledger, grant: Grant, move_exclusive: bool, resized: Iterable[str], is_order: bool = False
-) -> bool:
+def may_move(ledger: Ledger, grant: Grant, resized: Iterable[str], is_order: bool = False) -> bool:
     """Whether a plan may move a container at all. ``resized``: those with a resize on its way.
 
-    ``is_order``: the plan brings containers into the zones that they are pinned to, which others keep them in.
+    ``is_order``: the plan brings containers into the zones that they are pinned to, which others keep them in; those
+    with exclusive CPUs too.
     """
     return (
         grant.stance is Stance.PLACED
         and grant.life is not Life.HELD
         and not grant.placement.group
         and grant.placement.level != "reserved"
-        and (move_exclusive or not grant.exclusive)
+        and (is_order or not grant.exclusive)
         and ledger.policy.moves_others
         and grant.key not in resized
         and (is_order or ledger.pin_of(grant.container) is None)
+        # Those that share their pod's CPUs have one place.
+        and (is_order or grant.container.pod_share is None or grant.container.pod_share.count == 1)
     )
 
 
@@ -55,7 +56,7 @@ def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
     wanted: dict[str, Move] = {}
     for move in () if ledger.orders.freeze else plan.moves:
         grant = ledger.grants.get(move.id)
-        if grant is None or not may_move(ledger, grant, plan.move_exclusive, resized, plan.is_order):
+        if grant is None or not may_move(ledger, grant, resized, plan.is_order):
             continue
         if _home(grant, move) not in (NO_CPUS, grant.placement.home):
             wanted.setdefault(move.id, move)
@@ -181,7 +182,7 @@ def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> tuple[CpusetUpd
     resized = being_resized(ledger)
     for key, move in back.items():
         grant = was[key]
-        if not may_move(ledger, grant, True, resized, is_order=True) or not grant.placement.home <= move.home:
+        if not may_move(ledger, grant, resized, is_order=True) or not grant.placement.home <= move.home:
             return ()
     # 2. Their old places, with all of them out of the way.
     places = _old_places(ledger, back)

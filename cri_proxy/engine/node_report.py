@@ -14,7 +14,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.engine.report import placement_row, present_why
 from cri_proxy.engine.zones import ZONES, Zone, id_at, parent_of, zone_around
-from policies.affinity.graph.groups import Group
+from policies.affinity.graph.groups import TrafficGroup
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import POD_PREFIX, Traffic
 from policies.machine.cpus import format_cpus
@@ -136,7 +136,7 @@ def container_row(engine: Engine, grant: Grant, zones: Iterable[Zone]) -> dict[s
 
 
 def group_rows(
-    engine: Engine, zones: Collection[Zone], groups: Iterable[Group], traffic: Traffic, still: str
+    engine: Engine, zones: Collection[Zone], groups: Iterable[TrafficGroup], traffic: Traffic, still: str
 ) -> list[dict[str, Any]]:
     """The groups of containers that belong together by their traffic, heaviest first.
 
@@ -147,7 +147,7 @@ def group_rows(
     return [_group_row(engine, zones, group, rates[group.members], still) for group in found]
 
 
-def _rates(groups: Iterable[Group], traffic: Traffic) -> dict[tuple[str, ...], float]:
+def _rates(groups: Iterable[TrafficGroup], traffic: Traffic) -> dict[tuple[str, ...], float]:
     """Bytes a second between the members of each group."""
     of = {member: group.members for group in groups for member in group.members}
     rates = dict.fromkeys(of.values(), 0.0)
@@ -159,7 +159,7 @@ def _rates(groups: Iterable[Group], traffic: Traffic) -> dict[tuple[str, ...], f
 
 
 def _group_row(
-    engine: Engine, zones: Collection[Zone], group: Group, bytes_per_s: float, still: str
+    engine: Engine, zones: Collection[Zone], group: TrafficGroup, bytes_per_s: float, still: str
 ) -> dict[str, Any]:
     keys = [key for end in group.members for key in _containers(engine, end)]
     grants = [engine.grants[key] for key in sorted(keys, key=lambda k: engine.grants[k].container.path)]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from policies.machine.domain_names import domain_text, read_domain
 from policies.model import Container
 
 #: As many overrides are taken: each is held against every container of its names.
@@ -25,12 +26,20 @@ class BadOrder(ValueError):
 
 @dataclass(frozen=True)
 class Override:
-    """A container that belongs into a zone. ``pod`` may end in ``*``: all pods whose names begin so."""
+    """A container that belongs into a zone. ``pod`` may end in ``*``: all pods whose names begin so.
+
+    ``zone``: the name that programs have for it, ``node-0``; ``text`` is what people read.
+    """
 
     namespace: str
     pod: str
     container: str
     zone: str
+
+    @property
+    def text(self) -> str:
+        """The zone as sentences name it."""
+        return domain_text(self.zone)
 
     def matches(self, container: Container) -> bool:
         """Whether it is about a container."""
@@ -79,7 +88,8 @@ def _read_override(item: Any, where: str) -> Override:
             )
         if "*" in (value[:-1] if name == "pod" else value):
             raise BadOrder(f"{where}.{name} is {_shown(value)}, expected a * nowhere but at the end of pod")
-    return Override(*(item[name] for name in _FIELDS))
+    namespace, pod, container, zone = (item[name] for name in _FIELDS)
+    return Override(namespace, pod, container, read_domain(zone))
 
 
 def _shown(value: Any) -> str:

@@ -15,6 +15,7 @@ from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.orders import Override
 from cri_proxy.engine.records import Grant, Life, Move, Plan, Stance
 from cri_proxy.engine.zones import names_text
+from cri_proxy.text.terminal import stance_text
 from policies.exclusive.rules import ask_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
@@ -52,12 +53,12 @@ def inside_of(
     cpus = ledger.zone_cpus.get(override.zone)
     if cpus is None:
         raise DoesNotFit(
-            f"this machine has no zone {override.zone}, expected one of {names_text(ledger.zones)}"
+            f"this machine has no zone {override.text}, expected one of {names_text(ledger.zones)}"
         )
     inside = CpusetConstraint(cpus if fence.cpus is None else cpus & fence.cpus, fence.mems)
     if not (inside.cpus or NO_CPUS) & ledger.node.usable:
         by = "" if fence.cpus is None else f" that {fence.of} allows"
-        raise DoesNotFit(f"{override.zone} has no usable CPU{by}")
+        raise DoesNotFit(f"{override.text} has no usable CPU{by}")
     return inside
 
 
@@ -66,8 +67,7 @@ def check_fit(ledger: Ledger, override: Override, container: Container, decision
 
     :raises DoesNotFit: it has no room there, too few CPUs, or is not inside.
     """
-    place, zone = decision.placement, override.zone
-    cpus = ledger.zone_cpus[zone]
+    place, cpus = decision.placement, ledger.zone_cpus[override.zone]
     if not place.cpus:
         raise DoesNotFit(decision.why)
     if not decision.fits or len(place.cpus) * 1000 < wanted_milli(container) or not is_inside(place, cpus):
@@ -75,8 +75,8 @@ def check_fit(ledger: Ledger, override: Override, container: Container, decision
         free = max(0, len(shared) * 1000 - ledger.node.charge_milli(shared))
         wanted, request = wanted_milli(container), container.resources.milli_request
         raise DoesNotFit(
-            f"{container.path} asks for {request}m and may use {wanted}m; {zone} has {len(shared)} shared CPUs, {free}m"
-            " of them free"
+            f"{container.path} asks for {request}m and may use {wanted}m; {override.text} has {len(shared)} shared"
+            f" CPUs, {free}m of them free"
         )
 
 
@@ -110,7 +110,7 @@ def plan_of_pins(ledger: Ledger, keys: Iterable[str], now_s: float) -> Plan:
             moves.append(_move(ledger, grant, override))
         except DoesNotFit as reason:
             ledger.unpinned[key] = str(reason)
-    return Plan(ledger.version, tuple(moves), at_s=now_s, move_exclusive=True, is_order=True)
+    return Plan(ledger.version, tuple(moves), at_s=now_s, is_order=True)
 
 
 def _pinned(ledger: Ledger) -> Iterator[tuple[Grant, Override]]:
@@ -126,7 +126,9 @@ def _pinned(ledger: Ledger) -> Iterator[tuple[Grant, Override]]:
 
 def _move(ledger: Ledger, grant: Grant, override: Override) -> Move:
     if grant.stance is not Stance.PLACED:
-        raise DoesNotFit(f"{grant.container.path} is not placed here: {grant.why or grant.stance.value}")
+        raise DoesNotFit(
+            f"{grant.container.path} is not placed here: {grant.why or stance_text(grant.stance.value)}"
+        )
     if grant.placement.group:
         raise DoesNotFit(f"{grant.container.path} shares the CPUs of a balloon, which has one place for all")
     if not ledger.policy.moves_others:
@@ -151,7 +153,7 @@ def _why_outside(ledger: Ledger, grant: Grant) -> str:
 
 def pinned_text(override: Override) -> str:
     """How a place says that it is an override's."""
-    return f"pinned to {override.zone} by an override"
+    return f"pinned to {override.text} by an override"
 
 
 def override_states(ledger: Ledger, still: str) -> list[dict[str, Any]]:
@@ -170,7 +172,7 @@ def _state(ledger: Ledger, override: Override, grants: Iterable[Grant], still: s
     if cpus is None:
         return {
             "state": REFUSED,
-            "sentence": f"this machine has no zone {override.zone}, expected one of {names_text(ledger.zones)}",
+            "sentence": f"this machine has no zone {override.text}, expected one of {names_text(ledger.zones)}",
         }
     matching = list(grants)
     away = [grant for grant in matching if not grant.cpus <= cpus]

@@ -14,6 +14,7 @@ from typing import Optional
 from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.sharing import share_out
 from cri_proxy.engine.updates import has_changed, update_of, updates_of
 from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
@@ -39,6 +40,7 @@ WORTH_ASKING = 2
 
 def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
     """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
+    share_out(ledger)
     tidy = ledger.policy.tidy(ledger.node)
     unchanged = not force and ledger.refreshed == ledger.pools
     if unchanged and not tidy:
@@ -107,6 +109,14 @@ def give_places(
         # What it has been given, inside of what its caller allows.
         moved.append((key, before, ledger.grants[key].placement))
     return tuple(moved)
+
+
+def tidied(ledger: Ledger) -> dict[str, Grant]:
+    """Give containers what the policy has for them now, before something is decided; returns their records as they were."""
+    places = ledger.policy.tidy(ledger.node)
+    was = {key: ledger.grants[key] for key in places if key in ledger.grants}
+    _give(ledger, places)
+    return was
 
 
 def refreshed(ledger: Ledger, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:

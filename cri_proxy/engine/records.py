@@ -108,7 +108,7 @@ class Grant:
     @property
     def quota(self) -> Optional[Quota]:
         """The CPU quota it has without us; None = it has none."""
-        resources = self.container.resources
+        resources = self.container.told
         if resources.milli_limit is None or not resources.quota_period_us:
             return None
         return Quota(resources.milli_limit * resources.quota_period_us // 1000, resources.quota_period_us)
@@ -304,15 +304,14 @@ class Move:
 class Plan:
     """Moves that were worked out from the engine's state of ``version``, in the order in which to make them.
 
-    ``at_s``: when they are made, for the records. ``move_exclusive``: containers that own CPUs may be moved as well.
-    ``is_order``: it brings containers into the zones that overrides pin them to; else those stay where they are.
+    ``at_s``: when they are made, for the records. ``is_order``: it brings containers into the zones that overrides pin
+    them to, those with exclusive CPUs too; else those stay where they are.
     """
 
     version: int
     moves: tuple[Move, ...] = field(default_factory=tuple)
     why: str = ""
     at_s: float = 0.0
-    move_exclusive: bool = False
     is_order: bool = False
 
 

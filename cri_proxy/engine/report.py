@@ -94,6 +94,8 @@ def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
         "cpu_request_milli": container.resources.milli_request,
         "cpu_limit_milli": container.resources.milli_limit,
         "cpu_size_milli": container.milli_size,
+        "pod_cpu_request_milli": None if container.pod_share is None else container.pod_share.milli_pod,
+        "pod_cpu_sharers": 0 if container.pod_share is None else container.pod_share.count,
         "why": grant.why,
         "runs_in": grant.runs_in,
     }

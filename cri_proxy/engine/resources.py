@@ -14,7 +14,7 @@ from typing import Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
 from cri_proxy.engine.records import Grant, Stance
-from policies.model import PodSize, Resources
+from policies.model import POD_CGROUP, PodSize, Resources
 
 #: What a cgroup has until it is told.
 DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
@@ -54,7 +54,7 @@ class CgroupReading:
 
 def has_news(grant: Grant, reading: CgroupReading) -> bool:
     """Whether a container's cgroup says anything else than its record, beyond rounding."""
-    known = grant.container.resources
+    known = grant.container.told
     return not (
         _same_request(known.milli_request, reading)
         and (_is_ours(grant, reading.quota_us) or _same_quota(known, reading))
@@ -68,7 +68,7 @@ def resources_read(grant: Grant, reading: CgroupReading, told: cri.LinuxContaine
     A quota that differs from the one that the runtime was asked for is another program's, which lends CPU time for a
     while (koordlet's CPU burst): the container was not resized.
     """
-    known = grant.container.resources
+    known = grant.container.told
     no_quota = reading.quota_us < 0 and (known.milli_limit is None or not known.quota_period_us)
     is_ours = _is_ours(grant, reading.quota_us)
     linux = cri.LinuxContainerResources(
@@ -94,7 +94,7 @@ def resources_told(grant: Grant, told: cri.LinuxContainerResources) -> Resources
         ours, told = told, cri.LinuxContainerResources()
         told.CopyFrom(ours)
         told.cpu_quota = 0
-    return update_resources(grant.container.resources, told, grant.container.qos)
+    return update_resources(grant.container.told, told, grant.container.qos)
 
 
 def with_quota(reading: CgroupReading, limit: str) -> CgroupReading:
@@ -106,10 +106,13 @@ def with_quota(reading: CgroupReading, limit: str) -> CgroupReading:
 def size_read(known: Optional[PodSize], reading: CgroupReading) -> Optional[PodSize]:
     """A pod's size by the cgroup that kubelet keeps for it; ``known`` where that says nothing else.
 
-    A pod without a quota says nothing: not all of its containers have limits, or kubelet sets none.
+    A pod without a quota says nothing of one with a limit: not all of its containers have limits, or kubelet sets none.
+    Without a quota, shares that are the kernel's default are no request: a runtime has made the cgroup, and told it nothing.
     """
     limit = reading.milli_limit
-    if limit is None:
+    has_limit = known is not None and known.milli_limit is not None
+    is_told = reading.shares not in (0, DEFAULT_SHARES) or reading.weight not in (0, DEFAULT_WEIGHT)
+    if limit is None and (has_limit or not is_told):
         return known
     request = 0 if known is None else known.milli_request
     if not _same_request(request, reading):
@@ -117,11 +120,18 @@ def size_read(known: Optional[PodSize], reading: CgroupReading) -> Optional[PodS
         request = _milli(
             reading.shares or MIN_SHARES + (reading.weight - 1) * (MAX_SHARES - MIN_SHARES) // 9999
         )
-    if known is not None and known.milli_limit is not None and _is_rounded(known.milli_limit, limit):
+    if (
+        known is not None
+        and known.milli_limit is not None
+        and limit is not None
+        and _is_rounded(known.milli_limit, limit)
+    ):
         limit = known.milli_limit
     if known is not None and (request, limit) == (known.milli_request, known.milli_limit):
         return known
-    return PodSize(request, limit, "the pod's cgroup")
+    if not request and limit is None:
+        return known
+    return PodSize(request, limit, POD_CGROUP, 0 if known is None else known.milli_overhead)
 
 
 def memory_limit_read(known: int, reading: CgroupReading, limits: Iterable[int]) -> int:

@@ -92,7 +92,7 @@ class Listing:
     engine's grants at that time, empty if nothing can have changed since. ``pending``: ids with an update of
     ours on its way then or since; their cpusets say nothing yet. ``enforce`` False: nothing can be sent, and so
     nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended with records
-    that were not saved, so what runs is right where they say otherwise (``takeover.py``).
+    that were not saved, so what runs is right where they say otherwise.
     """
 
     seen: Mapping[str, ListedContainer]
@@ -205,8 +205,8 @@ def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) 
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD:
         return None
-    known = grant.container.resources
-    before = listing.then.get(item.id, grant).container.resources
+    known = grant.container.told
+    before = listing.then.get(item.id, grant).container.told
     # What was changed since its cgroup was looked at is newer than that.
     found = known if item.resources is None or before != known else item.resources
     return found if found != known or (listing.enforce and grant.is_outgrown) else None
@@ -259,7 +259,7 @@ def _told_last(
             continue
         mine = [u for u in updates if u.id == target]
         if mine or (item.cpus is not None and item.cpus != grant.cpus):
-            why = mine[-1].why if mine else "nobody knows what became of a resize"
+            why = mine[-1].why if mine else "the outcome of a resize is unknown"
             give_back = mine[-1].give_back if mine else None
             updates = [u for u in updates if u.id != target]
             updates.append(CpusetUpdate(target, grant.placement, True, why, give_back))
@@ -275,7 +275,7 @@ def _resolve_resize(
     """
     old = engine.grants.get(ticket.target)
     if old is not None and item is not None and not item.exited:
-        asked, known = engine.grants[ticket.key].container.resources, old.container.resources
+        asked, known = engine.grants[ticket.key].container.told, old.container.told
         if item.resources is not None and asked != known:
             if item.resources == known:
                 return engine.cancel(ticket.id, now_s, "the runtime was not reached")
@@ -387,7 +387,7 @@ def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[
     placement = grant.placement
     others = engine.node.exclusive - grant.exclusive
     if grant.stance is Stance.KUBELET and not cpus.isdisjoint(others):
-        why = "it was moved onto CPUs of others; they are not its own"
+        why = "it was moved onto exclusive CPUs of other containers, which stay theirs"
         return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
     if grant.stance is Stance.ADOPTED:
         placement = replace(placement, home=cpus, exclusive=placement.exclusive & cpus)
@@ -419,7 +419,7 @@ def _adoption(
     if grant.why:
         return grant
     if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
-        return replace(grant, stance=Stance.KUBELET, why="kubelet gave it CPUs of its own")
+        return replace(grant, stance=Stance.KUBELET, why="kubelet gave it exclusive CPUs")
     exclusive = NO_CPUS
     topology = engine.host.topology
     home = cpus & (topology.cpus.keys() | topology.data.offline)

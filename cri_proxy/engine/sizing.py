@@ -62,7 +62,8 @@ def may_be_sized(ledger: Ledger, grant: Grant) -> bool:
         grant.life in (Life.CREATED, Life.RUNNING)
         and grant.displaced is None
         and not grant.runs_in
-        and may_move(ledger, grant, False, (), is_order=True)
+        and not grant.exclusive
+        and may_move(ledger, grant, (), is_order=True)
     )
 
 
@@ -92,7 +93,9 @@ def size(
 ) -> Optional[tuple[CpusetUpdate, ...]]:
     """``Engine.size``."""
     old = ledger.grants.get(key)
-    if old is None or not may_move(ledger, old, False, being_resized(ledger), is_order=True):
+    if old is None or old.exclusive:
+        return None
+    if not may_move(ledger, old, being_resized(ledger), is_order=True):
         return None
     if old.life not in (Life.CREATED, Life.RUNNING):
         return None
@@ -148,7 +151,7 @@ def _push(ledger: Ledger, grower: Grant, now_s: float) -> dict[str, Grant]:
         if place is None:
             continue
         pushed[other.key] = other
-        why = f"makes room for {grower.container.path}, whose set has grown"
+        why = f"makes room for {grower.container.path}, whose cpuset has grown"
         ledger.put(altered(other, placement=place, why=why, moved_s=now_s, displaced=None))
         if len(pushed) == ledger.max_moves or not _is_crowded(ledger, grower):
             break
@@ -172,7 +175,7 @@ def _smaller(ledger: Ledger, grower: Grant, resized: frozenset[str], now_s: floa
         and grant.life in (Life.CREATED, Life.RUNNING)
         and wanted_milli(grant.container) < wanted
         and not (grant.moved_s and now_s < grant.moved_s + ledger.options.cooldown_s)
-        and may_move(ledger, grant, False, resized)
+        and may_move(ledger, grant, resized)
     ]
     return sorted(found, key=lambda grant: (-wanted_milli(grant.container), grant.key))
 

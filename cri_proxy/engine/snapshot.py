@@ -28,7 +28,17 @@ from cri_proxy.engine.records import (
     TicketKind,
 )
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import Container, CpusetConstraint, Hint, Placement, Pod, PodSize, Qos, Resources
+from policies.model import (
+    Container,
+    CpusetConstraint,
+    Hint,
+    Placement,
+    Pod,
+    PodShare,
+    PodSize,
+    Qos,
+    Resources,
+)
 
 #: Grows when an older daemon would take what this one writes for something else. It reads what it can of it all the same.
 #: 2: a container's record may say what its group owned before; what it owns is in the record of the group.
@@ -41,6 +51,8 @@ NAMED = 5
 CONTAINERS_KEPT = 256
 #: As many items of a container's resources are in a list; what came after those is beside it.
 RESOURCE_ITEMS = 5
+#: And of a pod's size.
+SIZE_ITEMS = 3
 
 
 class UnreadableRecord(ValueError):
@@ -65,6 +77,10 @@ class RecordWriter:
         if isinstance(value, GroupRecord):
             apart = {key: format_cpus(cpus) for key, cpus in value.apart.items()}
             return _encode({"exclusive": format_cpus(value.exclusive), "apart": apart})
+        if isinstance(value, Pod) and value.size is not None:
+            # Not in the pods of containers: they have what their pod's own record says.
+            size = {"size_overhead": value.size.milli_overhead, "size_is_past": value.size.is_past}
+            return _encode({**_write_pod(value), **size})
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
     def _grant(self, grant: Grant) -> str:
@@ -283,12 +299,17 @@ def _write_pod(pod: Pod) -> dict[str, Any]:
 
 def _read_pod(document: Mapping[str, Any]) -> Pod:
     size = document["size"]
-    read = None if size is None else _checked(PodSize(*size[: len(fields(PodSize))]))
+    read = None
+    if size is not None:
+        # What the version before this one did not write.
+        overhead, is_past = document.get("size_overhead", 0), document.get("size_is_past", False)
+        request, limit, source = size[:SIZE_ITEMS]
+        read = _checked(PodSize(request, limit, source, overhead, is_past))
     return _checked(Pod(**{**_known(Pod, document), "size": read}))
 
 
 def _write_container(container: Container) -> dict[str, Any]:
-    resources = container.resources
+    resources = container.told
     return {
         "pod": _write_pod(container.pod),
         "name": container.name,
@@ -305,6 +326,9 @@ def _write_container(container: Container) -> dict[str, Any]:
         "hugepage_sizes": sorted(resources.hugepage_sizes),
         "pod_memory_limit": container.pod.memory_limit_bytes,
         "milli_size": container.milli_size,
+        # How much of the pod's it has follows from the records of its pod.
+        "is_of_pod": container.pod_share is not None,
+        "tells_own": container.tells_own,
         "labels": dict(container.labels),
         "annotations": dict(container.annotations),
         "hints": [[hint.kind, hint.path, format_cpus(hint.nodes)] for hint in container.hints],
@@ -326,7 +350,12 @@ def _read_container(document: Mapping[str, Any]) -> Container:
             Hint(kind, path, parse_cpus(nodes)) for kind, path, nodes, *_ in document.get("hints", ())
         ),
         milli_size=document.get("milli_size"),
+        tells_own=bool(document.get("tells_own", False)),
     )
+    if document.get("is_of_pod"):
+        container = replace(
+            container, pod_share=PodShare(container.resources, container.resources.milli_request, 1)
+        )
     # What they ask is read again: a newer version may understand more of it.
     return understood(_checked(container))
 

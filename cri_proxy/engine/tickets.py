@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
@@ -19,6 +19,7 @@ from cri_proxy.engine.recompute import (
     put_placement,
     refresh,
     refreshed,
+    tidied,
 )
 from cri_proxy.engine.records import (
     Admission,
@@ -30,6 +31,7 @@ from cri_proxy.engine.records import (
     Ticket,
     TicketKind,
 )
+from cri_proxy.engine.sharing import own_together, share_out_pod, without_past
 from cri_proxy.engine.updates import has_changed, update_of
 from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
@@ -42,9 +44,12 @@ from policies.model import (
     Decision,
     Placement,
     PlacementRefused,
+    PodSize,
     Resources,
     altered,
+    wanted_milli,
 )
+from policies.pod_share import with_told
 
 #: How a resize ended that was found by a comparison, as the history tells it.
 CHANGED_PAST_US = "resized past us"
@@ -64,7 +69,10 @@ def admit(
     # A ticket that waits for one set aside, or is set aside itself, waits for this one.
     tickets = ledger.tickets.values()
     waiting = tuple(w for t in tickets for w in t.waiting if w.key in keys or t.key in keys)
+    if (pod := without_past(ledger, container, replaced)) is not container.pod:
+        container = replace(container, pod=pod)
     ledger.set_aside(replaced, replaced_tickets)
+    container, was = _among_its_pod(ledger, container)
     # 2. Decide.
     given_up: tuple[Grant, ...] = ()
     if stance is Stance.PLACED:
@@ -101,15 +109,28 @@ def admit(
     ticket = Ticket(
         key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets, waiting=waiting
     )
-    before, after = _book(ledger, grant, ticket, decision)
+    before, after = _book(ledger, grant, ticket, decision, was)
     return Admission(key, decision, stance, sent, before, after)
 
 
+def _among_its_pod(ledger: Ledger, container: Container) -> tuple[Container, dict[str, Grant]]:
+    """A container as it is charged in its pod, in which the others are charged with it from now on.
+
+    What others own together and do not need with it, they have given back; returns their records as they were.
+    """
+    shared = share_out_pod(ledger, container.pod.id, container) or container
+    return shared, tidied(ledger) if own_together(ledger, container.pod.id) else {}
+
+
 def _book(
-    ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision
+    ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision, tidied_ones: Mapping[str, Grant]
 ) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
-    """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
+    """Enter a request that is about to be sent; returns the updates before it and those after its reply.
+
+    ``tidied_ones``: the records of others that have changed for it already, as they were.
+    """
     was = {key: ledger.grants[key] for key in decision.others if not group_of(key)}
+    was.update(tidied_ones)
     ledger.put(pending)
     moved = give_places(ledger, decision, pending.container)
     ticket = altered(ticket, moved=moved) if moved else ticket
@@ -241,7 +262,8 @@ def resize(
     new_fence = ledger.host.bounded(
         CpusetConstraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
     )
-    container = replace(old.container, resources=resources)
+    container, tidied_ones = _among_its_pod(ledger, with_told(old.container, resources))
+    old = ledger.grants[container_id]
     key = ledger.next_ticket()
     decision, stance, runs_on = resized(ledger, old, container, new_fence, fence)
     pending = replace(
@@ -260,7 +282,7 @@ def resize(
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
     ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
                     found=old.stance, waiting=waiting)  # fmt: skip
-    before, after = _book(ledger, pending, ticket, decision)
+    before, after = _book(ledger, pending, ticket, decision, tidied_ones)
     give_back = pending.quota if old.lifted and not pending.lifted else None
     return Admission(key, decision, stance, sent, before, after, give_back)
 
@@ -318,7 +340,7 @@ def follow(
         return ()  # its end tells
     # 1. Nothing can be sent, or the policy will not: known, counted, and where it was.
     if not enforce:
-        container = replace(old.container, resources=resources)
+        container = with_told(old.container, resources)
         is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
         why = "its resources were changed past us; where it runs is left as it is"
         return _take_over(ledger, old, resources, now_s, why, is_outgrown)
@@ -337,11 +359,69 @@ def follow(
     return (*admission.before, *own, *others)
 
 
+def resize_pod(
+    ledger: Ledger,
+    sandbox_id: str,
+    size: Optional[PodSize],
+    memory_limit_bytes: int,
+    now_s: float,
+    enforce: bool,
+) -> tuple[CpusetUpdate, ...]:
+    """``Engine.resize_pod``."""
+    pod = ledger.pods.get(sandbox_id)
+    if pod is None:
+        return ()
+    # 1. The pod has it, and its containers are charged what follows.
+    now = replace(pod, size=size or pod.size, memory_limit_bytes=memory_limit_bytes or pod.memory_limit_bytes)
+    if now == pod:
+        return ()
+    before = {key: ledger.grants[key] for key in sorted(ledger.sandboxes.get(sandbox_id, ()))}
+    ledger.put_pod(now)
+    share_out_pod(ledger, sandbox_id)
+    # 2. Those that want more or less by it are placed anew; what they own together is the policy's to tell.
+    was: dict[str, Grant] = {}
+    for key, old in before.items():
+        grant = ledger.grants[key]
+        is_shared = grant.container.pod_share is not None or old.container.pod_share is not None
+        if not is_shared or grant.life not in (Life.CREATED, Life.RUNNING) or grant.placement.group:
+            continue
+        is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED)
+        if is_ours and wanted_milli(old.container) != wanted_milli(grant.container):
+            was[key] = old
+            _place_in_resized_pod(ledger, old, now_s, enforce, was)
+    return refreshed(ledger, was)
+
+
+def _place_in_resized_pod(
+    ledger: Ledger, old: Grant, now_s: float, enforce: bool, was: dict[str, Grant]
+) -> None:
+    """Place one container by its pod's new size; what the policy refuses stays where it is."""
+    grant = ledger.grants[old.key]
+    if not enforce or any(ticket.target == old.key for ticket in ledger.tickets.values()):
+        ledger.put(replace(grant, is_outgrown=True))
+        return
+    try:
+        decision, stance, runs_on = resized(ledger, old, grant.container, old.fence, NO_CONSTRAINT)
+    except (PlacementRefused, BudgetSpent) as refusal:
+        ledger.put(replace(grant, why=f"its pod was resized, and it stays where it is: {refusal}"))
+        return
+    was.update({key: ledger.grants[key] for key in decision.others if not group_of(key) and key not in was})
+    displaced = old.displaced if decision.placement.home == old.placement.home else None
+    now = replace(
+        grant, placement=decision.placement, stance=stance, runs_on=runs_on, displaced=displaced,
+        why=decision.why, is_outgrown=False,
+    )  # fmt: skip
+    ledger.put(now)
+    give_places(ledger, decision, now.container)
+    ledger.record(TicketKind.RESIZE.value, old.key, ledger.grants[old.key], now_s)
+    ledger.outcome(old.key, "its pod was resized")
+
+
 def _take_over(
     ledger: Ledger, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
 ) -> tuple[CpusetUpdate, ...]:
     """Take over a container's resources, and leave it where it is."""
-    container = replace(old.container, resources=resources)
+    container = with_told(old.container, resources)
     now = replace(old, container=container, is_outgrown=is_outgrown)
     ledger.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
     ledger.outcome(old.key, CHANGED_PAST_US)

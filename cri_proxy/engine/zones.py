@@ -1,10 +1,14 @@
-"""The places of a machine that have a name outside: ``socket-0``, ``node-0``, ``l3-0``. Pure."""
+"""The places of a machine that have a name outside: ``socket-0``, ``node-0``, ``l3-0``. Pure.
+
+People read ``numa-0``: see ``domain_names``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from policies.machine.domain_names import domain_text
 from policies.machine.topology import Domain, Topology
 
 #: Kinds of zones by the level of their domains, largest first: what a zone's name begins with, and its type.
@@ -49,9 +53,9 @@ def parent_of(zones: Iterable[Zone], zone: Zone) -> str:
 
 
 def names_text(zones: Sequence[Zone]) -> str:
-    """All names, for a sentence: ``socket-0 to socket-1, node-0 to node-7``."""
+    """All names, for a sentence: ``socket-0 to socket-1, numa-0 to numa-7``."""
     parts = []
     for level in ZONES:
-        names = [zone.name for zone in zones if zone.level == level]
+        names = [domain_text(zone.name) for zone in zones if zone.level == level]
         parts += [names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"] if names else []
     return ", ".join(parts)

@@ -20,7 +20,6 @@ from cri_proxy.cri.messages import (
     read_update,
     sum_pod_size,
     write_create_delta,
-    write_mount_delta,
     write_update_delta,
 )
 from cri_proxy.engine.engine import Engine
@@ -30,12 +29,12 @@ from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.front_ends.restores import Restores
-from cri_proxy.node.cpuset_files import INSIDE
 from cri_proxy.relay.interception import (
     FAILED_PRECONDITION,
     INTERNAL,
     NOT_FOUND,
     UNAVAILABLE,
+    UNIMPLEMENTED,
     CallEnd,
     Forward,
     Interception,
@@ -45,7 +44,7 @@ from cri_proxy.relay.interception import (
 )
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
-from policies.model import BudgetSpent, Container, PlacementRefused
+from policies.model import BudgetSpent, PlacementRefused
 
 
 class CriInterceptor:
@@ -164,8 +163,6 @@ def _reason(error: Exception) -> str:
 class CreateContainer(InterceptedCall):
     method = "CreateContainer"
     creation: Optional[Creation] = None
-    #: The container, if it gets a folder with its CPUs.
-    told_inside: Optional[Container] = None
 
     async def decide(self, message: bytes) -> Outcome:
         node_state, engine = self.node_state, self.engine
@@ -173,10 +170,6 @@ class CreateContainer(InterceptedCall):
         container = request.container
         self.namespace = container.pod.namespace
         self.fields.update(container=container.path, attempt=container.attempt)
-        if container.preferences.notes:
-            node_state.log.warning(
-                "annotations", container=container.path, ignored=list(container.preferences.notes)
-            )
         container = await look_up(node_state, engine, container, request.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile
             return Forward()
@@ -187,11 +180,6 @@ class CreateContainer(InterceptedCall):
         self.fields["describe"] = creation.describe
         node_state.save()
         delta = write_create_delta(creation.placement)  # while the thread that writes wakes up
-        key, placement = creation.admission.ticket, creation.placement
-        folder = await node_state.cpuset_folder(key, container, placement, request.mounted)
-        if folder:
-            self.told_inside = container
-            delta += write_mount_delta(folder, INSIDE)
         await node_state.make_room(creation.make_room)
         return Forward(delta)
 
@@ -225,8 +213,6 @@ class CreateContainer(InterceptedCall):
         if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
             why = f"not created: {details[:MESSAGE_CHARS]}"
-            if self.told_inside is not None:
-                self.node_state.no_cpuset_folder(self.told_inside)
             self.node_state.carry_out(self.creation.failed(self.node_state.clock(), why))
         else:
             self.outcome = "in doubt"
@@ -334,11 +320,17 @@ class UpdatePodSandboxResources(InterceptedCall):
         return Forward()
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
-        if end is CallEnd.OK:
+        # Where the runtime does not know the call, kubelet goes on with the resize (updatePodSandboxResources).
+        if end is CallEnd.OK or code == UNIMPLEMENTED:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
             self.fields["id"] = request.pod_sandbox_id
-            size = sum_pod_size(request.resources, request.overhead)
-            self.engine.resize_pod(request.pod_sandbox_id, size, memory_limit_of(request.resources))
+            size, memory = (
+                sum_pod_size(request.resources, request.overhead),
+                memory_limit_of(request.resources),
+            )
+            now_s, enforcing = self.node_state.clock(), self.node_state.enforcing
+            effects = self.placer.resize_pod(request.pod_sandbox_id, size, memory, now_s, enforcing)
+            self.node_state.carry_out(effects)
             await self.node_state.saved()
 
 
@@ -368,8 +360,6 @@ class StartContainer(_AboutContainer):
         if (
             end is CallEnd.REFUSED and code != UNAVAILABLE
         ):  # of a runtime that is away the place is not to blame
-            if (grant := self.engine.grants.get(self.container_id)) is not None:
-                self.node_state.no_cpuset_folder(grant.container)
             distrusted = self.engine.start_failed(self.container_id, details, self.node_state.clock())
             self.node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
             self.fields["next_create_untouched"] = distrusted

@@ -68,10 +68,6 @@ class LatePlacement:
 
     async def _looked_up(self, engine: Engine, unannounced: UnannouncedContainer) -> UnannouncedContainer:
         node_state, container = self._services.node_state, unannounced.container
-        if container.preferences.notes:
-            node_state.log.warning(
-                "annotations", container=container.path, ignored=list(container.preferences.notes)
-            )
         if container.pod.id not in engine.pods:
             engine.add_pod(container.pod)
             await node_state.on_pod(container.pod)

@@ -14,14 +14,15 @@ from policies.model import Container
 async def look_up(
     node_state: NodeState, engine: Engine, container: Container, uses: tuple[Use, ...]
 ) -> Container:
-    """The container with the hints of what it uses, and with its quota kept where that cannot be lifted.
+    """The container with the hints of what it uses, and with its quota kept where that cannot be lifted. A line of the log
+    says which of its annotations are ignored.
 
     Waits only for what was never asked before; most containers use nothing that there is to ask about. The
     pod's cgroup is there by now: kubelet, or else the runtime, has made it for the sandbox.
     """
-    settings = getattr(engine.policy, "settings", None)
-    if settings is None:
-        return container
+    if ignored := engine.policy.ignored(container):
+        node_state.log.warning("annotations", container=container.path, ignored=list(ignored))
+    settings = engine.policy.settings
     counting = counted(uses, container, settings)
     if counting:
         hints = await node_state.devices.hints(counting, engine.host.topology)

@@ -18,7 +18,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Admission, CpusetUpdate, Effects, Stance, Ticket
 from cri_proxy.engine.unannounced import Steps, UnannouncedContainer
 from policies.machine.cpus import format_cpus
-from policies.model import Container, CpusetConstraint, Placement, Quota
+from policies.model import Container, CpusetConstraint, Placement, PodSize, Quota
 
 
 class Decided:
@@ -170,7 +170,7 @@ class Placer:
         grant = self.engine.grants.get(container_id)
         if grant is None or not (enforce or grant.stance is Stance.OBSERVED):
             return None
-        resources = update_resources(grant.container.resources, linux, grant.container.qos)
+        resources = update_resources(grant.container.told, linux, grant.container.qos)
         admission = self.engine.resize(container_id, resources, constraint, now_s)
         if admission is None:
             return None
@@ -178,6 +178,12 @@ class Placer:
         if give_back is None and self._owes_quota(container_id):
             give_back = self.engine.grants[admission.ticket].quota
         return Resize(self.engine, admission, container_id, give_back)
+
+    def resize_pod(
+        self, sandbox_id: str, size: Optional[PodSize], memory_limit_bytes: int, now_s: float, enforce: bool
+    ) -> Effects:
+        """A pod was given another size, or another memory limit (0: not told)."""
+        return Effects(send=self.engine.resize_pod(sandbox_id, size, memory_limit_bytes, now_s, enforce))
 
     def owed(self, container_id: str) -> Optional[Quota]:
         """The quota that a container was to get back and has not yet."""

@@ -35,7 +35,7 @@ LOOKED = "standalone.looked"
 #: After a longer pause nothing is known of what has come meanwhile, and it has settled where it runs.
 LONGEST_PAUSE_S = 600.0
 _SOCKETS_GIVEN = (
-    "systemd hands over sockets, and in standalone mode nobody serves them: "
+    "systemd hands over sockets, and in standalone mode nothing serves them: "
     "systemctl mask --now cri-resource-manager.socket"
 )
 
@@ -80,7 +80,7 @@ class Standalone:
             # Where events tell, a look at each of them is enough, and one more: for what was not running yet in the
             # list, or had started before the stream was there.
             is_told = services.events.own_stream and is_settled
-            poll_s = services.config["reconcile.poll"]
+            poll_s = services.config.constants.reconcile_poll_s
             with contextlib.suppress(asyncio.TimeoutError):
                 await wait_within(poll_s if is_told else min(POLL_S, poll_s), self._hint.wait())
             is_settled = services.events.own_stream and not self._hint.is_set()
@@ -99,7 +99,7 @@ class Standalone:
         """A full comparison is made by the daemon's rounds."""
 
     def reconfigured(self) -> None:
-        """The pauses are read anew every time."""
+        """Nothing of it depends on the configuration."""
 
     def status(self) -> dict[str, Any]:
         told = self._services.events.own_stream
@@ -128,7 +128,7 @@ class Standalone:
             return
         await services.reconciler.run(with_cpusets=False)
         if now_s >= self._note_at:
-            self._note_at = now_s + services.config["reconcile.interval"]
+            self._note_at = now_s + services.config.constants.reconcile_interval_s
             self._note_look()
 
     def _note_look(self) -> None:

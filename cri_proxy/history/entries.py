@@ -19,7 +19,7 @@ from policies.machine.cpus import format_cpus
 MOST, USUAL = 1000, 100
 
 
-class Key(NamedTuple):
+class EntryKey(NamedTuple):
     """What tells an entry from all others: numbers begin anew with each boot and with records that are set aside."""
 
     boot: str
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 class Entry(NamedTuple):
     """An entry as it is kept. ``time_s``: since 1970. ``names``, ``value``: as in the opening of this module."""
 
-    key: Key
+    key: EntryKey
     time_s: float
     names: str
     value: str
@@ -44,8 +44,9 @@ class BadQuery(ValueError):
 class Query:
     """Which entries are wanted.
 
-    ``name``: a container, pod or part of a path; "" = all. ``since_s``: since 1970. ``after``: those that were entered or
-    amended after this place in the file, in that order; else the last ones, the latest first, and ``before`` this place.
+    ``name``: a container, pod or part of a path, or where no entry has that a workload; "" = all. ``since_s``: since 1970.
+    ``after``: those that were entered or amended after this place in the file, in that order; else the last ones, the
+    latest first, and ``before`` this place.
     """
 
     name: str = ""
@@ -59,6 +60,11 @@ class Query:
         """What the names of an entry hold, one of them, if it is about ``name``."""
         name = self.name.strip("/")
         return f"/{name}/", f"\n{name}"
+
+    @property
+    def beginning(self) -> str:
+        """What the names of an entry hold if it is about a pod of the workload ``name``."""
+        return f"/{self.name.strip('/')}-"
 
 
 def read_query(arguments: Mapping[str, Any]) -> Query:
@@ -134,7 +140,7 @@ def write_entry(
         document["move"] = {"gain": record.move.gain, **sides}
     names = "\n" + "".join(f"{key} /{found.get(key, '')}/\n" for key in places)
     value = json.dumps(document, separators=(",", ":"))
-    return Entry(Key(boot, record.number, record.at_s), time_s, names, value)
+    return Entry(EntryKey(boot, record.number, record.at_s), time_s, names, value)
 
 
 def entry_row(place: int, entry: Entry) -> dict[str, Any]:

@@ -94,12 +94,25 @@ def merged(record: SwitchRecord, older: Optional[SwitchRecord], still_ours: froz
     ]
     earlier = {change.path: change for change in older.changes}
     changes = [
-        _continued(change, earlier[change.path], older, record)
-        if change.path in earlier and change.old == older.endpoint
+        _of_both(change, earlier[change.path], older, record, change.path in still_ours)
+        if change.path in earlier
         else change
         for change in record.changes
     ]
     return replace(record, changes=(*kept, *changes))
+
+
+def _of_both(
+    change: FileChange, first: FileChange, older: SwitchRecord, record: SwitchRecord, is_still_ours: bool
+) -> FileChange:
+    """The change of a file that both switches have written to."""
+    if change.old == older.endpoint:
+        return _continued(change, first, older, record)
+    if is_still_ours and record.endpoint not in change.new:
+        # The second has written something else there than the endpoint.
+        before = first.before if change.before == first.after else ""
+        return replace(first, before=before, after=change.after)
+    return change
 
 
 def _continued(

@@ -151,8 +151,10 @@ def unfit(status: Mapping[str, Any], socket: str, current: Sequence[str]) -> str
     """
     if status.get("front_end", "proxy") != "proxy":
         return f"the daemon runs as {status['front_end']}: it serves kubelet no socket, and needs none"
-    if status["degraded"]:
-        return f"the daemon is degraded: {'; '.join(status['degraded'].values())}"
+    # A separate image service is what `kubelet enable` writes for kubelet.
+    reasons = [reason for topic, reason in status["degraded"].items() if topic != "images"]
+    if reasons:
+        return f"the daemon is degraded: {'; '.join(reasons)}"
     if status["mode"] == "off":
         return "the daemon's mode is off: it would place nothing"
     runtime = status["runtime"]

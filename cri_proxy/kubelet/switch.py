@@ -26,6 +26,8 @@ from cri_proxy.kubelet.settings import (
 
 FLAG = "--container-runtime-endpoint"
 KEY = "containerRuntimeEndpoint"
+IMAGES_FLAG = "--image-service-endpoint"
+IMAGES_KEY = "imageServiceEndpoint"
 ANNOTATION = "kubeadm.alpha.kubernetes.io/cri-socket"
 #: What can stand unquoted in YAML, in a shell's file and in a unit.
 _PLAIN = re.compile(r"[\w./:@+-]+")
@@ -111,6 +113,38 @@ def plan_enable(setup: Setup, files: Files, endpoint: str, sockets: Sequence[str
     return edits
 
 
+def plan_images(setup: Setup, files: Files, edits: Sequence[Edit], images: str) -> list[Edit]:
+    """The ``edits``, and with them the one after which kubelet's files name ``images`` as its image service.
+
+    :raises CannotSwitch: it is set where we do not write, or there is no place for it.
+    """
+    by_hand = f"give kubelet {IMAGES_KEY}: {images} or {IMAGES_FLAG}={images}; then {restart_line(setup)}"
+    if setup.manager:
+        argument = f"{IMAGES_FLAG[2:]}={images}"
+        by_hand = f'add to kubelet-arg in {setup.config_file}: "{argument}"; then {restart_line(setup)}'
+    now = after_edits(files, edits)
+    after = survey(now)
+    value, path = after.images_at, setup.config_file
+    text = now.get(path) if path else None
+    variable = None if setup.is_wrapped else _variable_for_flags(after)
+    if setup.manager or (value is not None and value.start < 0) or (text is None and variable is None):
+        raise CannotSwitch("there is no place of kubelet's where its image service could be written", by_hand)
+    if value is not None:
+        whole = now[value.path] or ""
+        is_config = value is not after.flags.get(IMAGES_FLAG[2:])
+        edit = Edit(value.path, whole, replaced(whole, value, images), value.text, images, is_config)
+    elif path is not None and text is not None:
+        edit = _into_config(path, text, IMAGES_KEY, images)
+    else:
+        assert variable is not None
+        edit = _into_variable(variable, now, f"{IMAGES_FLAG}={images}")
+    # A file has one edit: what undoes it by its words is the endpoint's, and a copy of the file undoes both.
+    return [
+        *(replace(one, after=edit.after) if one.path == edit.path else one for one in edits),
+        *([] if edit.path in {one.path for one in edits} else [edit]),
+    ]
+
+
 def after_edits(files: Files, edits: Iterable[Edit]) -> dict[str, Optional[str]]:
     """The files as they are once edits are made."""
     return {**files, **{edit.path: edit.after for edit in edits}}
@@ -189,8 +223,12 @@ def _inserting(setup: Setup, files: Files, endpoint: str) -> Edit:
         raise CannotSwitch(
             f"there is no place to name the runtime's socket in: {missing}", by_hand(setup, endpoint)
         )
+    return _into_config(path, text, KEY, endpoint)
+
+
+def _into_config(path: str, text: str, key: str, value: str) -> Edit:
     config = read_config_file(path, text)
-    after = config.inserted(text, KEY, endpoint)
+    after = config.inserted(text, key, value)
     position = config.insert_at
     return Edit(path, text, after, "", after[position : position + len(after) - len(text)], is_config=True)
 
@@ -334,15 +372,15 @@ def _our_value(change: FileChange, text: str, endpoint: str) -> Optional[Value]:
 # ---------------------------------------------------------------------- what else to say
 
 
-def remarks_on(setup: Setup, edits: Sequence[Edit], endpoint: str) -> list[str]:
-    """What an operator should know before kubelet is switched."""
+def remarks_on(setup: Setup, edits: Sequence[Edit], endpoint: str, images: str = "") -> list[str]:
+    """What an operator should know before kubelet is switched. ``images``: the image service that is written, too."""
     found = []
-    if setup.images:
+    if setup.images and not images:
         found.append(f"the image endpoint stays {setup.images}")
     if setup.cpu_manager == "static":
         found.append(
             "warning: kubelet's CPU manager is static: its exclusive CPUs are taken out of our pools, and its "
-            "shared set is a fence we stay inside; better is cpuManagerPolicy: none"
+            "shared CPUs are a constraint we stay inside; better is cpuManagerPolicy: none"
         )
     if setup.topology_manager not in ("", "none"):
         found.append(

@@ -1,15 +1,21 @@
-"""Reads the node for the daemon: topology (sysfs or a file), kubelet's cgroup, kubelet's own assignments."""
+"""Reads the node for the daemon: topology (sysfs or a file), kubelet's cgroup, kubelet's own assignments.
+
+And tells when CPUs or memory nodes come or go: by kernel uevents, and a look now and then if these are lost.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import read_bytes, read_number, read_text
 from cri_proxy.cri.messages import kubepods_root
 from cri_proxy.engine.build import Machine
@@ -30,6 +36,10 @@ Known = TypeVar("Known")
 
 #: A machine of 8,192 CPUs takes less.
 MOST_TOPOLOGY_BYTES = 16 << 20
+#: NETLINK_KOBJECT_UEVENT (linux/netlink.h); group 1 are the kernel's own messages.
+NETLINK_KOBJECT_UEVENT, KERNEL_GROUP = 15, 1
+#: Devices whose coming and going may change what a topology says.
+DEVICES = (b"/devices/system/cpu/", b"/devices/system/node/", b"/devices/system/memory/")
 
 
 class NoMachine(Exception):
@@ -154,7 +164,7 @@ class MachineReader:
         if not any(folder.glob("node[0-9]*")):
             nodes = _memory_nodes(self.proc)
             if len(nodes) > 1:
-                known = f"the kernel has memory in nodes {format_cpus(nodes)}"
+                known = f"the kernel has memory in NUMA nodes {format_cpus(nodes)}"
                 raise NoMachine(f"{folder} names no NUMA node, and {known}; expected node0, node1, ...")
 
 
@@ -174,3 +184,59 @@ def read_memory_bytes(meminfo: Path) -> int:
             if line.startswith("MemTotal:"):
                 return read_number(line.split()[1]) * 1024
     return 0
+
+
+class TopologyWatch:
+    """Calls ``changed`` (in the event loop) when ``signature`` differs from the one before."""
+
+    def __init__(
+        self, signature: Callable[[], str], changed: Callable[[], object], interval_s: float
+    ) -> None:
+        self._signature = signature
+        self._changed = changed
+        self._interval_s = interval_s
+        self._wake = asyncio.Event()
+        self._seen: Optional[str] = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            uevents = _open_uevents()
+            if uevents is not None:
+                stack.enter_context(contextlib.closing(uevents))
+                loop.add_reader(uevents.fileno(), self._uevent, uevents)
+                stack.callback(loop.remove_reader, uevents.fileno())
+            # Begun again after a failure it compares with what it has seen before.
+            if self._seen is None:
+                self._seen = await asyncio.to_thread(self._signature)
+            while True:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await wait_within(self._interval_s, self._wake.wait())
+                self._wake.clear()
+                now = await asyncio.to_thread(self._signature)
+                if now != self._seen:
+                    self._seen = now
+                    self._changed()
+
+    def _uevent(self, source: socket.socket) -> None:
+        try:
+            message = source.recv(65536)
+        except OSError:
+            return
+        if any(device in message for device in DEVICES):
+            self._wake.set()
+
+
+def _open_uevents() -> Optional[socket.socket]:
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+    try:
+        source = socket.socket(socket.AF_NETLINK, kind, NETLINK_KOBJECT_UEVENT)
+    except OSError:
+        return None
+    try:
+        source.bind((0, KERNEL_GROUP))
+    except OSError:
+        source.close()
+        return None
+    return source

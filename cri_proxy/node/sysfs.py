@@ -266,7 +266,7 @@ def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) ->
         total = _mem_field(_optional_text(f"{proc}/meminfo"), "MemTotal")
         return _Nodes(dict.fromkeys(online, 0), {} if total is None else {0: total}, frozenset([0]))
     # 1. The nodes, in the order of the columns in "distance".
-    columns = _optional_set(f"{base}/online", "every node is taken to be online", holes) or folders
+    columns = _optional_set(f"{base}/online", "every NUMA node is taken to be online", holes) or folders
     ids = columns & folders or folders
     # 2. Their CPUs. No CPU is without a node.
     of_cpu: dict[int, int] = {}
@@ -347,14 +347,14 @@ def _read_distances(
 
 def _read_devices(base: str, nodes: frozenset[int], holes: _Holes) -> dict[str, int]:
     devices: dict[str, int] = {}
-    for address in sorted(_optional_names(base, "no device is near a node", holes)):
+    for address in sorted(_optional_names(base, "no device is near a NUMA node", holes)):
         path = f"{base}/{address}/numa_node"
         try:
             node = _number(path) if os.path.exists(path) else -1
             if node >= 0 and node not in nodes:
                 raise _Hole(path, f"names NUMA node {node}, which is not online")
         except _Hole as hole:
-            holes.note(hole, "the device is near no node")
+            holes.note(hole, "the device is near no NUMA node")
             continue
         if node >= 0:
             devices[address] = node

@@ -1,12 +1,14 @@
 """A merged adjustment applied to a CreateContainerRequest, as far as CRI can say it.
 
-The request is never rebuilt: entries that go, or that something else takes the place of, are cut out of its bytes,
-and what is new is appended. What the request says already as asked for is left alone. The result depends on the request
-and the adjustment: for another container of the same request it is the same bytes.
+The request is never rebuilt: removed and replaced entries are cut out of its bytes, new ones appended, entries that are
+as asked for already stay. The result depends on request and adjustment only: another container of the same request gets
+the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -15,10 +17,15 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import NodeCapabilities, Unsupported, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.nri.cri_translation import translate
-from cri_proxy.nri.draft import Draft, MergedAdjustment
-from cri_proxy.nri.files import write_annotations, write_cdi_devices, write_devices, write_mounts
+from cri_proxy.nri.draft import (
+    Draft,
+    MergedAdjustment,
+    write_annotations,
+    write_cdi_devices,
+    write_devices,
+    write_mounts,
+)
 from cri_proxy.nri.merge import HOOKS, REMOVAL
-from cri_proxy.nri.seccomp import SeccompFile, seccomp_file
 from cri_proxy.text.protobuf_bytes import NotProtobuf
 
 
@@ -26,9 +33,9 @@ from cri_proxy.text.protobuf_bytes import NotProtobuf
 class Applied:
     """What to do for an adjustment.
 
-    ``request`` is the whole request, changed; the same bytes if there is nothing to change. Where the container has
-    been created with the request as it was, ``resources`` is all that an update must set, unless ``recreate``: then
-    something is asked for that only a create can carry. ``rejected`` not empty: the container must not be.
+    ``request`` is the whole request, changed; the same bytes if nothing changes. Where the container was created with the
+    original request, ``resources`` is all that an update must set, unless ``recreate``: then plugins ask for something
+    that only a create can carry. ``rejected`` not empty: the create must fail.
     """
 
     request: bytes
@@ -41,7 +48,7 @@ class Applied:
 
 
 def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Applied:
-    """Apply what plugins asked for to the request that the container was, or is to be, created with.
+    """Apply the merged adjustment to the request that the container was, or is to be, created with.
 
     :raises UnreadableRequest: the bytes are not a CreateContainerRequest.
     """
@@ -62,7 +69,7 @@ def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Ap
         draft.added.linux.resources.MergeFrom(resources)
     for entry in resources.hugepage_limits:
         draft.cut_entries("linux.resources.hugepage_limits", _has_page_size(entry.page_size))
-    # 3. What cannot be had.
+    # 3. What CRI lacks.
     report_unsupported(draft)
     try:
         changed = draft.write(request)
@@ -80,7 +87,7 @@ def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Ap
 
 
 def _resources(draft: Draft) -> cri.LinuxContainerResources:
-    """What of the resources asked for the request does not say already."""
+    """The resources asked for that the request does not set already."""
     asked, had = draft.asked.adjust.linux.resources, draft.config.linux.resources
     expressed = translate(asked, draft.site, draft.report, draft.asked.container.linux.resources)
     linux = expressed.linux
@@ -116,8 +123,8 @@ def _has_page_size(page_size: str) -> Any:
 def write_env(draft: Draft) -> None:
     """Variables set and removed.
 
-    One that the image brings cannot be removed, only set to nothing; what the image says in the place of one that
-    the request brings cannot be known, and comes to light.
+    A variable of the image cannot be removed, only set to nothing. Removing one of the request uncovers the image's
+    value, which is not known here.
     """
     asked = draft.asked.adjust.env
     sets = {entry.key: entry.value for entry in asked if not entry.key.startswith(REMOVAL)}
@@ -162,7 +169,7 @@ def write_oom_score(draft: Draft) -> None:
 
 
 def write_seccomp(draft: Draft) -> Optional[SeccompFile]:
-    """A profile of its own for the container, and the file that it is to be in."""
+    """The container's own profile, and the file that it must be in."""
     linux, context = draft.asked.adjust.linux, draft.config.linux.security_context
     if (
         not linux.HasField("seccomp_policy")
@@ -197,7 +204,7 @@ _RDT = (
 
 
 def report_unsupported(draft: Draft) -> None:
-    """Report all of it that the container does not have as asked for."""
+    """Report each such setting that the container lacks."""
     adjust, container = draft.asked.adjust, draft.asked.container
     if any(len(getattr(adjust.hooks, name)) for name in HOOKS):
         draft.report("hooks", nri.OciHooks, "", "CRI has no OCI hooks")
@@ -251,3 +258,45 @@ def _has_already(had: Any, name: str, asked: Any) -> bool:
     # Containers do not show a memory policy.
     is_shown = name in had.DESCRIPTOR.fields_by_name
     return bool(is_shown and had.HasField(name) and getattr(had, name) == getattr(asked, name))
+
+
+@dataclass(frozen=True)
+class SeccompFile:
+    """A profile in the form of the OCI runtime spec, as CRI takes it by path. The same policy has the same name."""
+
+    path: str
+    content: str
+
+
+def seccomp_file(policy: nri.LinuxSeccomp, folder: str) -> SeccompFile:
+    """The file of a policy, in a folder of ours."""
+    content = json.dumps(_profile(policy), indent=1, sort_keys=True) + "\n"
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return SeccompFile(f"{folder.rstrip('/')}/nri-{digest[:32]}.json", content)
+
+
+def _profile(policy: nri.LinuxSeccomp) -> dict[str, Any]:
+    """With the names of the OCI runtime spec (config-linux.md, seccomp); what is empty is left out."""
+    profile: dict[str, Any] = {
+        "defaultAction": policy.default_action,
+        "architectures": list(policy.architectures),
+        "flags": list(policy.flags),
+        "listenerPath": policy.listener_path,
+        "listenerMetadata": policy.listener_metadata,
+        "syscalls": [_syscall(syscall) for syscall in policy.syscalls],
+    }
+    if policy.HasField("default_errno"):
+        profile["defaultErrnoRet"] = policy.default_errno.value
+    return {key: value for key, value in profile.items() if value not in ("", [])}
+
+
+def _syscall(syscall: nri.LinuxSyscall) -> dict[str, Any]:
+    written: dict[str, Any] = {"names": list(syscall.names), "action": syscall.action}
+    if syscall.HasField("errno_ret"):
+        written["errnoRet"] = syscall.errno_ret.value
+    if syscall.args:
+        written["args"] = [
+            {"index": arg.index, "value": arg.value, "valueTwo": arg.value_two, "op": arg.op}
+            for arg in syscall.args
+        ]
+    return written

@@ -1,7 +1,7 @@
 """NRI messages to the vocabulary of policies/model.py, and placements back to adjustments and updates.
 
-What NRI says of resources is written as the CRI message it came from, and read by the readers of ``cri/messages.py``: there
-is one place that knows what shares, quotas and scores mean.
+NRI's resources are written as the CRI message they came from, and read by ``cri/messages.py``: one place knows what
+shares, quotas and scores mean.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST = (1 << 63) - 1
 
 
 def read_pod(pod: nri.PodSandbox, known: Optional[Pod] = None) -> Pod:
-    """A pod; what ``known`` (an earlier reading) has and the message lacks is kept.
+    """A pod; fields that only ``known`` (an earlier reading) has are kept.
 
     :raises UnreadableRequest: it has no id, or neither name nor uid.
     """
@@ -77,18 +77,17 @@ def read_container(
         labels=kept_labels(container.labels),
         annotations=kept_annotations(container.annotations),
     )
-    mounted = tuple(mount.destination for mount in container.mounts)
-    return CreateRequest(understood(found), read_fence(resources), _uses(container), mounted)
+    return CreateRequest(understood(found), read_fence(resources), _uses(container))
 
 
 def read_attempt(container: nri.Container) -> Optional[int]:
-    """How often it was restarted, as kubelet notes it; None = it has not."""
+    """The restart count in kubelet's annotation; None = there is none."""
     text = container.annotations.get(RESTART_COUNT, "")
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def next_attempt(grants: Iterable[Grant], pod_uid: str, name: str) -> int:
-    """The attempt of a new container that does not tell its own: the next after those known of its name."""
+    """The attempt of a new container without that annotation: one above the highest known for its name."""
     known = [
         g.container.attempt for g in grants if (g.container.pod.uid, g.container.name) == (pod_uid, name)
     ]
@@ -123,8 +122,8 @@ def read_size(request: nri.UpdatePodSandboxRequest) -> tuple[Optional[PodSize], 
 
 
 def _uses(container: nri.Container) -> tuple[Use, ...]:
-    # A device's path on the host is not told; outside the container it is the same in all but odd cases. A privileged
-    # container has all of the host's, and has asked for none of them.
+    # NRI leaves out a device's path on the host; it nearly always equals the one in the container. A privileged
+    # container has all devices of the host, and has asked for none of them.
     asked = [] if _may_use_all(container.linux.resources.devices) else container.linux.devices
     devices = [cri.Device(host_path=device.path) for device in asked]
     mounts = [
@@ -153,8 +152,7 @@ def read_seen(
 ) -> dict[str, ListedContainer]:
     """A Synchronize as a resync reads a runtime's list.
 
-    It names no container that has ended: those of ``grants`` that it lacks have, and what became of them the runtime
-    itself is asked later.
+    Ended containers are not in it: one of ``grants`` that it lacks has ended; the runtime is asked later how.
     """
     seen = {c.id: _seen(c, pods, grants.get(c.id)) for c in containers if c.id}
     for key, grant in grants.items():
@@ -193,7 +191,7 @@ def _seen(container: nri.Container, pods: Mapping[str, Pod], grant: Optional[Gra
 
 
 def read_exit_code(container: nri.Container) -> Optional[int]:
-    """How it ended; None = it has not, or the host is older than NRI 0.10 and does not tell."""
+    """The exit code; None = it runs, or the host is older than NRI 0.10 and tells none."""
     return container.exit_code if container.finished_at > 0 else None
 
 
@@ -208,9 +206,9 @@ def _read_set(text: str) -> Optional[frozenset[int]]:
 
 
 def write_adjustment(placement: Placement, fence: CpusetConstraint) -> Optional[nri.ContainerAdjustment]:
-    """What a container is created with; None = nothing is changed.
+    """The adjustment of a new container; None = nothing changes.
 
-    What it has already (``fence``) is not set again: a field that one plugin has set can be set by no other.
+    Values it has already (``fence``) are not set again: a field set by one plugin is closed to all others.
     """
     cpu = _cpu(placement)
     if placement.cpus == fence.cpus:
@@ -222,21 +220,11 @@ def write_adjustment(placement: Placement, fence: CpusetConstraint) -> Optional[
     return nri.ContainerAdjustment(linux=nri.LinuxContainerAdjustment(resources=nri.LinuxResources(cpu=cpu)))
 
 
-def with_mount(
-    adjust: Optional[nri.ContainerAdjustment], host_path: str, container_path: str
-) -> nri.ContainerAdjustment:
-    """An adjustment with one more folder, that can only be read inside."""
-    whole = nri.ContainerAdjustment() if adjust is None else adjust
-    options = ["rbind", "rprivate", "ro", "nosuid", "nodev", "noexec"]
-    whole.mounts.add(source=host_path, destination=container_path, type="bind", options=options)
-    return whole
-
-
 def write_update(update: CpusetUpdate, may_fail: bool = True) -> Optional[nri.ContainerUpdate]:
     """An update of a container, another's or that of the request; None = nothing is changed.
 
-    ``may_fail``: the request that it is an answer to goes on without it. Memory is never in it: iSulad takes the
-    limit out of whatever memory it finds.
+    ``may_fail``: the request that it answers goes on without it. Memory is never in it: iSulad reads a limit
+    out of any memory message.
     """
     return write_container_update(update.id, update.placement, update.give_back, may_fail)
 

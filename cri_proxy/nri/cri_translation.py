@@ -9,11 +9,11 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import NodeCapabilities
 
-#: Tells of something that CRI cannot express: the setting's name, the field and key that own it, and why.
+#: Reports a value that CRI cannot express: the setting's name, the field and key that own it, and why.
 Report = Callable[[str, nri.Field.ValueType, str, str], None]
 
 _MOST = (1 << 63) - 1
-#: Fields that both have: where NRI has them, and CRI's name.
+#: Fields of both: their place in NRI, and CRI's name.
 _NUMBERS = (
     ("cpu", "shares", "cpu_shares"),
     ("cpu", "quota", "cpu_quota"),
@@ -21,7 +21,7 @@ _NUMBERS = (
     ("memory", "limit", "memory_limit_in_bytes"),
     ("memory", "swap", "memory_swap_limit_in_bytes"),
 )
-#: What only NRI has: where, the setting that says what to do, the owner's word, and why not.
+#: Fields of NRI alone: their place, the reaction's setting, and the field that owns them.
 _UNKNOWN_TO_CRI: tuple[tuple[str, str, str, nri.Field.ValueType], ...] = (
     ("cpu", "realtime_runtime", "cpu_realtime", nri.CPURealtimeRuntime),
     ("cpu", "realtime_period", "cpu_realtime", nri.CPURealtimePeriod),
@@ -36,7 +36,7 @@ _ON_V1 = "this host has cgroup v1, on which CRI has no word for it"
 
 @dataclass(frozen=True)
 class CriTranslation:
-    """``linux`` sets what has a value; ``emptied`` are CRI's names of numbers that are asked to be 0, which means unset."""
+    """``linux`` sets every value asked for; ``emptied``: CRI's names of numbers asked to be 0, which means unset."""
 
     linux: cri.LinuxContainerResources
     emptied: frozenset[str]
@@ -48,9 +48,9 @@ def translate(
     report: Report,
     current: Optional[nri.LinuxResources] = None,
 ) -> CriTranslation:
-    """Resources in CRI's words. Classes and rules for devices are not among them: see ``nri_apply``.
+    """Resources in CRI's words. Classes and rules for devices are not among them: see ``apply.py``.
 
-    ``current``: what the container has, as its spec says: what it has already need not be said.
+    ``current``: resources in the container's spec; a value it has already is not reported.
     """
     linux = cri.LinuxContainerResources(cpuset_cpus=asked.cpu.cpus, cpuset_mems=asked.cpu.mems)
     emptied = set()
@@ -73,9 +73,9 @@ def translate(
 def resources_of(
     update: nri.ContainerUpdate, site: NodeCapabilities, report: Report
 ) -> cri.LinuxContainerResources:
-    """What an UpdateContainerResources must set for an update; numbers of 0 are left as they are.
+    """What an UpdateContainerResources must set for an update; numbers of 0 change nothing.
 
-    To be laid over what the container has, or appended to the caller's own request.
+    Lay it over the container's resources, or append it to the caller's own request.
     """
     resources = update.linux.resources
     for name, field in (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass)):
@@ -108,7 +108,7 @@ def _express_hugepages(
 def _express_unified(
     asked: nri.LinuxResources, linux: cri.LinuxContainerResources, site: NodeCapabilities, report: Report
 ) -> None:
-    """What cgroup v2 calls by its file's name; what is asked for by that name itself wins."""
+    """Values that cgroup v2 names by their file; an entry of ``unified`` wins."""
     if not site.cgroup_v2:
         for key in sorted(asked.unified):
             report(

@@ -1,8 +1,8 @@
-"""Which NRI events are due: the state of every pod and container that plugins know of, and what calls do to it.
+"""Which NRI events are due: a map of every pod and container that plugins know, and its changes by calls.
 
-Stop is told once, of what was created or runs; Remove once, of what is known; the containers of a pod that ends
-are stopped and removed before it. Nothing here calls out: a method changes the map and returns what is due,
-in the order in which it is to be told.
+Stop is told once, of a created or running container; Remove once, of a known one; the containers of a pod that ends
+are stopped and removed before it. Nothing here calls out: a method changes the map and returns the events that are
+due, in the order to tell them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 
 
 class State(Enum):
-    """Where in its life something is. A pod is created while its hooks run; what was removed is not in the map."""
+    """State of a pod or container. A pod is created while its hooks run; a removed one leaves the map."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -28,9 +28,9 @@ _LIVE = (State.CREATED, State.RUNNING)
 
 @dataclass(frozen=True)
 class Due:
-    """One event that plugins must be told of; ``container_id`` "" where it is about the pod.
+    """One event to tell plugins; ``container_id`` "" where it is about the pod.
 
-    ``is_announced``: plugins were told that it is there; else only those know of it that were shown it when they came.
+    ``is_announced``: all plugins were told that it exists; else only plugins that a list has shown it.
     """
 
     event: nri.Event.ValueType
@@ -43,19 +43,19 @@ class Due:
 class _Container:
     pod_id: str
     state: State
-    #: It is being made anew: that no list has it says nothing.
+    #: It is being recreated: a list without it says nothing.
     is_held: bool = False
 
 
 class Lifecycle:
-    """The map. Ids that it does not know have no events, except where a method says so."""
+    """The map. An unknown id has no events, except where a method says so."""
 
     def __init__(self) -> None:
         self._pods: dict[str, State] = {}
         self._containers: dict[str, _Container] = {}
-        #: What a list has shown and no event.
+        #: Known from a list, by no event.
         self._unannounced: set[str] = set()
-        #: When each id was last spoken of, by a count of such times; old ones are forgotten by ``compare``.
+        #: The count of changes at each id's last one; ``compare`` forgets old ones.
         self._touched: dict[str, int] = {}
         self._count = 0
 
@@ -65,13 +65,13 @@ class Lifecycle:
 
     @property
     def now(self) -> int:
-        """To be asked for before a list is, and given to ``compare`` with it."""
+        """Call it before asking for a list, and give it to ``compare``."""
         return self._count
 
     # ------------------------------------------------------------------ questions
 
     def pod_state(self, pod_id: str) -> Optional[State]:
-        """None: it is not known."""
+        """None: not known."""
         return self._pods.get(pod_id)
 
     def state(self, container_id: str) -> Optional[State]:
@@ -80,7 +80,7 @@ class Lifecycle:
         return None if known is None else known.state
 
     def is_live(self, container_id: str) -> bool:
-        """Whether a container's end is still to be told."""
+        """Whether a container's end must still be told."""
         return self.state(container_id) in _LIVE
 
     def pod_of(self, container_id: str) -> str:
@@ -89,11 +89,11 @@ class Lifecycle:
         return "" if known is None else known.pod_id
 
     def containers_of(self, pod_id: str) -> tuple[str, ...]:
-        """All that are known of a pod, oldest first."""
+        """A pod's known containers, oldest first."""
         return tuple(key for key, known in self._containers.items() if known.pod_id == pod_id)
 
     def running(self) -> tuple[str, ...]:
-        """Containers whose end is still to be told."""
+        """Containers whose end must still be told."""
         return tuple(key for key, known in self._containers.items() if known.state in _LIVE)
 
     # ------------------------------------------------------------------ what happens
@@ -114,16 +114,16 @@ class Lifecycle:
         self._containers[container_id] = _Container(pod_id, State.CREATED)
 
     def hold(self, container_id: str) -> None:
-        """The runtime is about to remove it and to make it anew, of which plugins are told nothing."""
+        """The runtime is about to remove and recreate it; plugins are told nothing of that."""
         if container_id in self._containers:
             self._containers[container_id].is_held = True
 
     def held(self) -> dict[str, tuple[str, State]]:
-        """What is being made anew, (pod, state) by id."""
+        """Held containers: (pod, state) by id."""
         return {key: (known.pod_id, known.state) for key, known in self._containers.items() if known.is_held}
 
     def made_anew(self, container_id: str, new_id: str) -> None:
-        """What was held is there again, as ``new_id``; nothing if it has been removed with its pod meanwhile."""
+        """A held container exists again, as ``new_id``; no-op if it was removed with its pod meanwhile."""
         self._touch(container_id)
         self._touch(new_id)
         known = self._containers.pop(container_id, None)
@@ -146,7 +146,7 @@ class Lifecycle:
         return (self._due(nri.STOP_CONTAINER, known.pod_id, container_id),)
 
     def removed(self, container_id: str) -> tuple[Due, ...]:
-        """A container is gone, or is to be forgotten because its creation was refused."""
+        """A container is gone, or its creation was refused."""
         due = self.stopped(container_id)
         known = self._containers.pop(container_id, None)
         if known is not None:
@@ -159,7 +159,7 @@ class Lifecycle:
         return tuple(due for key in self.containers_of(pod_id) for due in self.stopped(key))
 
     def pod_stopped(self, pod_id: str) -> tuple[Due, ...]:
-        """A sandbox was stopped, and what ran in it; or its hooks have refused it."""
+        """A sandbox was stopped with its containers, or its hooks refused it."""
         self._touch(pod_id)
         due = self.containers_stopped(pod_id)
         if self._pods.get(pod_id) not in _LIVE:
@@ -168,7 +168,7 @@ class Lifecycle:
         return (*due, self._due(nri.STOP_POD_SANDBOX, pod_id))
 
     def pod_removed(self, pod_id: str) -> tuple[Due, ...]:
-        """A sandbox is gone, with whatever was left in it."""
+        """A sandbox is gone, with all that was left in it."""
         due = self.pod_stopped(pod_id)
         for key in self.containers_of(pod_id):
             due += self.removed(key)
@@ -183,7 +183,7 @@ class Lifecycle:
     # ------------------------------------------------------------------ what the runtime lists
 
     def rebuild(self, pods: Mapping[str, State], containers: Mapping[str, tuple[str, State]]) -> None:
-        """Forget all and know these: what plugins are about to be told by a Synchronize; (pod, state) by id."""
+        """Replace the map by what a Synchronize is about to tell plugins: (pod, state) by id."""
         self._unannounced.clear()
         self._pods = dict(pods)
         held = {key: known for key, known in self._containers.items() if known.is_held}
@@ -193,11 +193,10 @@ class Lifecycle:
     def compare(
         self, pods: Mapping[str, State], containers: Mapping[str, tuple[str, State]], asked_at: int
     ) -> tuple[Due, ...]:
-        """What has happened past us, by a list of all there is.
+        """The events that no call told us of, by a list of everything.
 
-        What is listed and not known is known from now on, without an event: plugins were not asked about it. Its end is
-        no event for them either.
-        ``asked_at``: ``now`` when the list was asked for; of what was spoken of since it says nothing.
+        A listed and unknown container becomes known without an event, and its end is none either: plugins were not asked
+        about it. ``asked_at``: ``now`` when the list was asked for; ids that changed since are not compared.
         """
         newer = {key for key, count in self._touched.items() if count > asked_at}
         listed = {key: found for key, found in containers.items() if key not in newer}

@@ -1,19 +1,19 @@
-"""Adjustments of several plugins, in index order, made into one.
+"""Adjustments of several plugins, in index order, made into one; and so their updates of other containers.
 
-Of each plugin's answer removals come before sets, wherever they stand in it. A removal takes out what earlier plugins
-have set and stays in the result, marked, for the request itself: what applies the result does removals first too.
+In each plugin's answer removals come before sets, wherever they stand. A removal takes out entries of earlier plugins
+and stays in the result, marked, for the request itself: ``apply`` does removals first too.
 (NRI's own merge leaves that to the order of a map: pkg/adaptation/result.go and the OCI generator after it.)
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 
-#: Fields that are owned key by key; the others are owned as one.
+#: Fields with an owner for each key; other fields have one.
 KEYED = frozenset(
     [
         nri.Annotations,
@@ -32,15 +32,20 @@ KEYED = frozenset(
 _MARKER = "-"
 
 
+def field_text(field: nri.Field.ValueType, key: str) -> str:
+    """A field that a plugin may own, with its key where it has keys."""
+    return f"{nri.Field.Name(field)} {key}".rstrip()
+
+
 class AdjustmentConflict(Exception):
-    """What plugins ask for cannot be had together; the text is NRI's own."""
+    """Plugins' adjustments exclude each other; the text is NRI's own."""
 
 
 class Claims:
-    """What one plugin claims of one container. ``owners`` is changed: the message that validators are shown.
+    """One plugin's claims on one container. ``owners``, the message that validators are shown, is changed.
 
-    By it NRI finds two plugins in conflict. A removal leaves a clear marker, ``-NN-name``: the plugin that has removed
-    something may set it again, no other may.
+    Two plugins claiming the same are in conflict. A removal leaves a clear marker, ``-NN-name``: the plugin that
+    removed an entry may set it again, no other may.
     """
 
     def __init__(self, owners: nri.OwningPlugins, container_id: str, plugin: str) -> None:
@@ -50,23 +55,23 @@ class Claims:
     def claim(self, field: nri.Field.ValueType, key: str = "") -> None:
         """The plugin sets a field, or one key of it.
 
-        :raises AdjustmentConflict: a plugin owns it, and be it this one, or another one has removed it.
+        :raises AdjustmentConflict: a plugin owns it, even this one, or another one removed it.
         """
         owner = self._owner(field, key)
         has_cleared = owner == _MARKER + self.plugin
         if owner and not has_cleared:
-            # Of what has no key the text ends in a space (pkg/api/owners.go, qualify).
+            # Without a key the text ends in a space (pkg/api/owners.go, qualify).
             raise AdjustmentConflict(
                 f'plugins "{self.plugin}" and "{plain(owner)}" both tried to set {nri.Field.Name(field)} {key}'
             )
         self._own(field, key, self.plugin)
 
     def clear(self, field: nri.Field.ValueType, key: str = "") -> None:
-        """The plugin removes a field, or one key of it, whichever plugin has set it."""
+        """The plugin removes a field, or one key of it, set by any plugin."""
         self._own(field, key, _MARKER + self.plugin)
 
     def join(self, field: nri.Field.ValueType) -> None:
-        """The plugin adds to a field that several may add to: its owners are listed, ``a,b,c``."""
+        """The plugin adds to a field that may have several owners, ``a,b,c``."""
         owners = [owner for owner in self._owner(field, "").split(",") if owner]
         if self.plugin not in owners:
             self._own(field, "", ",".join([*owners, self.plugin]))
@@ -89,7 +94,7 @@ def owner_of(owners: nri.OwningPlugins, container_id: str, field: nri.Field.Valu
 
 
 def _raw_owner(of: nri.FieldOwners, field: nri.Field.ValueType, key: str) -> str:
-    # A protobuf map makes a message that it is asked for.
+    # Reading a map's missing key would create it.
     if field not in KEYED:
         return str(of.simple.get(field, ""))
     if field not in of.compound:
@@ -122,9 +127,9 @@ _RDT = (
 class Merge:
     """One CreateContainer. ``pristine``: the container as the plugins before all others see it.
 
-    ``container`` is it as the next plugin sees it, another object after each plugin that asks for something; ``adjust``
-    what all have asked for so far, ``owners`` which has set what. ``owners`` may be given, to be shared with the updates
-    of the same request.
+    ``container``: as the next plugin sees it, another object after each adjustment; ``adjust``: all adjustments so far;
+    ``owners``: the plugin that set each field. ``owners`` may be given, to be shared with the updates of the same
+    request.
     """
 
     def __init__(self, pristine: nri.Container, owners: Optional[nri.OwningPlugins] = None) -> None:
@@ -134,9 +139,9 @@ class Merge:
         self.owners = nri.OwningPlugins() if owners is None else owners
 
     def add(self, plugin: str, asked: nri.ContainerAdjustment) -> None:
-        """Add what the next plugin, ``NN-name``, asks for: all of it, or nothing.
+        """Add the next plugin's, ``NN-name``: all of it, or nothing.
 
-        :raises AdjustmentConflict: it sets what another one, or it itself, has set.
+        :raises AdjustmentConflict: it sets a field that another plugin, or itself, has set.
         """
         if not asked.ByteSize():
             return
@@ -155,7 +160,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class _Step:
-    """One plugin's answer on its way in: the copies that are changed."""
+    """One plugin's answer being merged, and the copies it changes."""
 
     claims: Claims
     asked: nri.ContainerAdjustment
@@ -197,7 +202,7 @@ def _merge_linux(step: _Step) -> None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A list whose entries have a key: its owner, where its key is, and how a container shows an entry."""
+    """A list whose entries have a key: its owner, the key's field, an entry as a container shows it."""
 
     field: nri.Field.ValueType
     key: str
@@ -223,7 +228,7 @@ _CDI_DEVICES = _Kind(nri.CdiDevices, "name", has_removals=False)
 def _merge_list(step: _Step, kind: _Kind, asked: Any, targets: tuple[Any, Any]) -> None:
     """``targets``: the list of the result and that of the container."""
     result, shown = targets
-    # 1. Removals: out of what earlier plugins have set, and out of the container.
+    # 1. Removals: from earlier plugins' entries, and from the container.
     for removal in filter(kind.is_removal, asked):
         marked = kind.key_of(removal)
         key = marked[len(REMOVAL) :]
@@ -231,7 +236,7 @@ def _merge_list(step: _Step, kind: _Kind, asked: Any, targets: tuple[Any, Any]) 
         _drop(result, kind, {key, marked})
         _drop(shown, kind, {key})
         result.append(removal)
-    # 2. Sets, in the place of what the container has of the same key.
+    # 2. Sets replace the container's entry with the same key.
     for entry in asked:
         if not kind.is_removal(entry):
             key = kind.key_of(entry)
@@ -248,7 +253,7 @@ def _drop(entries: Any, kind: _Kind, keys: set[str]) -> None:
 
 
 def _merge_map(step: _Step, field: nri.Field.ValueType, asked: Any, targets: tuple[Any, Any]) -> None:
-    """As ``_merge_list``, of maps; their order says nothing, so it is the alphabet's."""
+    """As ``_merge_list``, for maps: in alphabetical order, as theirs means nothing."""
     result, shown = targets
     for marked in sorted(key for key in asked if key.startswith(REMOVAL)):
         key = marked[len(REMOVAL) :]
@@ -273,7 +278,7 @@ def _set(entries: MutableMapping[str, Any], key: str, value: Any) -> None:
 
 
 def _merge_args(step: _Step, pristine: nri.Container) -> None:
-    """A first argument of "" says: whatever others have set, and the rest is the command; no rest is the old one."""
+    """A first argument "" overrides other plugins; the rest is the command, or where empty the old one."""
     args = list(step.asked.args)
     if not args:
         return
@@ -289,7 +294,7 @@ def _merge_args(step: _Step, pristine: nri.Container) -> None:
 
 
 def _merge_hooks(step: _Step) -> None:
-    """Hooks add up; no plugin can take another's out."""
+    """Hooks add up; no plugin removes another's."""
     for name in HOOKS:
         hooks = getattr(step.asked.hooks, name)
         if hooks:
@@ -322,7 +327,7 @@ def _copy(message: Any) -> Any:
 # ---------------------------------------------------------------------- resources
 
 
-#: The fields that are set when they are present, also to 0, with the word that owns each.
+#: Fields that are set when present, also to 0, with their owner's field.
 MEMORY = (
     ("limit", nri.MemLimit),
     ("reservation", nri.MemReservation),
@@ -340,13 +345,13 @@ CPU = (
     ("realtime_runtime", nri.CPURealtimeRuntime),
     ("realtime_period", nri.CPURealtimePeriod),
 )
-#: Those that are set when they are not empty: they cannot be emptied.
+#: Fields that are set when not empty: they cannot be emptied.
 CPUSETS = (("cpus", nri.CPUSetCPUs), ("mems", nri.CPUSetMems))
 WHOLE = (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass), ("pids", nri.PidsLimit))
 
 
 def overlay(asked: nri.LinuxResources, claims: Claims, *targets: nri.LinuxResources) -> None:
-    """Lay what a plugin asks for over each target, claiming every field of it.
+    """Lay a plugin's resources over each target, claiming every field.
 
     :raises AdjustmentConflict: a field is another plugin's; the targets are half done then.
     """
@@ -384,6 +389,82 @@ def _overlay_lists(asked: nri.LinuxResources, claims: Claims, *targets: nri.Linu
         claims.claim(nri.CgroupsUnified, key)
         for target in targets:
             target.unified[key] = value
-    # Rules for the devices of a cgroup have no owner: they add up.
+    # Device rules of a cgroup have no owner: they add up.
     for target in targets if asked.devices else ():
         target.devices.extend(asked.devices)
+
+
+class MergedUpdates:
+    """The updates of one CreateContainer, UpdateContainer, StopContainer or Synchronize.
+
+    ``created``: the container being created, which no update may name. ``updated``: the one that the request updates to
+    ``resources``; plugins' updates lie over these. ``owners`` may be shared with a ``Merge``.
+    """
+
+    def __init__(
+        self,
+        owners: Optional[nri.OwningPlugins] = None,
+        created: str = "",
+        updated: str = "",
+        resources: Optional[nri.LinuxResources] = None,
+    ) -> None:
+        self.owners = nri.OwningPlugins() if owners is None else owners
+        self._created = created
+        self._updated = updated
+        self._resources = nri.LinuxResources() if resources is None else resources
+        self._updates: dict[str, nri.ContainerUpdate] = {}
+
+    def add(self, plugin: str, updates: Iterable[nri.ContainerUpdate]) -> list[str]:
+        """Add the updates of the next plugin, ``NN-name``. Returns a sentence for each one left out.
+
+        Left out are updates without a container, and conflicting ones that may fail (``ignore_failure``): whole,
+        with their claims.
+
+        :raises AdjustmentConflict: an update that may not fail is in conflict, or names the container being created.
+        """
+        left_out = []
+        for update in updates:
+            if not update.container_id:
+                left_out.append(
+                    f'plugin "{plugin}" asked for an update of no container: its container_id is empty'
+                )
+                continue
+            if update.container_id == self._created:
+                raise AdjustmentConflict(
+                    f'plugin "{plugin}" asked update of "{self._created}" during creation'
+                )
+            try:
+                self._add(plugin, update)
+            except AdjustmentConflict as conflict:
+                if not update.ignore_failure:
+                    raise
+                left_out.append(f"update of {update.container_id} left out: {conflict}")
+        return left_out
+
+    def _add(self, plugin: str, asked: nri.ContainerUpdate) -> None:
+        key = asked.container_id
+        owners, merged = nri.OwningPlugins(), nri.ContainerUpdate()
+        owners.CopyFrom(self.owners)
+        before = self._updates.get(key)
+        if before is None:
+            merged.container_id = key
+            merged.ignore_failure = asked.ignore_failure
+            if key == self._updated:
+                merged.linux.resources.CopyFrom(self._resources)
+        else:
+            merged.CopyFrom(before)
+            # It may fail only if every plugin says so.
+            merged.ignore_failure = before.ignore_failure and asked.ignore_failure
+        overlay(asked.linux.resources, Claims(owners, key, plugin), merged.linux.resources)
+        self._updates[key] = merged
+        self.owners.CopyFrom(owners)
+
+    @property
+    def result(self) -> list[nri.ContainerUpdate]:
+        """The updates in the order of asking, the one of the request's own container last.
+
+        That one exists only if a plugin asked for it.
+        """
+        others = [update for key, update in self._updates.items() if key != self._updated]
+        own = self._updates.get(self._updated)
+        return others if own is None else [*others, own]

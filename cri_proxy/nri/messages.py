@@ -1,7 +1,7 @@
 """The host's messages to plugins as bytes: put together from pods and containers that were encoded before.
 
-Most of a message is the same for every plugin and every event, and most of a Synchronize the same as that of an hour
-ago. So each pod and container is encoded once for each of its changes, and no message is made to put it into.
+Most of a message is the same for every plugin and event, and most of a Synchronize the same as an hour ago. So each
+pod and container is encoded once a change, and its bytes are copied into messages.
 
 Source of the parts: containerd/nri pkg/adaptation/plugin.go (synchronize).
 """
@@ -16,12 +16,12 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.ttrpc_frames import MAX_DATA_BYTES
 from cri_proxy.text.protobuf_bytes import write_varint
 
-#: For the names around a request's own message, and the lengths in front of its parts.
+#: For the names around a request, and for the lengths in front of its parts.
 _ENVELOPE_BYTES = 256
 _PART_BYTES = 8
 #: The tags of embedded messages by the number of their field.
 _TAGS = {number: bytes([number << 3 | 2]) for number in (1, 2, 3)}
-#: SynchronizeRequest's field 3, more, as it is when it is set.
+#: SynchronizeRequest's field 3, more, when set.
 _MORE = b"\x18\x01"
 
 Message = TypeVar("Message", nri.PodSandbox, nri.Container)
@@ -42,7 +42,7 @@ class Shown(Generic[Message]):
 
     @property
     def entry(self) -> tuple[bytes, bytes]:
-        """Its length and its encoding, which are made when they are asked for first after a change."""
+        """Length and encoding, made at the first use after a change."""
         if self._entry is None:
             data: bytes = self.message.SerializeToString()
             self._entry = write_varint(len(data)), data
@@ -54,13 +54,13 @@ class Shown(Generic[Message]):
         return self.entry[1]
 
     def change(self) -> Message:
-        """The message, to be changed now, before another plugin is asked."""
+        """The message; change it at once, before another plugin is asked."""
         self._entry = None
         return self.message
 
 
 class EventMessage:
-    """What plugins are told with one event. ``rest``: its request's other fields, encoded."""
+    """The request of one event. ``rest``: its other fields, encoded."""
 
     def __init__(self, event: int, pod: bytes, container: Optional[bytes] = None, rest: bytes = b"") -> None:
         self.event = event
@@ -94,7 +94,7 @@ class SyncPart:
 def sync_parts(
     pods: Iterable[Shown[nri.PodSandbox]], containers: Iterable[Shown[nri.Container]]
 ) -> tuple[list[SyncPart], list[str]]:
-    """All pods and containers in as few messages as possible; and the ids of those that fit in none.
+    """All pods and containers in as few messages as possible; and the ids too large for any.
 
     Pods come before their containers.
     """

@@ -1,4 +1,4 @@
-"""What is known of pods and containers, as plugins are shown it: kept in step with what happens to them."""
+"""Pods and containers as plugins are shown them, kept in step with what happens to them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from cri_proxy.nri.lifecycle import State
 from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.view import view_again
 
-#: The annotation of a container that plugins know by another id than the runtime.
+#: Annotation of a container that has another id for plugins than for the runtime.
 PLUGIN_ID = "nri.cri-resmgr.io/container-id"
 
 
 def annotated(shown_id: str) -> bytes:
-    """What is appended to a CreateContainerRequest for that."""
+    """The bytes to append to a CreateContainerRequest."""
     config = cri.ContainerConfig(annotations={PLUGIN_ID: shown_id})
     return bytes(cri.CreateContainerRequest(config=config).SerializeToString())
 
 
 class Ids:
-    """The ids by which plugins know containers, where they are not the runtime's.
+    """Containers' ids for plugins, where they differ from the runtime's.
 
-    What a plugin asks for may take another create, after which the runtime calls the container something else. A plugin
-    has made things by the id that it was asked about (a folder that it mounts, an entry of its own state): so it keeps
-    that id for the container's whole life. The container's annotation says which, to any daemon that lists it later.
+    An adjustment may take another create, after which the runtime has another id for the container. A plugin has used
+    the first id (for a folder that it mounts, an entry of its own state): so plugins see that id for the container's
+    whole life. The container's annotation keeps it, for any daemon that lists it later.
     """
 
     def __init__(self) -> None:
@@ -35,18 +35,18 @@ class Ids:
         self._real: dict[str, str] = {}
 
     def note(self, container_id: str, annotations: Mapping[str, str]) -> None:
-        """What the runtime tells of a container says how plugins know it."""
+        """Read the id for plugins from a container's annotations."""
         shown_id = annotations.get(PLUGIN_ID, "")
         if shown_id and shown_id != container_id:
             self._shown[container_id] = shown_id
             self._real[shown_id] = container_id
 
     def shown(self, container_id: str) -> str:
-        """The id for plugins of a container of the runtime's."""
+        """The id for plugins, by the runtime's."""
         return self._shown.get(container_id, container_id)
 
     def real(self, shown_id: str) -> str:
-        """The runtime's id of a container that a plugin names."""
+        """The runtime's id, by the one that a plugin names."""
         return self._real.get(shown_id, shown_id)
 
     def forget(self, container_id: str) -> None:
@@ -68,15 +68,16 @@ _STATES = {
 
 
 class PodCache:
-    """Pods and containers by the runtime's ids. What is changed here is encoded anew when it is shown next, and nothing
-    else. The messages have the ids that plugins know.
+    """Pods and containers by the runtime's ids. Only a changed one is encoded anew when it is shown next.
+
+    The messages have the ids for plugins.
     """
 
     def __init__(self) -> None:
         self.pods: dict[str, Shown[nri.PodSandbox]] = {}
         self.containers: dict[str, Shown[nri.Container]] = {}
         self.ids = Ids()
-        #: Those looked at since they were started: before, they had no process.
+        #: Containers looked up since their start: before, they had no process.
         self._seen_running: set[str] = set()
 
     def remember_pod(self, pod: nri.PodSandbox) -> Shown[nri.PodSandbox]:
@@ -84,7 +85,7 @@ class PodCache:
         return shown
 
     def remember(self, container: nri.Container) -> Shown[nri.Container]:
-        """A container of which the runtime has told everything; it is shown by the id that plugins know."""
+        """Keep a container as the runtime tells all of it; it is shown by its id for plugins."""
         key = container.id
         self.ids.note(key, container.annotations)
         container.annotations.pop(PLUGIN_ID, None)
@@ -94,7 +95,7 @@ class PodCache:
         return shown
 
     def made_anew(self, container_id: str, new_id: str) -> None:
-        """The runtime calls a container something else now; what is known of it is as it was."""
+        """The runtime has another id for a container; the rest of it stays."""
         shown_id = self.ids.shown(container_id)
         known = self.containers.pop(container_id, None)
         self.forget(container_id)
@@ -103,7 +104,7 @@ class PodCache:
             self.containers[new_id] = known
 
     def refresh(self, container_id: str, status: cri.ContainerStatusResponse) -> None:
-        """The runtime has told how a container is now; one that is not known stays so."""
+        """Bring a container up to date by its status; an unknown one stays unknown."""
         shown = self.containers.get(container_id)
         if shown is not None:
             view_again(shown.change(), status)
@@ -114,14 +115,14 @@ class PodCache:
             self._seen_running.add(container_id)
 
     def in_state(self, container_id: str, state: State) -> Optional[Shown[nri.Container]]:
-        """A container as it is shown in a state; None: it is not known."""
+        """A container, shown in a state; None: it is unknown."""
         shown, number = self.containers.get(container_id), _STATES[state]
         if shown is not None and shown.message.state != number:
             shown.change().state = number
         return shown
 
     def lacks(self, container_id: str, state: Optional[State]) -> bool:
-        """Whether the runtime must be asked before a container in a state is shown: for all of it, or its process."""
+        """Whether the runtime must be asked for a container, or its process, before it is shown in a state."""
         if container_id not in self.containers:
             return True
         return state is State.RUNNING and container_id not in self._seen_running
@@ -142,7 +143,7 @@ class PodCache:
         self.ids.keep(lambda key: key in containers)
 
     def note_resources(self, container_id: str, resources: nri.LinuxResources) -> None:
-        """A container has got these; what is not set is as it was."""
+        """A container has new resources; unset fields stay."""
         shown = self.containers.get(container_id)
         if shown is not None:
             known = shown.change().linux.resources

@@ -1,7 +1,7 @@
 """The OCI runtime spec that runtimes show in a verbose status, as the NRI messages for plugins.
 
 Names are those of the OCI runtime spec (config.md, config-linux.md), as containerd 1.6, 1.7 and CRI-O print it.
-It is JSON without a schema: what has the wrong type counts as not there.
+It is JSON without a schema: a value of the wrong type counts as absent.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def as_objects(value: Any) -> list[Mapping[str, Any]]:
 def as_text(value: Any) -> str:
     if not isinstance(value, str):
         return ""
-    # JSON can escape what is no text in UTF-8.
+    # JSON can escape text that is no UTF-8.
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def as_texts(value: Any) -> list[str]:
     texts = [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
-    # A seccomp profile has 400 names: one look at all of them is cheaper.
+    # A seccomp profile has 400 names: one look at all is cheaper.
     return texts if "".join(texts).isascii() else [as_text(text) for text in texts]
 
 
@@ -81,7 +81,7 @@ _IO_CLASSES = dict(nri.IOPrioClass.items())
 
 
 def read_container(spec: Object) -> nri.Container:
-    """All of a container that its spec tells."""
+    """A container, as far as its spec tells."""
     process = as_object(spec.get("process"))
     container = nri.Container(
         args=as_texts(process.get("args")),
@@ -119,7 +119,7 @@ def read_annotations(spec: Object) -> dict[str, str]:
 
 
 def read_pod(spec: Object) -> nri.LinuxPodSandbox:
-    """The Linux part of a sandbox that its spec tells."""
+    """A sandbox's Linux part, as its spec tells it."""
     linux = as_object(spec.get("linux"))
     return nri.LinuxPodSandbox(
         cgroups_path=as_text(linux.get("cgroupsPath")),
@@ -216,7 +216,7 @@ _FLAGS = dict(nri.LinuxSchedulerFlag.items())
 
 
 def read_resources(spec: Object) -> nri.LinuxResources:
-    """``linux.resources`` of a spec. Classes are not in it: runtimes resolve them before."""
+    """``linux.resources`` of a spec. Without classes: runtimes resolve them before."""
     read = nri.LinuxResources(unified=as_text_map(spec.get("unified")))
     memory, cpu = as_object(spec.get("memory")), as_object(spec.get("cpu"))
     for name, oci_name, limits in _MEMORY:
@@ -272,7 +272,7 @@ def read_device(device: Object) -> nri.LinuxDevice:
 
 
 def read_scheduler(scheduler: Object) -> nri.LinuxScheduler:
-    """``process.scheduler``; flags and policies that NRI has no number for are left out."""
+    """``process.scheduler``; flags and policies without a number in NRI are left out."""
     flags = [flag for flag in as_texts(scheduler.get("flags")) if flag in _FLAGS]
     return nri.LinuxScheduler(
         policy=_POLICIES.get(as_text(scheduler.get("policy")), nri.SCHED_NONE),

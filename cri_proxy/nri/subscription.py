@@ -1,21 +1,21 @@
-"""What our plugin subscribes to, by what releases of NRI know. Standard library only: a launched plugin needs it first.
+"""The events our plugin subscribes to, by the host's release. Standard library only: a launched plugin needs it first.
 
-A host closes the connection of a plugin that asks for a bit it does not know; and "everything" (0) makes a plugin a
-validator where there are validators, whose silence fails creates. So we name what we want, and less to older hosts.
+A host closes the connection of a plugin that asks for an event it does not know; and "everything" (0) makes a plugin a
+validator, whose silence fails creates. So the mask names each event, and fewer for older hosts.
 """
 
 from __future__ import annotations
 
 import re
 
-#: The NRI that cri_api/nri_v1alpha1.proto is of. Hosts before 0.12 are not told by it, and do not mind.
+#: The release of cri_api/nri_v1alpha1.proto. Hosts before 0.12 do not read the field it is sent in.
 NRI_VERSION = "v0.12.2"
-#: What is valid up to NRI 0.9, and from 0.10 on (pkg/api/event.go, ValidEvents).
+#: All valid events up to NRI 0.9, and from 0.10 (pkg/api/event.go, ValidEvents).
 MASK_CLASSIC, MASK_ALL = 0x07FF, 0x3FFF
 
-#: What places containers and follows them: all but StartContainer, after which more comes, and what validators get.
+#: Events that place and follow containers: all but StartContainer, which PostStart follows, and validators'.
 WANTED = 0x1FDF
-#: The first releases of runtimes that know the events of NRI 0.10, by the names they call themselves.
+#: The first releases of runtimes with the events of NRI 0.10, by the runtime's own name.
 _KNOWS_ALL = {"containerd": (2, 2), "cri-o": (1, 34)}
 #: The first NRI in which a plugin's own UpdateContainers does not lock the runtime up.
 _UPDATES_SAFE = (0, 12, 1)
@@ -24,8 +24,8 @@ _UPDATES_SAFE = (0, 12, 1)
 def subscription(runtime_name: str, runtime_version: str, nri_version: str, refused: bool = False) -> int:
     """The mask to answer Configure with.
 
-    ``nri_version``: as the host tells it, which it does from 0.12 on; "" = it did not. ``refused``: the host has
-    closed the connection over the mask before.
+    ``nri_version``: as a host from 0.12 on tells it; "" = it did not. ``refused``: the host has closed the
+    connection over the mask before.
     """
     first = _KNOWS_ALL.get(runtime_name.lower())
     knows_all = _numbers(nri_version) >= (0, 10) or (
@@ -37,8 +37,8 @@ def subscription(runtime_name: str, runtime_version: str, nri_version: str, refu
 def may_update_unasked(nri_version: str) -> bool:
     """Whether a plugin may call UpdateContainers by itself.
 
-    Before NRI 0.12.1 it takes two locks in the other order than an event does, and both wait for ever
-    (containerd #13733). Hosts that do not tell their version are older.
+    Before NRI 0.12.1 the call and an event take two locks in opposite order, and both hang (containerd #13733).
+    A host that does not tell its version is older.
     """
     return _numbers(nri_version) >= _UPDATES_SAFE
 

@@ -1,6 +1,6 @@
 """The wire of NRI: ttRPC messages of two logical connections on one stream. Bytes in, events and answers out.
 
-The layers below are in ttrpc_frames.py; in their messages is protobuf (cri_api/ttrpc.proto).
+The layers below are in ttrpc_frames.py; their messages are protobuf (cri_api/ttrpc.proto).
 On connection 1 the host calls the plugin, on 2 the plugin the host; other connections are never opened.
 
 Source: containerd/ttrpc server.go, client.go.
@@ -33,14 +33,14 @@ _LAST_STREAM = (1 << 32) - 1
 #: Of Request's field 3.
 _PAYLOAD_TAG = b"\x1a"
 
-# gRPC's codes, as far as they are said here.
+# gRPC's codes, as far as used here.
 CANCELED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 1, 2, 3, 4
 RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
 
 
 @dataclass(frozen=True)
 class PeerCall:
-    """The peer calls. Answer with ``TtrpcWire.reply`` or ``TtrpcWire.fail``. ``timeout_s`` 0 = as long as it takes."""
+    """A call of the peer. Answer with ``TtrpcWire.reply`` or ``TtrpcWire.fail``. ``timeout_s`` 0 = no limit."""
 
     stream: int
     method: str
@@ -50,7 +50,7 @@ class PeerCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """The peer has answered a call of ours. ``code`` 0 = with ``payload``, else with an error."""
+    """The peer's answer to a call of ours. ``code`` 0 = ``payload``, else an error."""
 
     stream: int
     payload: bytes
@@ -64,7 +64,7 @@ Event = Union[PeerCall, Reply]
 class TtrpcWire:
     """One end of a trunk: serves ``service`` on one connection, calls ``peer_service`` on the other.
 
-    ``begun``: of a trunk that another has read from and called on before; replies to its calls are ignored.
+    ``begun``: where another reader of this trunk has stopped; replies to its calls are ignored.
     """
 
     def __init__(self, serves: int, service: str, peer_service: str, begun: Optional[Begun] = None) -> None:
@@ -76,14 +76,14 @@ class TtrpcWire:
         self._frames, self._messages, self._last_served, self._next = begun or begin()
 
     def receive(self, data: bytes) -> tuple[list[Event], bytes]:
-        """What the next bytes say, and the bytes to be sent at once: errors about what cannot be served.
+        """The events in the next bytes, and bytes to send at once: errors for calls not served.
 
         :raises Garbage: the connection is to be closed.
         """
         events: list[Event] = []
         answers: list[bytes] = []
         for connection, piece in self._frames.read(data):
-            # A connection that neither side has opened is not listened to.
+            # Bytes of a connection that neither side opened are ignored.
             if connection not in self._messages:
                 continue
             for message in self._messages[connection].read(piece):
@@ -102,7 +102,7 @@ class TtrpcWire:
         head = pb.Request(service=self._peer_service, method=method).SerializeToString()
         tail = pb.Request(timeout_nano=timeout_ns).SerializeToString()
         if payload:
-            # As the message would write it, which would copy megabytes twice.
+            # As protobuf would write it, which copies megabytes twice.
             head += _PAYLOAD_TAG + write_varint(len(payload))
         stream = self._next
         if stream > _LAST_STREAM:
@@ -113,7 +113,7 @@ class TtrpcWire:
         return stream, out
 
     def forget(self, stream: int) -> None:
-        """No call waits for this reply any more: there is no message for that, it is ignored when it comes."""
+        """No call waits for this reply any more: it will be ignored. ttRPC has no message for that."""
         self._open.discard(stream)
 
     def reply(self, stream: int, payload: bytes) -> bytes:
@@ -127,7 +127,7 @@ class TtrpcWire:
 
     def fail(self, stream: int, code: int, text: str) -> bytes:
         """The bytes that answer a call with an error."""
-        # An error's text may quote what was too large; the peer gets the beginning.
+        # An error's text may quote a large message; the peer gets the beginning.
         status = pb.Status(code=code, message=text[:4096])
         return write_message(
             self._serves, stream, RESPONSE, (pb.Response(status=status).SerializeToString(),)

@@ -1,8 +1,8 @@
 """The layers of NRI's wire below the calls: frames of two logical connections on one stream, and messages in them.
 
-Outermost are frames (8 bytes: connection id, length), in those the bytes of one connection as a stream of its own, in
-it messages (10 bytes: length, stream id, kind, flags). Standard library only: a plugin that a runtime has launched
-needs them before anything else is loaded.
+Outermost are frames (8 bytes: connection id, length); the frames of one connection are a stream of messages (10 bytes:
+length, stream id, kind, flags). Standard library only: a plugin that a runtime has launched needs them before anything
+else is loaded.
 
 Source: containerd/nri pkg/net/multiplex, containerd/ttrpc channel.go, server.go.
 """
@@ -15,20 +15,20 @@ from typing import NamedTuple, Union
 #: Where the host calls the plugin, and the plugin the host.
 PLUGIN_CONNECTION, RUNTIME_CONNECTION = 1, 2
 REQUEST, RESPONSE, DATA = 1, 2, 3
-#: ttRPC's messageLengthMax: what may follow the 10 bytes.
+#: ttRPC's messageLengthMax: the most after the 10 bytes.
 MAX_DATA_BYTES = 4 << 20
 MESSAGE_HEAD_BYTES, FRAME_HEAD_BYTES = 10, 8
-#: What a Go peer offers for the first read of a message: a frame that is larger is lost, and the peer hangs.
+#: A Go peer's buffer for the first read of a message: a larger frame is lost, and the peer hangs.
 FIRST_FRAME_BYTES = 4096
 MAX_FRAME_BYTES = MAX_DATA_BYTES + MESSAGE_HEAD_BYTES
 
 
 class Garbage(Exception):
-    """What was received cannot be followed; the connection is of no more use. The message says what it was."""
+    """Received bytes that cannot be read; the connection is of no more use. The message describes them."""
 
 
 class TooLarge(Exception):
-    """A message that must not be sent. ``size_bytes``: of its protobuf; nothing has been changed or sent."""
+    """A message too large to send. ``size_bytes``: of its protobuf; nothing was changed or sent."""
 
     code = 8  # RESOURCE_EXHAUSTED
 
@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 
 class TrunkReader:
-    """Takes a trunk's bytes apart: (connection, piece of its stream). Holds no more than a frame's head."""
+    """Splits a trunk's bytes: (connection, piece of its stream). Holds a frame's head at most."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -81,16 +81,16 @@ class TrunkReader:
 
 
 class MessageReader:
-    """Takes the stream of one connection apart. Holds no more than one message of the allowed size."""
+    """Splits the stream of one connection. Holds one message of the allowed size at most."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._skip = 0
 
     def read(self, piece: bytes) -> list[Message]:
-        """The messages that end in the next piece; of those that are too large: that begin in it.
+        """The messages that end in the next piece; and too large ones that begin in it.
 
-        :raises Garbage: what is no ttRPC.
+        :raises Garbage: it is no ttRPC.
         """
         messages: list[Message] = []
         skipped = min(self._skip, len(piece))
@@ -114,7 +114,7 @@ class MessageReader:
 
 
 class Begun(NamedTuple):
-    """How far a connection has come that another has begun: what was read of it, and the stream ids that were used."""
+    """Where the first reader of a connection stopped: its partial reads, and the stream ids used."""
 
     frames: TrunkReader
     messages: dict[int, MessageReader]
@@ -123,14 +123,14 @@ class Begun(NamedTuple):
 
 
 def begin() -> Begun:
-    """Of a trunk on which nothing was said."""
+    """A trunk on which nothing was sent."""
     return Begun(
         TrunkReader(), {PLUGIN_CONNECTION: MessageReader(), RUNTIME_CONNECTION: MessageReader()}, 0, 1
     )
 
 
 def write_message(connection: int, stream: int, kind: int, pieces: Sequence[bytes]) -> bytes:
-    """A message in frames as Go peers can read them: what their first read offers room for, then all the rest."""
+    """A message in two frames for Go peers: as much as their first read takes, then the rest."""
     size = sum(map(len, pieces))
     if size > MAX_DATA_BYTES:
         raise TooLarge(size)
@@ -153,5 +153,5 @@ def _frame_head(connection: int, size_bytes: int) -> bytes:
 
 
 def too_large(size_bytes: int) -> str:
-    """What ttRPC says of a message of so many bytes."""
+    """ttRPC's error for a message of so many bytes."""
     return f"message length {size_bytes} exceed maximum message size of {MAX_DATA_BYTES}"

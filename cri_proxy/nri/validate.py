@@ -1,27 +1,32 @@
-"""What may be adjusted: the rules of NRI's default validator, and the plugins that must have been there."""
+"""Which adjustments are allowed: the rules of NRI's default validator, and required plugins.
+
+And the options that the host of plugins reads, these rules among them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import yaml
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.config.config import Config
 from cri_proxy.cri.messages import scoped_annotation
 from cri_proxy.nri.merge import owner_of, plain
 
-#: A pod's annotation with a YAML list of plugins that it needs, for one container (``/container.NAME``), ``/pod``,
+#: A pod's annotation with a YAML list of required plugins, for one container (``/container.NAME``), ``/pod``,
 #: or all; plugins are named ``name`` or ``NN-name``.
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"
 DEFAULT_VALIDATOR = "00-default-validator"
 
-# What Go's strconv.ParseBool takes.
+# As Go's strconv.ParseBool.
 _BOOLS = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
-#: The seccomp profile a container has, in the words of a refusal, and the rule that forbids to replace it.
+#: A container's seccomp profile, in a refusal's words, and the rule against replacing it.
 _SECCOMP = {
     nri.SecurityProfile.RUNTIME_DEFAULT: ("runtime default", "reject_runtime_default_seccomp_adjustment"),
     nri.SecurityProfile.UNCONFINED: ("unconfined", "reject_unconfined_seccomp_adjustment"),
@@ -30,7 +35,7 @@ _SECCOMP = {
 
 
 class Rejected(Exception):
-    """The adjustment must not be; why, in the words of the default validator."""
+    """The adjustment is refused; why, in the default validator's words."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,15 @@ class DefaultRules:
     reject_custom_seccomp_adjustment: bool = False
     reject_namespace_adjustment: bool = False
     reject_sysctl_adjustment: bool = False
-    #: Every container needs these, ``name`` or ``NN-name``.
+    #: Plugins that every container needs.
     required_plugins: tuple[str, ...] = ()
-    #: A pod annotation that says "true" for containers that do without them; "" = there is none.
+    #: A pod annotation, "true" for containers that do without them; "" = none.
     tolerate_missing_plugins_annotation: str = ""
 
 
 @dataclass(frozen=True)
 class ValidationInput:
-    """What the rules look at. ``container``: the one before all adjustments; ``owners``: which plugin has set what of it."""
+    """What the rules judge. ``container``: before all adjustments; ``owners``: the plugin that set each field."""
 
     pod: nri.PodSandbox
     container: nri.Container
@@ -60,7 +65,7 @@ class ValidationInput:
 
 
 def validate(rules: DefaultRules, question: ValidationInput) -> None:
-    """Hold a merged adjustment against the rules.
+    """Check a merged adjustment by the rules.
 
     :raises Rejected: it breaks one of them.
     """
@@ -72,19 +77,19 @@ def validate(rules: DefaultRules, question: ValidationInput) -> None:
 
 
 def refused_by(validator: str, reason: str) -> str:
-    """What a create fails with when a validator, ``NN-name``, says no."""
+    """The error of a create that a validator, ``NN-name``, refuses."""
     return f'validator "{validator}" rejected container adjustment, reason: {reason}'
 
 
 def failed_in(validator: str, error: str) -> str:
-    """What a create fails with when a validator gives no answer: that it may be is not known then."""
+    """The error of a create that a validator gives no answer to."""
     return f"validator plugin {validator} failed: {error}"
 
 
 def check_required(
     rules: DefaultRules, pod: nri.PodSandbox, container_name: str, present: Iterable[nri.PluginInstance]
 ) -> None:
-    """The plugins that all containers need, and those the pod's annotation names for this one, must be present.
+    """Plugins that all containers need, or the pod's annotation names for this one, must be present.
 
     :raises Rejected: one is missing, or an annotation cannot be read.
     """
@@ -99,7 +104,7 @@ def check_required(
 
 
 def annotated_plugins(pod: nri.PodSandbox, container_name: str) -> Sequence[str]:
-    """The plugins that a pod's annotation asks for, for one of its containers ("" = for the pod).
+    """The plugins in a pod's annotation, for one of its containers ("" = for the pod).
 
     :raises Rejected: the annotation is no YAML list of names.
     """
@@ -131,8 +136,8 @@ def _tolerates_missing(key: str, pod: nri.PodSandbox, container_name: str) -> bo
 def _check_hooks(rules: DefaultRules, question: ValidationInput) -> None:
     owners = owner_of(question.owners, question.container.id, nri.OciHooks)
     if rules.reject_oci_hook_adjustment and owners:
-        who = f'plugins "{owners}"' if "," in owners else f'plugin "{owners}"'
-        raise Rejected(f"validation error: {who} attempted restricted OCI hook injection")
+        plugins = f'plugins "{owners}"' if "," in owners else f'plugin "{owners}"'
+        raise Rejected(f"validation error: {plugins} attempted restricted OCI hook injection")
 
 
 def _check_seccomp(rules: DefaultRules, question: ValidationInput) -> None:
@@ -170,3 +175,47 @@ def _owned(question: ValidationInput, field: nri.Field.ValueType) -> list[tuple[
     owners = question.owners.owners
     of = owners[question.container.id] if question.container.id in owners else nri.FieldOwners()
     return sorted(of.compound[field].owners.items()) if field in of.compound else []
+
+
+@dataclass(frozen=True)
+class NriSettings:
+    """The options of the ``nri`` section for the host. ``socket`` and the paths may be "": none."""
+
+    host: str = "auto"
+    socket: str = ""
+    plugin_path: str = ""
+    config_path: str = ""
+    launcher: str = "child"
+    registration_timeout_s: float = 5.0
+    request_timeout_s: float = 2.0
+    sync_timeout_s: float = 20.0
+    fail_closed: tuple[str, ...] = ()
+    #: The built-in validator's rules, and required plugins; ``is_validating``: there are such rules.
+    rules: DefaultRules = field(default_factory=DefaultRules)
+    is_validating: bool = False
+
+
+def nri_settings(config: Config) -> NriSettings:
+    """The settings of a configuration."""
+    return NriSettings(
+        host=config["nri.host"],
+        socket=config["nri.socket"],
+        plugin_path=config["nri.plugin_path"],
+        config_path=config["nri.plugin_config_path"],
+        launcher=config.constants.nri_launcher,
+        registration_timeout_s=config.constants.nri_registration_timeout_s,
+        request_timeout_s=config["nri.request_timeout"],
+        sync_timeout_s=config["nri.sync_timeout"],
+        fail_closed=config["nri.fail_closed_plugins"],
+        rules=_rules(config),
+        is_validating=bool(config["nri.validators"]),
+    )
+
+
+def _rules(config: Config) -> DefaultRules:
+    rules = DefaultRules(
+        required_plugins=config["nri.required_plugins"],
+        tolerate_missing_plugins_annotation=config["nri.tolerate_missing_plugins_annotation"],
+    )
+    refused: dict[str, Any] = {f"reject_{word}_adjustment": True for word in config["nri.validators"]}
+    return replace(rules, **refused)

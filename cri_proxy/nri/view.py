@@ -1,7 +1,7 @@
 """Pods and containers as CRI shows them, for NRI plugins.
 
-What a container really is stands in the OCI spec of a verbose status (containerd, CRI-O). Where there is none
-(iSulad) it is made up from the config of the request: without what the image and the runtime add.
+All of a container is in the OCI spec of a verbose status (containerd, CRI-O). Without one (iSulad) the request's config
+is used: it lacks what the image and the runtime add.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROPAGATION = {
     cri.PROPAGATION_HOST_TO_CONTAINER: "rslave",
     cri.PROPAGATION_BIDIRECTIONAL: "rshared",
 }
-#: containerd says in the spec what something is, and labels it with that, its own metadata: CRI does not show these.
+#: containerd writes a kind into the spec, and labels its own metadata with it: CRI shows neither.
 _CONTAINERD_KIND, _KIND_LABEL = "io.kubernetes.cri.container-type", "io.cri-containerd.kind"
 #: CRI-O's note of a sandbox's cgroup parent in its spec.
 _CRIO_CGROUP_PARENT = "io.kubernetes.cri-o.CgroupParent"
@@ -36,7 +36,7 @@ _CRIO_CGROUP_PARENT = "io.kubernetes.cri-o.CgroupParent"
 
 @dataclass(frozen=True)
 class Info:
-    """What a runtime adds to a verbose status: its pid, its OCI spec ({} = not told), the config it was given."""
+    """The additions in a verbose status: the pid, the OCI spec ({} = not told), the request's config."""
 
     pid: int = 0
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Info:
 
 
 def read_info(info: Mapping[str, str]) -> Info:
-    """The ``info`` of a ContainerStatus or PodSandboxStatus response; what cannot be read is not there."""
+    """The ``info`` of a ContainerStatus or PodSandboxStatus response; unreadable parts are left out."""
     shown = parse_object(info.get("info", ""))
     return Info(
         pid=as_number(shown.get("pid"), UINT32) or 0,
@@ -64,7 +64,7 @@ def view_pod(
     status: Optional[cri.PodSandboxStatusResponse] = None,
     runtime_handler: str = "",
 ) -> nri.PodSandbox:
-    """A sandbox. ``config``: of the request it was made with, else the runtime's own note of it; ``status``: verbose."""
+    """A sandbox. ``config``: its request's, else the one the runtime notes; ``status``: verbose."""
     response = cri.PodSandboxStatusResponse() if status is None else status
     info = read_info(response.info)
     if config is None:
@@ -96,13 +96,13 @@ def _annotations(info: Info) -> dict[str, str]:
 
 
 def _own_labels(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The label that containerd itself gives to what has such annotations."""
+    """The label that containerd adds by such annotations."""
     kind = annotations.get(_CONTAINERD_KIND, "")
     return {_KIND_LABEL: kind} if kind else {}
 
 
 def _read_config(shown: dict[str, Any], kind: Any) -> Any:
-    """What of a config is needed that a status does not have; containerd prints it as CRI's JSON."""
+    """The parts of a config that a status lacks; containerd prints it as CRI's JSON."""
     try:
         return ParseDict(shown, kind(), ignore_unknown_fields=True)
     except (ParseError, RecursionError):
@@ -110,7 +110,7 @@ def _read_config(shown: dict[str, Any], kind: Any) -> Any:
 
 
 def _untold(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a container's config stands neither in its status nor in its spec."""
+    """Parts of a container's config that neither status nor spec have."""
     context = as_object(as_object(config.get("linux")).get("security_context"))
     profile = {"security_context": {"seccomp": context.get("seccomp")}}
     image = {"image": as_text(as_object(config.get("image")).get("image"))}
@@ -126,10 +126,10 @@ def view_container(
     config: Optional[cri.ContainerConfig] = None,
     cgroup_parent: str = "",
 ) -> nri.Container:
-    """A container. ``status``: verbose; ``config``: of the request it was made with, if that is known.
+    """A container. ``status``: verbose; ``config``: its request's, if known.
 
-    Without a config a runtime that shows no spec is left with what it lists. ``cgroup_parent``: the pod's, for runtimes
-    that do not tell the container's own path.
+    Without config and spec only the listed fields are there. ``cgroup_parent``: the pod's, for runtimes that do not tell
+    the container's own path.
     """
     info = read_info(status.info)
     if config is None:
@@ -150,7 +150,7 @@ def view_container(
     context = config.linux.security_context
     if context.HasField("seccomp"):
         profile = container.linux.seccomp_profile
-        # CRI and NRI have the same numbers for the kinds of profiles.
+        # CRI and NRI number the kinds of profiles alike.
         profile.profile_type = context.seccomp.profile_type
         profile.localhost_ref = context.seccomp.localhost_ref
     if not container.linux.cgroups_path:
@@ -161,7 +161,7 @@ def view_container(
 
 
 def view_unmade(container: nri.Container) -> nri.Container:
-    """A container as plugins are shown it that are asked how to make it: it has no state and no time of birth yet."""
+    """A container as shown to plugins that are asked about its create: without state and creation time."""
     unmade = nri.Container()
     unmade.CopyFrom(container)
     unmade.ClearField("state")
@@ -170,9 +170,9 @@ def view_unmade(container: nri.Container) -> nri.Container:
 
 
 def view_again(container: nri.Container, status: cri.ContainerStatusResponse) -> None:
-    """Bring up to date what of a container changes by itself: its state, its process, its times and its end.
+    """Update the parts of a container that change by themselves: state, process, times and end.
 
-    A status that is not verbose tells no process; a container that has ended has none.
+    A status that is not verbose tells no process; an ended container has none.
     """
     _view_life(container, status.status)
     if container.state == nri.CONTAINER_STOPPED:
@@ -194,7 +194,7 @@ def _view_life(container: nri.Container, shown: cri.ContainerStatus) -> None:
 def _view_image(container: nri.Container, shown: cri.ContainerStatus, asked: str) -> None:
     """The manifest's digest and the image's id, where the runtime tells them apart.
 
-    ``asked``: what the client has called the image; kubelet takes its id for that.
+    ``asked``: the client's name for the image; kubelet's is the id.
     """
     name, _, digest = shown.image_ref.rpartition("@")
     container.image.name = shown.image.user_specified_image or shown.image.image
@@ -204,21 +204,21 @@ def _view_image(container: nri.Container, shown: cri.ContainerStatus, asked: str
 
 
 def _cgroups_path(cgroup_parent: str, container_id: str) -> str:
-    # With systemd the path has the runtime's name in it, which is not known here.
+    # With systemd the path has the runtime's name in it, unknown here.
     if not cgroup_parent or cgroup_parent.endswith(".slice"):
         return ""
     return f"{cgroup_parent.rstrip('/')}/{container_id}"
 
 
 def _made_up(config: cri.ContainerConfig) -> nri.Container:
-    """What a config tells of a container: its own arguments, variables, mounts and devices."""
+    """A container by its config: its own arguments, variables, mounts and devices."""
     context = config.linux.security_context
     container = nri.Container(
         args=[*config.command, *config.args],
         env=[f"{env.key}={env.value.decode('utf-8', 'replace')}" for env in config.envs],
         mounts=[_mount(mount) for mount in config.mounts],
         linux=nri.LinuxContainer(
-            # What kind of device it is stands in the host's folder only.
+            # Only the host's folder tells the device's kind.
             devices=[nri.LinuxDevice(path=device.container_path) for device in config.devices],
             resources=view_resources(config.linux.resources),
         ),
@@ -239,7 +239,7 @@ def _mount(mount: cri.Mount) -> nri.Mount:
 
 
 def view_resources(linux: cri.LinuxContainerResources) -> nri.LinuxResources:
-    """Resources as CRI has them; as containerd shows them, shares, quota, period and limit are there also as 0."""
+    """CRI's resources; as containerd shows them: shares, quota, period and limit are set also when 0."""
     resources = nri.LinuxResources(
         cpu=nri.LinuxCPU(cpus=linux.cpuset_cpus, mems=linux.cpuset_mems),
         hugepage_limits=[

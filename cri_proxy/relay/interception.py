@@ -125,7 +125,7 @@ class CallEnd(Enum):
 
 #: gRPC status codes (grpc/statuscodes.md).
 CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND = 1, 2, 4, 5
-RESOURCE_EXHAUSTED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 8, 9, 13, 14
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 9, 12, 13, 14
 #: Those that do not tell whether the runtime has done it. UNKNOWN does: it is its own word for most errors.
 _DOUBTFUL = frozenset([CANCELLED, DEADLINE_EXCEEDED])
 

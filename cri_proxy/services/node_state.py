@@ -13,13 +13,12 @@ from cri_proxy.engine.orders import NO_ORDERS, Orders
 from cri_proxy.engine.quota import unlimited_pods
 from cri_proxy.engine.records import CpusetUpdate, DecisionRecord, Effects, Grant
 from cri_proxy.metrics import Metrics
-from cri_proxy.node.cpuset_files import CpusetFiles
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Journal
 from cri_proxy.state.writer import StateWriter
-from policies.model import Container, Placement, Pod
+from policies.model import Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
 MODES = (ENFORCE, OBSERVE, OFF)
@@ -50,8 +49,6 @@ class NodeState:
     devices: Devices = field(default_factory=lambda: Devices(None))
     #: None where pods' cgroups are not looked at.
     quotas: Optional[Quotas] = None
-    #: None where containers are not told their CPUs.
-    cpuset_files: Optional[CpusetFiles] = None
     #: What people ask of this node besides its configuration.
     orders: Orders = NO_ORDERS
     #: Called when a create was left in doubt, so that a look comes soon.
@@ -113,8 +110,6 @@ class NodeState:
         changes = self.engine.drain()
         write(changes)
         if changes:
-            if self.cpuset_files is not None:
-                self.cpuset_files.follow(changes)
             records = [value for value in changes.values() if isinstance(value, DecisionRecord)]
             if records:
                 self.metrics.counterparts.note(records)
@@ -122,24 +117,6 @@ class NodeState:
             self.follow_quotas(
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
             )
-
-    async def cpuset_folder(
-        self, key: str, container: Container, placement: Placement, mounted: Iterable[str]
-    ) -> str:
-        """The folder in which a container that is being created finds its CPUs; "" = it gets none.
-
-        ``key``: of its grant. ``mounted``: what its request mounts, by its own paths.
-        The container is to have the folder at ``INSIDE``.
-        """
-        files = self.cpuset_files
-        if files is None or not self.enforcing or not placement.cpus or not files.wants(container, mounted):
-            return ""
-        return await files.prepare(key, container, placement)
-
-    def no_cpuset_folder(self, container: Container) -> None:
-        """A container was not created, or did not start: should it have had a folder, the next attempt gets none."""
-        if self.cpuset_files is not None:
-            self.cpuset_files.refused(container)
 
     async def saved(self) -> None:
         """The same, and wait until they are durable; not longer than a call may wait for that."""

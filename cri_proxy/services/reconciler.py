@@ -40,7 +40,7 @@ from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
-from policies.model import Container, Pod, Resources
+from policies.model import Container, Pod, PodSize, Resources
 
 AT_A_TIME = 8
 #: As many containers of a kind are named in the line about a comparison.
@@ -279,12 +279,12 @@ class Reconciler:
             item = seen[item.id] = _with_cpusets(item, look, linux)
             if grant is None:
                 continue
-            resources = grant.container.resources
+            resources = grant.container.told
             if look.limits is None:
                 resources = resources if linux is None else resources_told(grant, linux)
             elif item.id in news:
                 resources = resources_read(grant, look.limits, linux or cri.LinuxContainerResources())
-                self._explained[item.id] = (look.limits, grant.container.resources, resources)
+                self._explained[item.id] = (look.limits, grant.container.told, resources)
             elif item.id in self._explained and has_news(grant, look.limits):
                 resources = self._explained[item.id][2]
             quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
@@ -305,18 +305,24 @@ class Reconciler:
             pod = pods[key]
             memory = memory_limit_read(pod.memory_limit_bytes, limits, of_pod.get(key, ()))
             if memory != pod.memory_limit_bytes and engine.pods.get(key) is pod:
-                engine.resize_pod(key, None, memory)
+                self._resize_pod(engine, key, None, memory)
                 pod = engine.pods[key]
             # What we have taken away is the limit all the same.
             lifted = taken.get(pod.cgroup_parent) if limits.quota_us < 0 else None
             size = size_read(pod.size, limits if lifted is None else with_quota(limits, lifted))
             if size != pod.size and engine.pods.get(key) is pod:
-                engine.resize_pod(key, size)
+                self._resize_pod(engine, key, size)
                 if pod.size is not None:  # else it is not changed but known now
                     self._node_state.metrics.drift.labels("pod resized").inc()
                     self._node_state.log.info(
                         "a pod was resized past us", pod=f"{pod.namespace}/{pod.name}", id=key
                     )
+
+    def _resize_pod(
+        self, engine: Engine, key: str, size: Optional[PodSize], memory_limit_bytes: int = 0
+    ) -> None:
+        enforcing, now_s = self._node_state.enforcing, self._node_state.clock()
+        self._node_state.send(engine.resize_pod(key, size, memory_limit_bytes, now_s, enforcing))
 
     def _is_news(self, engine: Engine, container_id: str, limits: Optional[CgroupReading]) -> bool:
         """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""
@@ -324,7 +330,7 @@ class Reconciler:
         if grant is None or limits is None or not has_news(grant, limits):
             return False
         explained = self._explained.get(container_id)
-        return explained is None or explained[:2] != (limits, grant.container.resources)
+        return explained is None or explained[:2] != (limits, grant.container.told)
 
     async def _told(self, ids: Iterable[str]) -> dict[str, cri.LinuxContainerResources]:
         """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""

@@ -16,10 +16,12 @@ from cri_proxy.config.config import Config, engine_options, placement_settings
 from cri_proxy.cri.device_hints import counted, hints_by_address
 from cri_proxy.cri.messages import (
     linux_delta,
+    memory_limit_of,
     parse,
     read_create,
     read_pod,
     read_update,
+    sum_pod_size,
     write_create_delta,
     write_update_delta,
 )
@@ -208,6 +210,17 @@ class SimulatedShell:
         except BudgetSpent as error:
             return None, f"failed open: {error}"
         return resize, "" if resize is None else resize.admission.decision.why
+
+    def resize_pod(self, pod_id: str, message: bytes) -> None:
+        """UpdatePodSandboxResources."""
+        request = parse(cri.UpdatePodSandboxResourcesRequest, message)
+        self.runtime.sandboxes[pod_id].config.linux.resources.CopyFrom(request.resources)
+        if self.active:
+            size, memory = (
+                sum_pod_size(request.resources, request.overhead),
+                memory_limit_of(request.resources),
+            )
+            self.send(self._placer.resize_pod(pod_id, size, memory, self.now_s, self.enforcing).send)
 
     def exit(self, process: Process, code: int) -> None:
         """The container ended."""

@@ -109,6 +109,23 @@ def create_request(
     return bytes(message.SerializeToString())
 
 
+def resize_pod_request(step: ScenarioStep, sandbox: cri.PodSandboxConfig) -> bytes:
+    """The UpdatePodSandboxResourcesRequest of a ``resize-pod`` step: kubelet says all the pod has now
+    (kuberuntime_manager.go: doPodResizeAction)."""
+    linux = cri.LinuxContainerResources()
+    linux.CopyFrom(sandbox.linux.resources)
+    asked = _resources(step["cpu_request"], step["cpu_limit"], step["memory_limit"])
+    if step["cpu_request"] is not None:
+        linux.cpu_shares = asked.cpu_shares
+    if step["cpu_limit"] is not None:
+        linux.cpu_quota, linux.cpu_period = asked.cpu_quota or -1, asked.cpu_period
+    linux.memory_limit_in_bytes = asked.memory_limit_in_bytes or linux.memory_limit_in_bytes
+    message = cri.UpdatePodSandboxResourcesRequest(
+        pod_sandbox_id=step["id"], overhead=sandbox.linux.overhead, resources=linux
+    )
+    return bytes(message.SerializeToString())
+
+
 def update_request(step: ScenarioStep) -> bytes:
     """The UpdateContainerResourcesRequest of a ``resize`` or ``update`` step: what is not given stays."""
     linux = cri.LinuxContainerResources()
@@ -233,12 +250,11 @@ class Process:
         return seen if self.exited else replace(seen, cpus=self.fence.cpus or NO_CPUS, mems=self.fence.mems)
 
     def details(self, memory_capacity_bytes: int) -> Container:
-        """What a runtime tells of a container we have no record of: nothing of its pod's size."""
+        """What a runtime tells of a container we have no record of; of its pod what that was made and resized with."""
         sandbox = cri.PodSandboxConfig()
         sandbox.CopyFrom(self.request.sandbox_config)
+        sandbox.linux.resources.CopyFrom(self.sandbox.config.linux.resources)
         parent = sandbox.linux.cgroup_parent
-        sandbox.ClearField("linux")
-        sandbox.linux.cgroup_parent = parent
         config = self.request.config
         qos = read_qos(parent, self.linux)
         container = Container(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cri_proxy.affinity.build_problem import describe, plan_of, snapshot_of
+from cri_proxy.affinity.moves import describe, plan_of
+from cri_proxy.affinity.problem import snapshot_of
 from cri_proxy.affinity.settings import affinity_settings, graph_settings
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine

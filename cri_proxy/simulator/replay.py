@@ -17,8 +17,15 @@ from cri_proxy.engine.records import Life, Stance
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.engine.resync import Resync
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with
-from cri_proxy.simulator.node import Process, create_request, sandbox_request, update_request
+from cri_proxy.simulator.node import (
+    Process,
+    create_request,
+    resize_pod_request,
+    sandbox_request,
+    update_request,
+)
 from cri_proxy.simulator.scenario import BadScenario, ScenarioStep, read_scenario
+from cri_proxy.text.terminal import stance_text
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import BadTopology, Topology, TopologyData
 
@@ -130,6 +137,13 @@ class Simulation:
         size = "its size is not known" if pod.size is None else f"{pod.size.milli_request}m requested in all"
         return CallResult(f"pod {pod.namespace}/{pod.name}, {size}")
 
+    def _resize_pod(self, step: ScenarioStep) -> CallResult:
+        sandbox = self._shell.runtime.sandboxes.get(step["id"])
+        if sandbox is None:
+            raise step.bad("id", f"there is no pod {step['id']!r}")
+        self._shell.resize_pod(step["id"], resize_pod_request(step, sandbox.config))
+        return CallResult("the pod has other resources")
+
     def _create(self, step: ScenarioStep) -> CallResult:
         old = self._containers.get(step["id"])
         if old is not None and not old.exited:
@@ -228,7 +242,9 @@ class Simulation:
         grant = self._shell.engine.grants.get(process.id)
         if process.id in found.foreign and grant is not None:
             return CallResult(f"left alone from now on: {grant.why}")
-        return CallResult("nothing to repair" + ("" if grant is None else f": it is {grant.stance.value}"))
+        return CallResult(
+            "nothing to repair" + ("" if grant is None else f": it is {stance_text(grant.stance.value)}")
+        )
 
     def _tell(self, step: ScenarioStep) -> CallResult:
         return CallResult()
@@ -287,7 +303,7 @@ def _told(found: Resync) -> str:
     """What a look at the runtime has found, in words."""
     topics = ("bound", "adopted", "removed", "drifted", "resized", "foreign", "cancelled")
     news = {topic: getattr(found, topic) for topic in topics}
-    return _join(*[f"{topic}: {', '.join(ids)}" for topic, ids in news.items() if ids])
+    return _join(*[f"{stance_text(topic)}: {', '.join(ids)}" for topic, ids in news.items() if ids])
 
 
 def _join(*sentences: str) -> str:
@@ -298,6 +314,7 @@ _OPS: dict[str, Callable[[Simulation, ScenarioStep], CallResult]] = {
     "pod": Simulation._pod,
     "create": Simulation._create,
     "resize": Simulation._update,
+    "resize-pod": Simulation._resize_pod,
     "update": Simulation._update,
     "exit": Simulation._exit,
     "remove": Simulation._remove,

@@ -285,6 +285,7 @@ FIELDS: dict[str, dict[str, StepField]] = {
         "memory_limit": _MEMORY,
         "result": StepField(_word("ok", "refused"), "ok"),
     },
+    "resize-pod": {"id": _ID, "cpu_request": _CPUS, "cpu_limit": _CPUS, "memory_limit": _MEMORY},
     "update": {"id": _ID, "cpuset": _CPU_LIST},
     "exit": {"id": _ID, "code": StepField(_whole(-MAX_EXIT_CODE - 1, MAX_EXIT_CODE), 0)},
     "remove": {"id": _ID},

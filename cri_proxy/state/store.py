@@ -127,7 +127,7 @@ class Store:
             except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError) as error:
                 self._disconnect()
                 if is_lock(error):
-                    reason = f"{self.path} is locked (fuser {self.path} names who has it open)"
+                    reason = f"{self.path} is locked (fuser {self.path} names the process that has it open)"
                     self.problem = f"no container is placed until the state can be read: {reason}"
                     raise StateLocked(reason) from None
                 problem = self._sentence(error)

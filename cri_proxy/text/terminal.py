@@ -22,6 +22,11 @@ def _widest(texts: Iterable[str]) -> int:
     return max(map(len, texts))
 
 
+def stance_text(stance: str) -> str:
+    """What people read for a container's stance or state: ``foreign``, as programs have it, says too little."""
+    return "modified externally" if stance == "foreign" else stance
+
+
 def duration_text(seconds: float) -> str:
     """A length of time as a person says it, in one unit."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

@@ -21,14 +21,14 @@ _SAMPLED = 1
 _SERVER, _ERROR = 2, 2
 
 
-class Caller(NamedTuple):
+class TraceParent(NamedTuple):
     """The span that a call belongs under, in lower-case hexadecimal."""
 
     trace_id: str
     span_id: str
 
 
-def sampled_caller(traceparent: str) -> Optional[Caller]:
+def sampled_caller(traceparent: str) -> Optional[TraceParent]:
     """The caller's span, if it is recorded; None: it is not, or the header is none of the standard's."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None:
@@ -37,14 +37,14 @@ def sampled_caller(traceparent: str) -> Optional[Caller]:
     # Version ff is forbidden; later versions may have more behind, this one has not (2.3 and 3.2.2 of the standard).
     if version == "ff" or (version == "00" and more) or not int(flags, 16) & _SAMPLED:
         return None
-    return Caller(trace_id, span_id) if int(trace_id, 16) and int(span_id, 16) else None
+    return TraceParent(trace_id, span_id) if int(trace_id, 16) and int(span_id, 16) else None
 
 
 @dataclass
 class Span:
     """One call. Times in nanoseconds since 1970. ``events``: what happened when, in its order."""
 
-    caller: Caller
+    caller: TraceParent
     span_id: str
     full_method: str
     start_ns: int

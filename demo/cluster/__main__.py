@@ -26,20 +26,19 @@ from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import PODS, RegisteredNode
 from tests.cluster.real.parts import Part, node_agent, operator, placement, until_ready, with_view_socket
-from tests.cluster.real.programs import programs_of_a_cluster
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import ONE_NODE, REAL_CGROUPS, until
 from tests.e2e.traffic_images import TRAFFIC, make_traffic_image, missing_for_traffic
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.machine import make_cgroup
+from tests.peers.programs import CLUSTER, find
 
 HERE = Path(__file__).parent
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 #: Measurements of ten seconds each, before and after.
 ROUNDS = 3
 WAIT_S = 180.0
-LOGS = Path("/var/log/pods"), Path("/var/log/containers")
 
 
 async def _nothing() -> None:
@@ -97,7 +96,7 @@ class Case:
         return str(found["containerStatuses"][0]["containerID"]).partition("://")[2], found
 
     async def _measurements(self, app: str) -> list[Measured]:
-        logs = Path("/var/log/pods").glob(f"default_{app}-*/{app}/*.log")
+        logs = self._node.host.logs.glob(f"default_{app}-*/{app}/*.log")
         # Each line begins with its time, its stream and F for a whole line.
         lines = [line.split(" ", 3)[-1] for log in logs for line in log.read_text().splitlines()]
         return measurements("\n".join(lines))
@@ -112,9 +111,11 @@ class Case:
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Kubectl]]:
     """A cluster of one node whose kubelet speaks to containerd; the daemon is not started. And kubectl."""
-    programs = await asyncio.to_thread(programs_of_a_cluster)
+    programs = await asyncio.to_thread(find, *CLUSTER)
     control_plane = ControlPlane(folder / "k", programs["etcd"], programs["kube-apiserver"])
-    containerd = Containerd(folder / "c", images=folder / "images")
+    containerd = Containerd(
+        folder / "c", programs["containerd"], images=folder / "images", path=[programs["runc"].parent]
+    )
     host = None
     try:
         await asyncio.to_thread(control_plane.start)
@@ -146,10 +147,6 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Kubectl]]
     finally:
         if host is not None:
             await asyncio.to_thread(host.close)
-            for logs in LOGS:
-                for path in logs.glob("*-*_default_*.log" if logs.name == "containers" else "default_*"):
-                    if any(app in path.name for app in ("nginx-", "wrk-")):
-                        path.unlink() if path.is_symlink() else shutil.rmtree(path)
         await asyncio.to_thread(containerd.close)
         await asyncio.to_thread(control_plane.close)
 
@@ -173,7 +170,7 @@ async def main() -> int:
     try:
         async with cluster(folder) as (node, kubectl):
             case = Case(node)
-            print(f"A cluster of one node: kubelet {version(node)}, containerd, {os.cpu_count()} CPUs.")
+            print(f"A cluster of one node: {versions(node)}, {os.cpu_count()} CPUs.")
             if described:
                 print("This machine has one L3: the daemon is told that CPU 0 and CPU 1 have one each.")
             print(f"Before: kubelet speaks to containerd. {ROUNDS} measurements of 10 s ...", flush=True)
@@ -203,9 +200,10 @@ async def main() -> int:
     return 0
 
 
-def version(node: RegisteredNode) -> str:
-    said = node.api.ask("GET", f"/api/v1/nodes/{node.name}")
-    return str(said["status"]["nodeInfo"]["kubeletVersion"])
+def versions(node: RegisteredNode) -> str:
+    """As the Node object has them: "kubelet v1.36.3, containerd 2.4.2"."""
+    info = node.api.ask("GET", f"/api/v1/nodes/{node.name}")["status"]["nodeInfo"]
+    return f"kubelet {info['kubeletVersion']}, {info['containerRuntimeVersion'].replace('://', ' ')}"
 
 
 @asynccontextmanager

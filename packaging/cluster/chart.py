@@ -1,13 +1,14 @@
-"""Writes the Helm chart's templates and CRDs from what Kustomize applies: ``chart.py [--check]``. One source for both.
+"""Makes the Helm chart in a folder, from what Kustomize applies and from ``chart/``: ``chart.py [FOLDER]``, by default
+``dist/chart``. Standard library only.
 
-The templates are the very files of base/, rbac/ and admission/, with five words replaced by values, each inside one
+The templates are the very files of base/, rbac/ and admission/, with four words replaced by values, each inside one
 condition. The namespace is not a value: accounts, rights and admission rules name it (cluster/api/names.py).
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -19,7 +20,6 @@ VALUES = (
     ("imagePullPolicy: IfNotPresent", "imagePullPolicy: {{ .Values.imagePullPolicy }}"),
     ("path: /run/containerd,", "path: {{ .Values.runtimeFolder }},"),
     ("mountPath: /run/containerd}", "mountPath: {{ .Values.runtimeFolder }}}"),
-    ("--installer-image=cri-resmgr-installer:0.1.0", "--installer-image={{ .Values.installerImage }}"),
 )
 #: When a folder's files are applied; what is not named here always is.
 CONDITIONS = {
@@ -27,53 +27,20 @@ CONDITIONS = {
     "base/standalone": 'eq .Values.frontEnd "standalone"',
     "base/node": 'ne .Values.frontEnd "proxy"',
     "base/observer": ".Values.observer",
-    "rbac-installs": 'eq .Values.frontEnd "proxy"',
-    "admission": '.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"',
 }
 FOLDERS = (
     *("base/node", "base/nri", "base/standalone", "base/observer", "base/agent", "base/operator"),
-    *("rbac-common", "rbac", "rbac-installs", "admission"),
-)
-#: The operator's command, to which base/proxy adds its argument by a patch.
-OPERATOR_COMMAND = (
-    "        command: [/usr/lib/cri-resmgr/bin/python, -I, -m, cluster.operator, --health-file=/tmp/health]\n"
-)
-OPERATOR_ARGUMENT = (
-    '{{- if eq .Values.frontEnd "proxy" }}\n'
-    "        args: [--installer-image=cri-resmgr-installer:0.1.0]\n"
-    "{{- end }}\n"
+    *("rbac", "admission"),
 )
 
 
-def main(arguments: list[str]) -> int:
-    """Write, or say which files are not as they would be written."""
-    wanted = files()
-    found = {
-        str(path.relative_to(CHART))
-        for name in ("templates", "crds")
-        for path in (CHART / name).glob("*.yaml")
-    }
-    wrong = sorted(found ^ wanted.keys()) + sorted(
-        name for name in found & wanted.keys() if (CHART / name).read_text() != wanted[name]
-    )
-    if arguments == ["--check"]:
-        if wrong:
-            print(
-                f"packaging/cluster/chart is not as chart.py writes it: {', '.join(wrong)}; type: make chart"
-            )
-        return 1 if wrong else 0
-    if arguments:
-        sys.exit("usage: chart.py [--check]")
-    write(wanted, found)
-    return 0
-
-
-def write(wanted: Mapping[str, str], found: set[str]) -> None:
-    for name in found - wanted.keys():
-        (CHART / name).unlink()
-    for name, text in wanted.items():
-        (CHART / name).parent.mkdir(parents=True, exist_ok=True)
-        (CHART / name).write_text(text)
+def main(folder: Path) -> None:
+    """Make it anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(CHART, folder)
+    for name, text in files().items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
 
 
 def files() -> dict[str, str]:
@@ -96,7 +63,6 @@ def template(folder: str, source: Path) -> str:
     text = source.read_text()
     if "{{" in text:
         sys.exit(f"chart.py: {source}: it has '{{{{', which Helm would take for its own")
-    text = text.replace(OPERATOR_COMMAND, OPERATOR_COMMAND + OPERATOR_ARGUMENT)
     for plain, value in VALUES:
         text = text.replace(plain, value)
     head = HEAD.format(source.relative_to(HERE.parent.parent))
@@ -107,4 +73,4 @@ def template(folder: str, source: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(Path(sys.argv[1]) if sys.argv[1:] else HERE.parent.parent / "dist/chart")

@@ -1,8 +1,7 @@
-"""Builds the images as one OCI layout, without docker: ``image.py [--packages deb:3.11,rpm:3.9] [--dist dist]``.
+"""Builds the image as an OCI layout, without docker: ``image.py [--dist dist]``.
 
-Two images share their layers: ``cri-resmgr`` (every program; no shell) and ``cri-resmgr-installer`` (the same, and the
-packages that are put on hosts). Layers: Debian's packages (mmdebstrap extracts them, none of their scripts runs), the
-same tree that the deb has, the packages. Beside the layout: an archive of it, and a CycloneDX SBOM of each image.
+Every program, Python, and no shell. Layers: Debian's packages (mmdebstrap extracts them, none of their scripts runs), and
+the same tree that the deb has. Beside the layout: an archive of it, and a CycloneDX SBOM.
 The same commit and the same Debian packages give the same digests; ``--mirror`` may be a snapshot of Debian's archive.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import os
 import shutil
 import subprocess
@@ -32,24 +30,19 @@ from stage import stage  # noqa: E402
 
 from cri_proxy.version import VERSION  # noqa: E402
 
-NAME, INSTALLER = "cri-resmgr", "cri-resmgr-installer"
+NAME = "cri-resmgr"
 #: As a container runtime spells a name without a registry.
 LIBRARY = "docker.io/library"
 MIRROR = "http://deb.debian.org/debian"
 SUITE, PYTHON = "bookworm", "3.11"
-#: util-linux: nsenter, by which the installer runs the host's commands. base-files: /etc/os-release, for scanners.
-DEBIAN = ("base-files", f"python{PYTHON}", "libstdc++6", "util-linux")
-#: What docs/install.md says there are hosts for.
-PACKAGES = "deb:3.9,deb:3.10,deb:3.11,deb:3.12,deb:3.13,rpm:3.9,rpm:3.11,rpm:3.12"
-#: The installer looks there (cluster/installer/io/image.py).
-CARRIED = "usr/share/cri-resmgr/packages"
+#: base-files: /etc/os-release, for scanners.
+DEBIAN = ("base-files", f"python{PYTHON}", "libstdc++6")
 #: Its bytecode is made by the image's own Python, which runs on this one.
 ARCHITECTURE = X86_64.debian
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 #: Of what Debian's packages bring; the first that fits a path decides, and what none fits is left out.
 KEEP = (
     ("usr/bin/python3.11", True),
-    ("usr/bin/nsenter", True),
     (f"usr/lib/python{PYTHON}/test/*", False),
     (f"usr/lib/python{PYTHON}/unittest/*", False),
     (f"usr/lib/python{PYTHON}/pydoc_data/*", False),
@@ -60,13 +53,12 @@ KEEP = (
     (f"usr/lib/python{PYTHON}/lib-dynload/_curses*", False),
     (f"usr/lib/python{PYTHON}/lib-dynload/_codecs_*", False),
     (f"usr/lib/python{PYTHON}/*", True),
-    # Of packages that come with util-linux and python3.11, and that nothing of what is kept links with.
+    # Of packages that come with python3.11, and that nothing of what is kept links with.
     *((f"{_LIBRARIES}/{name}*", False) for name in (
-        "gconv/", "libdb-", "libgcrypt", "libgpg-error", "libsystemd", "libmvec", "libkrb5", "libgssapi", "libk5",
-        "libkeyutils", "libcom_err", "libtirpc", "libnsl", "libmount", "libblkid", "libsmartcols", "libreadline",
-        "libhistory", "libpam", "libncurses", "libpanel", "libform", "libmenu", "libtinfo", "libtic", "libudev",
-        "libaudit", "libzstd", "liblz4", "libacl", "libcap", "libpsx", "libdrop_", "libmd.", "security/", "sasl2/",
-        "perl", "libBrokenLocale", "libc_malloc_debug", "libmemusage", "libpcprofile", "libthread_db", "audit/",
+        "gconv/", "libdb-", "libmvec", "krb5/", "libkrb5", "libgssapi", "libk5", "libkeyutils", "libcom_err", "libtirpc",
+        "libnsl", "libreadline", "libhistory", "libncurses", "libpanel", "libform", "libmenu", "libtinfo", "libtic",
+        "libzstd", "libacl", "libmd.", "libselinux", "libpcre2", "libBrokenLocale", "libc_malloc_debug", "libmemusage",
+        "libpcprofile", "libthread_db",
     )),
     (f"{_LIBRARIES}/*", True),
     ("usr/lib64/*", True),
@@ -87,7 +79,7 @@ FILES = {
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 #: Mount points, so that the root may be read-only.
-FOLDERS = ("dev", "proc", "sys", "run", "tmp", "var/lib/cri-resmgr", "etc/cri-resmgr", "host")
+FOLDERS = ("dev", "proc", "sys", "run", "tmp", "var/lib/cri-resmgr", "etc/cri-resmgr")
 CONFIG = {
     "User": "65532:65532",
     "Env": ["PATH=/usr/bin", "LANG=C.UTF-8"],
@@ -103,14 +95,11 @@ _QUERY = r"${Package}\t${Version}\t${Architecture}\t${source:Package}\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build, print each image's name and digest."""
+    """Build, print the image's name and digest."""
     parser = argparse.ArgumentParser(prog="image.py", description=__doc__)
-    parser.add_argument("--packages", default=PACKAGES, help="what the installer carries: KIND:PYTHON,...")
     parser.add_argument("--architecture", default=ARCHITECTURE)
     parser.add_argument("--mirror", default=MIRROR, help="Debian's archive, or a snapshot of it")
     parser.add_argument("--dist", type=Path, default=build.REPOSITORY / "dist")
-    parser.add_argument("--release", default="1", help="the packages' release of this version")
-    parser.add_argument("--quick", action="store_true", help="packages are packed loosely")
     options = parser.parse_args(arguments)
     if options.architecture != ARCHITECTURE:
         sys.exit(
@@ -122,44 +111,33 @@ def main(arguments: Sequence[str]) -> int:
     epoch_s = build.source_date()
     os.environ["SOURCE_DATE_EPOCH"] = str(epoch_s)
     os.umask(0o022)
-    wanted = [tuple(word.split(":")) for word in options.packages.split(",") if word]
     with tempfile.TemporaryDirectory(prefix="cri-resmgr-image-") as scratch:
-        work = Path(scratch)
-        packages = list(_packages(wanted, options.release, options.quick, work))
-        for name, digest in _images(work, packages, options.mirror, epoch_s, options.dist).items():
+        for name, digest in _image(Path(scratch), options.mirror, epoch_s, options.dist).items():
             print(name, digest)
     return 0
 
 
-def _images(work: Path, packages: Sequence[Path], mirror: str, epoch_s: int, dist: Path) -> dict[str, str]:
+def _image(work: Path, mirror: str, epoch_s: int, dist: Path) -> dict[str, str]:
     created = datetime.datetime.fromtimestamp(epoch_s, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     # 1. The layers.
     debian = _debian(work, mirror)
     prepare(PYTHON, [X86_64], work / "prepared")
     _program(work)
-    _carried(work / "carried", packages)
     _compile(work)
     base = oci.pack(work / "debian", f"Debian {SUITE}: {', '.join(DEBIAN)}", epoch_s)
     program = oci.pack(work / "program", f"{NAME} {VERSION}", epoch_s)
-    carried = oci.pack(work / "carried", "packages for hosts", epoch_s)
-    # 2. The images of them.
-    tag = f"{LIBRARY}/{{}}:{VERSION}"
-    images = [
-        oci.Image(tag.format(NAME), ARCHITECTURE, CONFIG, (base, program)),
-        oci.Image(tag.format(INSTALLER), ARCHITECTURE, CONFIG, (base, program, carried)),
-    ]
+    # 2. The image of them.
+    image = oci.Image(f"{LIBRARY}/{NAME}:{VERSION}", ARCHITECTURE, CONFIG, (base, program))
     layout = dist / "image"
     shutil.rmtree(layout, ignore_errors=True)
-    digests = oci.write_layout(layout, images, created)
+    digests = oci.write_layout(layout, [image], created)
     oci.archive(layout, dist / f"{NAME}-{VERSION}-{ARCHITECTURE}.oci.tar", epoch_s)
-    # 3. What is in them.
+    # 3. What is in it.
     python = sbom.python_packages(
         work / "program/usr/lib/cri-resmgr/lib" / f"python{PYTHON}" / "site-packages"
     )
-    files = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in packages]
-    for name, carries in ((NAME, []), (INSTALLER, files)):
-        text = sbom.cyclonedx(name, VERSION, created, SUITE, debian, python, carries)
-        (dist / f"{name}-{VERSION}-{ARCHITECTURE}.cdx.json").write_text(text)
+    text = sbom.cyclonedx(NAME, VERSION, created, SUITE, debian, python)
+    (dist / f"{NAME}-{VERSION}-{ARCHITECTURE}.cdx.json").write_text(text)
     return digests
 
 
@@ -240,23 +218,6 @@ def _compile(work: Path) -> None:
     for layer, library in zip(("debian", "program"), libraries):
         for made in (whole / library.lstrip("/")).rglob("*.pyc"):
             _copy(made, work / layer / made.relative_to(whole))
-
-
-def _packages(wanted: Sequence[tuple[str, ...]], release: str, quick: bool, work: Path) -> Iterator[Path]:
-    """The files, built one after the other."""
-    for kind, python in wanted:
-        command = [sys.executable, str(HERE.parent / "build.py"), kind, f"--python={python}"]
-        command += [f"--release={release}", f"--dist={work / 'built'}", *(["--quick"] if quick else [])]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        yield Path(done.stdout.split()[-1])
-
-
-def _carried(root: Path, packages: Sequence[Path]) -> None:
-    folder = root / CARRIED
-    folder.mkdir(parents=True)
-    for package in packages:
-        shutil.copyfile(package, folder / package.name)
-        (folder / package.name).chmod(0o644)
 
 
 if __name__ == "__main__":

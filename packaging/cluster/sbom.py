@@ -43,9 +43,8 @@ def cyclonedx(
     suite: str,
     debian: Sequence[DebianPackage],
     python: Sequence[tuple[str, str]],
-    files: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The document; ``files``: names and SHA-256 (hex) of packages that the image carries for hosts."""
+    """The document."""
     components: list[dict[str, Any]] = []
     for package in debian:
         qualifiers = f"arch={package.architecture}&distro={suite}&upstream={quote(package.source)}"
@@ -54,9 +53,6 @@ def cyclonedx(
     for wheel, wheel_version in python:
         purl = f"pkg:pypi/{wheel.lower().replace('_', '-')}@{wheel_version}"
         components.append(_component("library", wheel, wheel_version, purl))
-    for file, sha256 in files:
-        hashes = [{"alg": "SHA-256", "content": sha256}]
-        components.append({"type": "file", "bom-ref": f"file:{file}", "name": file, "hashes": hashes})
     subject = _component("container", name, version, f"pkg:oci/{name}@{version}")
     document = {
         "bomFormat": "CycloneDX",

@@ -1,4 +1,4 @@
-"""The balloons as the node's ledger has them: what is in which, what they own, and what is left."""
+"""The balloons in the node's ledger: their containers, their CPUs, and the idle CPUs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from policies.node import Node
 
 @dataclass(frozen=True)
 class FoundBalloons:
-    """What was found in the books.
+    """The balloons found in the books.
 
     ``balloons``: by name; their CPUs are disjoint, and may be theirs. ``foreign``: CPUs that others own. ``idle``:
-    those that balloons may take; of them ``kept_idle`` must stay, for containers that are in no balloon.
+    CPUs that balloons may take; of them ``kept_idle`` must stay, for containers that are in no balloon.
     """
 
     balloons: Mapping[str, Balloon]
@@ -27,7 +27,7 @@ class FoundBalloons:
 
     @property
     def spare(self) -> frozenset[int]:
-        """The idle CPUs without those that must stay idle."""
+        """The idle CPUs that need not stay idle."""
         return self.idle - set(sorted(self.idle)[len(self.idle) - self.kept_idle :])
 
     def without(self, cpus: frozenset[int]) -> FoundBalloons:
@@ -105,8 +105,8 @@ def _requested(group: Group) -> tuple[int, frozenset[str]]:
     requests: dict[object, list[int]] = {}
     for key in twins:
         member = group.members[key]
-        who = member.container and (member.pod_uid, member.container.name, member.container.attempt)
-        requests.setdefault(who, []).append(member.milli_request)
+        identity = member.container and (member.pod_uid, member.container.name, member.container.attempt)
+        requests.setdefault(identity, []).append(member.milli_request)
     more = sum(sum(theirs) - max(theirs) for theirs in requests.values())
     return group.milli - more, frozenset(twins)
 

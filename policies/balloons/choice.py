@@ -1,4 +1,4 @@
-"""Which balloon a container goes into: its type, and of the balloons of that type the one it joins.
+"""The balloon of a container: its type, and the balloon of that type that it joins.
 
 The order is that of nri-plugins: with those of its group, its pod or its namespace, where the type says so; into
 a balloon that has room; into one that can grow; into a new one; and where nothing has room, where least is missing.
@@ -66,7 +66,7 @@ class TypeChooser:
 
 
 def group_of(kind: BalloonType, container: Container) -> str:
-    """What ``GroupBy`` comes to for a container: ``${KEY}`` is what it has under KEY, or nothing."""
+    """The value of ``GroupBy`` for a container: ``${KEY}`` is its value under KEY, or nothing."""
     return "".join(part if get is None else get(container) or "" for part, get in _template(kind.group_by))
 
 
@@ -99,10 +99,10 @@ def choose(
 ) -> Optional[Balloon]:
     """The balloon a container joins; None if no balloon has a CPU it may use, nor can get one.
 
-    ``balloons``: those that it may join, the ones set aside included; ``fresh``: one more, if that may be made.
+    ``balloons``: those it may join, the ones set aside included; ``fresh``: one more, if that may be made.
     """
     new = [] if fresh is None else [fresh]
-    # 1. Those that GroupBy puts together share one balloon, even if it is too small for them.
+    # 1. Containers that GroupBy puts together share one balloon, even if it is too small for them.
     if kind.group_by:
         group = group_of(kind, ask.container)
         kin = [b for b in balloons if _has(b, lambda other: group_of(kind, other) == group)]
@@ -162,7 +162,7 @@ def _crowd(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> bool:
 
 
 def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
-    """The one with most room, of those that need not grow."""
+    """The balloon with most room that need not grow."""
     found = [b for b in balloons if b.cpus and _free_milli(b) >= ask.milli]
     return min(found, key=lambda b: (_crowd(kind, b, ask), -_free_milli(b), b.number), default=None)
 

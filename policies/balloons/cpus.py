@@ -1,9 +1,9 @@
-"""Which CPUs balloons have.
+"""The CPUs of balloons.
 
 A balloon begins inside one L3 if it fits there, by best fit, so that whole CCXs stay whole; it grows inside the
 L3s it has, then inside its NUMA node, then its socket. CPUs that others have a better claim to are taken last:
 those set aside for balloons that are to be there from the start, isolated ones, those near other types' devices.
-Nothing here remembers anything: what is set aside follows from the machine and the configuration.
+Nothing here remembers anything: the CPUs set aside follow from the machine and the configuration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What containers get for being in a balloon: its CPUs, and those around it that are in no balloon."""
+"""The place of containers in a balloon: its CPUs, and the CPUs around it that are in no balloon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BalloonPlaces:
         container: Optional[Container],
         inside: Optional[frozenset[int]],
     ) -> Placement:
-        """What a container of a balloon gets; ``inside``: the CPUs its caller lets it use, None = all."""
+        """The placement of a container in a balloon; ``inside``: the CPUs its caller lets it use, None = all."""
         hides = _hides(balloon.kind, container)
         home = self._cpus.home(node, balloon.kind, own)
         visible = self.visible(balloon.kind, own, container, inside)
@@ -60,7 +60,7 @@ class BalloonPlaces:
     def of_members(
         self, node: Node, balloon: Balloon, own: frozenset[int], free: frozenset[int]
     ) -> dict[str, Placement]:
-        """The placements of a balloon's containers that differ from what they have.
+        """The placements of a balloon's containers that differ from the present ones.
 
         Where what the balloon owns is all that differs, it is said once, under the balloon's own key (``groups.key_of``).
         """
@@ -75,7 +75,7 @@ class BalloonPlaces:
         # One that is being resized is told with the answer.
         stay = {key for key in balloon.twice if group.owned(key) <= own}
         for keys in group.kinds.values():
-            # 1. What containers whose places are alike get: it is made once.
+            # 1. The placement of containers with like places is made once.
             one = group.members[next(iter(keys))]
             was = one.placement
             if was is None:
@@ -84,7 +84,7 @@ class BalloonPlaces:
             if has_own and is_even and not group.apart:
                 continue
             now = self.of_container(node, balloon, own, free, one.container, one.inside)
-            # Memory nodes are only added: what is there stays where it is.
+            # Memory nodes are only added: memory stays where it is.
             now = replace(now, mems=was.mems and was.mems | near)
             # 2. The same as they have, but that they own something else: that is said of all.
             shows_nothing = bool(group.own) and len(group) > 1 and _shown(now) == _shown(was)
@@ -103,7 +103,7 @@ class BalloonPlaces:
         return changed
 
     def why(self, balloon: Balloon, own: frozenset[int], milli: int) -> str:
-        """The place in words; ``milli``: what is requested there now."""
+        """The place in words; ``milli``: the requests there now, in milli-CPUs."""
         joined = "joins" if balloon.group else "is in"
         around = [domain for domain in reversed(self.topology.domains) if own <= domain.cpus]
         where = around[0].name if around else "the machine"
@@ -116,7 +116,7 @@ class BalloonPlaces:
 
 
 def _shown(place: Placement) -> tuple[object, ...]:
-    """What of a place is a container's own: without what its balloon owns."""
+    """The container's own part of a place: without its balloon's CPUs."""
     return place.cpus, place.home, place.mems, place.hidden, place.one_thread
 
 

@@ -42,21 +42,19 @@ from policies.model import (
     PlacementRefused,
 )
 from policies.node import Node
+from policies.policy import Policy
 from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
 
 
-class Balloons:
+class Balloons(Policy):
     """The balloons policy for one machine."""
 
     name = "balloons"
     owns_exclusively = True
-    keeps_isolated_apart = False
-    moves_others = False
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
-        self.topology = topology
-        self.settings = settings
+        super().__init__(topology, settings)
         types = all_types(settings.balloons)
         self._types = {kind.name: kind for kind in types}
         self._order = {kind.name: (kind.allocator_priority, rank) for rank, kind in enumerate(types)}
@@ -116,27 +114,21 @@ class Balloons:
             return replace(joined, fits=False)
         return self._decided(node, found, balloon, own, container, fence, note)
 
-    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
-        return ()
-
     def why_not_sized(self, node: Node, container: Container) -> str:
         return "its balloon is sized by the policy balloons"
-
-    def fits_by_room(self, node: Node, container: Container) -> bool:
-        return False
 
     def tidy(self, node: Node) -> Mapping[str, Placement]:
         """The placements of containers whose balloon should have other CPUs now."""
         found = self._books.read(node)
         owns = {name: balloon.cpus for name, balloon in found.balloons.items()}
         idle = found.idle
-        # 1. Those that are too large give CPUs back.
+        # 1. Balloons that are too large give CPUs back.
         for name, balloon in found.balloons.items():
             if self._is_too_large(balloon):
                 wanted = balloon.kind.size_for(balloon.milli)
                 owns[name] = self._cpus.shrunk(balloon.kind, balloon.cpus, wanted, must_stay(balloon))
                 idle |= balloon.cpus - owns[name]
-        # 2. Those that are too small take what is idle, the most important first.
+        # 2. Balloons that are too small take idle CPUs, the most important first.
         for name, balloon in sorted(found.balloons.items(), key=lambda item: self._rank(item[1])):
             wanted = balloon.kind.size_for(balloon.milli)
             if len(owns[name]) < wanted and len(idle) > found.kept_idle:
@@ -181,7 +173,7 @@ class Balloons:
     ) -> Optional[Balloon]:
         of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
         used = {b.number for b in of_kind}
-        # 1. Those that are to be there from the start are there, with nothing in them. None takes the last CPU
+        # 1. Balloons wanted from the start are there, with nothing in them. None takes the last CPU
         #    from containers that are in no balloon.
         aside = self._cpus.set_aside(node)
         for number in range(kind.min_balloons):
@@ -319,6 +311,9 @@ class Balloons:
         return replace(
             decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
         )
+
+    def ignored(self, container: Container) -> tuple[str, ...]:
+        return container.preferences.notes
 
     def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""

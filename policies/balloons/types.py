@@ -1,4 +1,4 @@
-"""What a configuration says about balloons: pools of CPUs that grow and shrink with the containers in them.
+"""The types of balloons in a configuration: pools of CPUs that grow and shrink with the containers in them.
 
 Names and meanings are those of nri-plugins' and Intel's balloons policies.
 """
@@ -59,7 +59,7 @@ class BalloonSettings:
 
 
 #: The two types as they are where the configuration does not name them. Containers that none matches are not
-#: squeezed into what they request: they also run on the CPUs around that are in no balloon. Not on those of the
+#: squeezed into their request: they also run on the CPUs around that are in no balloon. Not on those of the
 #: whole machine: every change anywhere would be one for each of them.
 BUILT_IN = {
     RESERVED: BalloonType(RESERVED, allocator_priority=3, max_balloons=1),
@@ -71,7 +71,7 @@ BUILT_IN = {
 class Balloon:
     """One balloon as the books have it. ``cpus``: those it owns, or that are set aside for it while it is empty.
 
-    ``group``: its containers in the books, None = it is empty; ``milli``: what they request; ``twice``: the keys of those
+    ``group``: its containers in the books, None = it is empty; ``milli``: their requests; ``twice``: the keys of those
     that are there twice, since they are being resized.
     """
 

@@ -24,7 +24,7 @@ Cost = Callable[[frozenset[int]], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class CellChoice:
-    """Cells to take threads of: of each group of like cells a number, beside those that are held."""
+    """Cells to take threads of: of each group of like cells a number, beside the held ones."""
 
     nodes: tuple[int, ...]
     held: tuple[Cell, ...]
@@ -62,7 +62,7 @@ def choices(cells: list[Cell], want: int, distance: Distance) -> Iterator[CellCh
     # 1. The fewest nodes, those it is on already for a start.
     held_nodes = sorted({c.ground.node for c in cells if c.held})
     free_in = {node: sum(c.free for c in there) for node, there in by_node.items()}
-    # 2. Of the sets of so many nodes those that need the fewest cells.
+    # 2. The sets of so many nodes that need the fewest cells.
     sets: list[tuple[int, tuple[int, ...]]] = []
     for nodes in node_sets(free_in, want, held_nodes, distance):
         count = _fewest([c for node in nodes for c in by_node[node]], want)

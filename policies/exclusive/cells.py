@@ -1,4 +1,4 @@
-"""What one claim finds on the machine: of every L3 the cores, sorted by what owning their threads would mean.
+"""The machine as one claim finds it: of every L3 the cores, sorted by what owning their threads would mean.
 
 A *cell* is the smallest domain that most containers are placed in (an L3; the NUMA node where L3 is unknown or
 larger). Only online CPUs count: a core whose sibling is offline is a whole core of one thread.
@@ -12,7 +12,7 @@ from typing import Optional
 
 from policies.machine.topology import Topology
 
-#: What it means to take the free threads of a core: it completes a core that is owned in part; takes a whole
+#: Effects of taking the free threads of a core: it completes a core that is owned in part; takes a whole
 #: free core; adds to a core that is shared with others anyway; or comes to share a core with others.
 MENDS, WHOLE, LOOSE, HALF = range(4)
 
@@ -100,7 +100,7 @@ def _clusters(topology: Topology, cpus: frozenset[int]) -> tuple[frozenset[int],
     return () if None in found or len(found) == 1 else tuple(map(frozenset, found.values()))
 
 
-#: What was seen of cells the last time: by cell and ``smt``, with the CPUs that were free.
+#: The last look at cells: by cell and ``smt``, with the CPUs that were free.
 Seen = dict[tuple[int, str], tuple[frozenset[int], Optional[Cell]]]
 
 

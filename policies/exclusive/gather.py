@@ -68,7 +68,7 @@ def _from_fewest(
     chosen: list[Threads] = []
 
     def part(option: tuple[bool, bool, list[Threads]]) -> tuple[Any, ...]:
-        """Of clusters that hold what is missing the better one."""
+        """The better one of clusters that hold the missing CPUs."""
         _, is_whole, here = option
         left = len(here) - (count - len(chosen))
         price = cost(frozenset().union(*here)) if cost is not None else ()

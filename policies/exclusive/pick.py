@@ -1,9 +1,9 @@
-"""Which CPUs a container that owns its CPUs gets: whole cores, whole L3s, best fit.
+"""The exclusive CPUs of a container: whole cores, whole L3s, best fit.
 
 Of all ways to take the CPUs of a claim the first by this tuple wins: (NUMA nodes; cores of which it has a part;
-L3s; distance between the nodes; of these cores those that another container has the rest of; a wholly free L3 used in
+L3s; distance between the nodes; of these the cores that another container has the rest of; a wholly free L3 used in
 part; free CPUs left in the L3s used; cost; free CPUs left in the nodes used; clusters of cores
-(policies/exclusive/gather.py); lowest ids). What it keeps counts as used already. Cores in part come before L3s because
+(policies/exclusive/gather.py); lowest ids). Kept CPUs count as used already. Cores in part come before L3s because
 kubelet never splits a core that it need not; where one L3 is demanded they come after. An odd thread parts a whole free
 core elsewhere rather than joining another container on its core, but neither another L3 nor a farther node is used for
 that.
@@ -97,7 +97,7 @@ class Picker:
         if claim.count < 1:
             return None
         if claim.count < len(claim.keep):
-            # It gives back: what stays is picked from what it has.
+            # It gives back: the CPUs that stay are picked from its own.
             free, claim = claim.keep, replace(claim, keep=NO_CPUS)
         owned = self._owned(free, claim)
         if owned is None and claim.smt == "spread":
@@ -115,7 +115,7 @@ class Picker:
     # ------------------------------------------------------------------ which CPUs
 
     def _owned(self, free: frozenset[int], claim: Claim) -> Optional[list[int]]:
-        """What is owned, but for CPUs that only complete an L3; what it keeps comes first."""
+        """The exclusive CPUs, but for CPUs that only complete an L3; the kept ones come first."""
         if claim.l3 == "spread":
             wide = self._spread_out(free, claim)
             if wide is not None:
@@ -212,7 +212,7 @@ class Picker:
                 cpus = cpus.union(*(core.threads for core in ground.cores))
         return cpus, cpus - running
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ kinds
 
     def _grounds_under(self, cpus: Iterable[int]) -> list[Ground]:
         return [self.grounds[i] for i in sorted({self._ground_of[cpu].index for cpu in cpus})]
@@ -243,7 +243,7 @@ class Picker:
         if all(g.has_l3 for g in grounds):
             where = f"{'one L3' if l3s == 1 else f'{l3s} L3s'} of {where}"
         idle = f", {len(hidden)} of them idle" if hidden else ""
-        return f"{len(cpus)} {'CPU' if len(cpus) == 1 else 'CPUs'} of its own in {where}{idle}"
+        return f"{len(cpus)} exclusive {'CPU' if len(cpus) == 1 else 'CPUs'} in {where}{idle}"
 
 
 _PICKERS: WeakKeyDictionary[Topology, Picker] = WeakKeyDictionary()

@@ -76,14 +76,16 @@ class Owning:
             found = self._pick(node, container, ordinary, claim, affinity, near)
         if found is None:
             return self._not_owned(container, ask, ordinary)
+        if kept and (whole := self._in_fewer(node, container, ordinary | kept, ask, affinity, kept, found)):
+            found, kept, grown = whole, NO_CPUS, ()
         if ask.is_mixed and not node.shared - found.cpus:
-            return f"{ask.full} CPUs of its own would leave no shared CPU"
+            return f"{ask.full} exclusive CPUs would leave no shared CPU"
         self._check_hints(container, found)
-        # 3. What it shares, and what is sent.
+        # 3. The shared CPUs, and the cpuset that is sent.
         home, level = self._home(node, container, ask, found, fence)
         shared = (home & node.shared) - found.cpus
         if not node.usable - node.exclusive - found.cpus - node.isolated:
-            return f"{ask.full} CPUs of its own would leave none for others"
+            return f"{ask.full} exclusive CPUs would leave none for others"
         cpus = (found.cpus - found.hidden) | shared
         lift = (container.preferences.cfs_quota or self.settings.cfs_quota) == "lift"
         place = Placement(
@@ -139,12 +141,35 @@ class Owning:
         affinity: Optional[Affinity],
         near: Optional[frozenset[int]],
     ) -> Optional[Pick]:
-        """The pick that leaves containers that can go nowhere else what they need, if there is one; else any."""
+        """The pick that leaves enough CPUs to containers that can go nowhere else, if there is one; else any."""
 
         def take(pool: frozenset[int]) -> Optional[Pick]:
             return self._nearest(node, container, pool, claim, affinity, near)
 
         return take_sparing(node, free, claim.keep, take, lambda found: found.cpus)
+
+    def _in_fewer(
+        self,
+        node: Node,
+        container: Container,
+        free: frozenset[int],
+        ask: CpuDemand,
+        affinity: Optional[Affinity],
+        kept: frozenset[int],
+        found: Pick,
+    ) -> Optional[Pick]:
+        """Where a container that has grown out of its L3 fits as a whole: in its NUMA nodes if it can be; None if nowhere
+        better than ``found``, where it keeps its CPUs."""
+        if found.cpus <= kept or RANKS[found.level] <= RANKS["ccx"]:
+            return None
+        claim = self._claim(node, container, ask, affinity, NO_CPUS)
+        nodes = self.topology.nodes_of(kept)
+        here = NO_CPUS.union(*[leaf.cpus for leaf in self.topology.leaves if leaf.nodes <= nodes])
+        for pool in (free & here, free):
+            anew = self._pick(node, container, pool, claim, affinity, None)
+            if anew is not None and RANKS[anew.level] < RANKS[found.level]:
+                return anew
+        return None
 
     def _nearest(
         self,
@@ -183,7 +208,7 @@ class Owning:
             raise PlacementRefused(
                 f"{container.path} wants {ask.full} CPUs in one {word}{alone}; the largest free {word} has {largest}"
             )
-        return f"{ask.full} CPUs of its own are wanted, {len(free)} are free: it shares"
+        return f"{ask.full} exclusive CPUs are wanted, {len(free)} are free: it shares"
 
     def _check_hints(self, container: Container, found: Pick) -> None:
         hinted = hinted_nodes(container, self.settings)
@@ -261,7 +286,7 @@ def _kept(
 
 
 def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset[int]], tuple[int, ...]]:
-    """What taking some CPUs does to the shared containers of their leaves, in milli-CPUs.
+    """The effect of taking some CPUs on the shared containers of their leaves, in milli-CPUs.
 
     How far these would be overcommitted; for a mixed container that is to be ``packed`` how many CPUs are left there;
     on how many siblings of others' own CPUs its shared part would run; what the others lose of the CPUs up to their

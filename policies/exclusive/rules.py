@@ -1,4 +1,4 @@
-"""What gets CPUs of its own: the table of the topology-aware policies of Intel's cri-resource-manager and nri-plugins.
+"""Rules for exclusive CPUs: the table of the topology-aware policies of Intel's cri-resource-manager and nri-plugins.
 
     reserved namespace, or asked for          the reserved CPUs
     Burstable, BestEffort, Guaranteed < 1     shared
@@ -9,6 +9,9 @@
 
 Where CPUs are shared by default (the preset ``hygon``) only containers that ask for it own any; a container of
 any class that asks owns the whole part of its request.
+
+Of a pod with resources of its own the containers without a request share what the others leave of the pod's: where
+that is whole CPUs and a container with that request would own them, they own them together.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from policies.settings import PlacementSettings
 
 @dataclass(frozen=True)
 class CpuDemand:
-    """What a container is to get: ``full`` CPUs of its own, ``milli_shared`` of shared ones; or reserved CPUs.
+    """The claim of a container: ``full`` CPUs of its own, ``milli_shared`` of shared ones; or reserved CPUs.
 
     ``isolated``: avoid, prefer or require isolated CPUs for those of its own.
     """
@@ -40,14 +43,16 @@ class CpuDemand:
 
 def ask_of(container: Container, settings: PlacementSettings, has_reserved: bool = True) -> CpuDemand:
     """The row of the table for a container. Without reserved CPUs reserved namespaces are like others."""
-    preferences, request = container.preferences, container.resources.milli_request
+    preferences, request, pods = container.preferences, container.resources.milli_request, container.pod_share
     shared = CpuDemand(milli_shared=request)
     # 1. Reserved, by annotation or by namespace.
     in_namespace = any(fnmatchcase(container.pod.namespace, name) for name in settings.reserved_namespaces)
     if preferences.reserved or (has_reserved and in_namespace and preferences.reserved is None):
         return CpuDemand(milli_shared=request, is_reserved=True)
-    # 2. By its own words.
-    full, fraction = divmod(request, 1000)
+    # 2. By its own words. Containers without a request of their own have the pod's together, if that is known for sure.
+    full, fraction = divmod(request if pods is None else pods.milli_pod, 1000)
+    if pods is not None and (container.resources.milli_limit is None or fraction):
+        return shared
     asks = "exclusive" in (preferences.ownership, preferences.l3) or preferences.isolated == "require"
     if preferences.ownership == "shared" or not full:
         return shared

@@ -2,7 +2,7 @@
 
 A container behind its caller's cpuset, and one that was adopted with the cpuset it had, can be shrunk, but needs one
 CPU there. One that is not ours to move (opted out, released, foreign, untouched) goes on running on all of a cpuset
-of its own, whatever is taken out of it. What is taken for another container alone avoids both while it can.
+of its own, whatever is taken out of it. CPUs taken for another container alone avoid both while they can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ONE_LESS = 8
 
 @dataclass(frozen=True)
 class BoundNeed:
-    """Containers that can only be on some CPUs, their ``bounds``, and those that no owner has taken, ``cpus``.
+    """Containers that can only be on some CPUs, their ``bounds``, and the CPUs of them that no owner has taken, ``cpus``.
 
     ``is_fixed``: they run on all of their bounds, and leave none.
     """
@@ -33,7 +33,7 @@ class BoundNeed:
 
 
 def needs_of(node: Node) -> list[BoundNeed]:
-    """The needs of all containers in the books that have less than the machine, and something of that left."""
+    """The needs of containers in the books that are bound to less than the machine and have CPUs of it left."""
     needs = []
     for bounds, is_fixed in node.bounds:
         cpus = (bounds & node.usable) - node.exclusive if is_fixed else bounds & node.shared
@@ -49,9 +49,9 @@ def take_sparing(
     take: Callable[[frozenset[int]], Optional[_Found]],
     cpus_of: Callable[[_Found], frozenset[int]],
 ) -> Optional[_Found]:
-    """``take(free)``, of as much of ``free`` as leaves containers what they need; of all of it where there is no other way.
+    """``take(free)``, of as much of ``free`` as leaves containers their need; of all of it where there is no other way.
 
-    ``take``: takes of the CPUs it is given and of ``keep``; None if these are too few. ``cpus_of``: what it took.
+    ``take``: takes of the CPUs it is given and of ``keep``; None if these are too few. ``cpus_of``: the CPUs taken.
     """
     needs = [need for need in needs_of(node) if not free.isdisjoint(need.cpus)]
     fixed = (free - keep).intersection(frozenset().union(*[need.cpus for need in needs if need.is_fixed]))
@@ -89,7 +89,7 @@ def _fewer(spared: list[int]) -> Iterator[list[int]]:
 
 
 def _emptied(needs: Iterable[BoundNeed], cpus: frozenset[int], keep: frozenset[int]) -> list[frozenset[int]]:
-    """What is taken whole, without what was taken before."""
+    """The CPUs taken whole, without the ones taken before."""
     return [need.cpus - keep for need in needs if need.cpus <= cpus and not need.cpus <= keep]
 
 

@@ -1,7 +1,7 @@
 """The machine as a tree of domains: machine > socket > die > NUMA node > L3 (CCX) > cluster > core > CPU.
 
 Keeps the rule of the design that L3 groups are *sets of CPUs*: nothing here divides totals, trusts cache
-ids or assumes that two CCXs are of one size. What is not known is absent: a virtual machine without cache
+ids or assumes that two CCXs are of one size. An unknown level is absent: a virtual machine without cache
 information has no ``l3`` domains, and the smallest domain of its ladder is the NUMA node.
 
 Words: a *domain* is one box of the tree; domains that hold the same CPUs are one box with several *levels*
@@ -50,7 +50,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class TopologyData:
-    """What was read of a machine, before it is made a tree; the JSON of ``cri-resmgr topology --json``.
+    """A machine as it was read, before it is made a tree; the JSON of ``cri-resmgr topology --json``.
 
     ``distance[i][j]`` goes by the rank of the node ids (None: defaults). ``memory`` is bytes by node; a node
     not named there has unlimited memory unless ``has_memory`` leaves it out. ``hugepages``: the pages in the hugetlb
@@ -90,7 +90,7 @@ class Domain:
 
     @property
     def name(self) -> str:
-        """What the domain is called in sentences: ``L3 3``, ``NUMA node 0``, ``socket 1``."""
+        """The domain's name in sentences: ``L3 3``, ``NUMA node 0``, ``socket 1``."""
         telling = [level for level in self.levels if level not in ("die", "cluster")]
         return self.name_at(telling[-1] if telling else self.levels[-1])
 
@@ -182,7 +182,7 @@ class Topology:
         return self.data.memory.get(node)
 
     def hugepage_bytes(self, node: int) -> int:
-        """What the hugetlb pools of a NUMA node hold: a part of its MemTotal that is memory for nothing else."""
+        """The hugetlb pools of a NUMA node: a part of its MemTotal that is memory for nothing else."""
         return sum(size * count for size, count in self.data.hugepages.get(node, {}).items())
 
     def nodes_with_pages(self, sizes: Iterable[int]) -> frozenset[int]:

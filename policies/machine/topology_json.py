@@ -11,7 +11,7 @@ from policies.machine.topology import BadTopology, Cpu, TopologyData
 def read_topology(document: Any) -> TopologyData:
     """Read the JSON form of a machine. Only ``cpus`` is needed.
 
-    :raises BadTopology: names the place and what was expected.
+    :raises BadTopology: names the place and the expected value.
     """
     if not isinstance(document, dict) or not isinstance(document.get("cpus"), list):
         raise BadTopology('a topology is a JSON object with a list "cpus"')

@@ -7,13 +7,13 @@ from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.affinity.build_problem import PlanningSnapshot, plan_of
-from cri_proxy.affinity.pending_moves import pending_moves
+from cri_proxy.affinity.moves import pending_moves, plan_of
+from cri_proxy.affinity.problem import PlanningSnapshot
 from cri_proxy.affinity.report import would_move_text
 from cri_proxy.engine.engine import Engine
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import BlockedMove, Proposal
-from tests.affinity.test_build_problem import CCX, TALK, apart, ask, both_ways, moved_to, put
+from tests.affinity.test_problem import CCX, TALK, apart, ask, both_ways, moved_to, put
 from tests.machines import HYGON_7285_2S
 from tests.scenes import engine_on
 
@@ -95,10 +95,10 @@ def test_moves_that_do_not_pay_are_told_with_what_they_would_save(
 
 def test_a_blocked_move_names_what_is_in_its_way(apart: Engine) -> None:
     question = ask(apart, TALK)
-    blocked = BlockedMove("a", 0, 3, ("b",), "containers with CPUs of their own never overlap")
+    blocked = BlockedMove("a", 0, 3, ("b",), "containers with exclusive CPUs never overlap")
     assert told(apart, question, "a", replace(NO_PLAN, blocked=(blocked,))) == (
         "would move to L3 3 beside default/pod-of-b/b, which saves 21.7 mCPU; waits for room: the place of "
-        "default/pod-of-b/b, and containers with CPUs of their own never overlap"
+        "default/pod-of-b/b, and containers with exclusive CPUs never overlap"
     )
 
 

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from cri_proxy.affinity.build_problem import AffinitySettings, plan_of, snapshot_of
-from cri_proxy.affinity.moves import in_exchanges
+from cri_proxy.affinity.moves import in_exchanges, plan_of
+from cri_proxy.affinity.problem import snapshot_of
+from cri_proxy.affinity.settings import AffinitySettings
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.pull.observed import owner_of_container
@@ -32,16 +33,16 @@ class Talking(Node_):
                     table.setdefault(ends[1], {})[ends[0]] = weight
         self.engine.set_traffic(Traffic(1, edges, owners))
 
-    @rule(most=st.sampled_from([1, 2, 100]), exclusive=st.booleans(), taken_back=st.booleans())
-    def rebalance(self, most: int, exclusive: bool, taken_back: bool) -> None:
-        options = AffinitySettings(minimum_age_s=0.0, cooldown_s=0.0, move_exclusive=exclusive)
+    @rule(most=st.sampled_from([1, 2, 100]), taken_back=st.booleans())
+    def rebalance(self, most: int, taken_back: bool) -> None:
+        options = AffinitySettings(minimum_age_s=0.0, cooldown_s=0.0)
         question = snapshot_of(self.engine, options, self.now_s)
         chosen = plan_of(self.engine, question, plan(question.problem), most, self.now_s)
         owned = {key: grant.exclusive for key, grant in self.engine.grants.items()}
         self._send(self.engine.apply(chosen))
         for together in in_exchanges(chosen.moves):
             for move in together:
-                assert exclusive or self.engine.grants[move.id].exclusive == owned[move.id]
+                assert self.engine.grants[move.id].exclusive == owned[move.id]
             if taken_back:
                 self._send(self.engine.take_back(together, "tried"))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cri_proxy.affinity.rate_limit import Bucket, MoveRateLimit
+from cri_proxy.affinity.io.rebalancer import Bucket, MoveRateLimit
 from cri_proxy.affinity.settings import GIB, AffinitySettings
 
 

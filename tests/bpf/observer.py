@@ -41,18 +41,18 @@ def serving_observer(folder: Path) -> Iterator[ObserverProcess]:
 
 
 class ObserverProcess:
-    """``python -m bpf`` in ``folder``. Options that are not given are a quick replay of ``TALK``."""
+    """``python -m bpf`` in ``folder``. Without a provider in the options it plays ``TALK`` quickly, or ``recording``."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.socket = folder / "affinity.sock"
         self.state_file = folder / "graph.json"
         self.errors = folder / "observer.log"
-        recording = folder / "replay.jsonl"
+        self.recording = recording = folder / "replay.jsonl"
         self.options = {
             "socket": str(self.socket),
             "state_file": str(self.state_file),
-            "provider": "replay",
-            "replay": str(recording),
+            "watch": str(folder / "cluster-policy.json"),
+            "provider": "declared",
             "interval_s": 0.1,
             "half_life_s": 0.5,
             **options,
@@ -63,7 +63,9 @@ class ObserverProcess:
 
     def start(self, argument: str = "", *prefix: str) -> None:
         """Start it; it may not be serving yet. ``prefix``: words of a command that executes it."""
-        command = [*prefix, sys.executable, "-m", "bpf", "--options", argument or json.dumps(self.options)]
+        replays = self.options["provider"] == "declared"
+        program = ["tests.replay", str(self.recording)] if replays else ["bpf"]
+        command = [*prefix, sys.executable, "-m", *program, "--options", argument or json.dumps(self.options)]
         with self.errors.open("ab") as errors:
             self._process = subprocess.Popen(command, stderr=errors)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import secrets
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
 from bpf.service.options import SYSTEM_PYTHON
 from bpf.sources.ebpf import EbpfProvider
-from bpf.sources.samples import Flow
+from bpf.sources.samples import Flow, Sample
 from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
 
 #: Defined in every talker: servers run in threads, callers return when all is answered and closed.
@@ -269,6 +269,33 @@ class Stage:
         if masquerade:
             self.host.rewrite(f"POSTROUTING -d {server} -p {protocol} --dport 8080 -j MASQUERADE --random")
         return virtual
+
+
+class StandingProvider:
+    """One provider that many tests look at one after the other, as an observer sees one pair after the other.
+
+    It compiles and loads once. A test calls ``follow`` and has samples of what is sent from then on.
+    """
+
+    def __init__(self) -> None:
+        self._stage: Optional[Stage] = None
+        self._now_s = 0.0
+        self._provider = EbpfProvider(self._resolve)
+        self.close = self._provider.close
+
+    def _resolve(self, cgroup_id: int) -> str:
+        return self._stage.resolve(cgroup_id) if self._stage else ""
+
+    def follow(self, stage: Stage) -> StandingProvider:
+        """What was before is told to none: two samples, for what the first one could not resolve."""
+        self._stage = stage
+        for _ in range(2):
+            self.sample()
+        return self
+
+    def sample(self) -> Sample:
+        self._now_s += 10.0
+        return self._provider.sample(self._now_s)
 
 
 def between(flows: tuple[Flow, ...], kind: str, a: str = "client", b: str = "server") -> tuple[int, int]:

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from cri_proxy.cli.main import cli
-from cri_proxy.cli.nri import _descriptor, _overrides, nri
+from cri_proxy.cli.nri import _descriptor, _overrides, nri, nri_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "packaging" / "files" / "10-cri-resmgr"
@@ -27,14 +27,14 @@ FLAGS: dict[str, Optional[str]] = {"name": None, "index": None, "socket": None}
         (
             {},
             {"NRI_PLUGIN_NAME": "cri-resmgr", "NRI_PLUGIN_IDX": "05"},
-            {"name": "cri-resmgr", "index": "05"},
+            {"index": "05"},
         ),
         ({"index": "42"}, {"NRI_PLUGIN_IDX": "05"}, {"index": "42"}),
         ({"socket": "/a.sock"}, {}, {"socket": "/a.sock"}),
     ],
     ids=["nothing", "launched", "the command line counts", "another socket"],
 )
-def test_name_and_index_are_the_command_lines_else_the_runtimes(
+def test_the_index_is_the_command_lines_else_the_runtimes(
     flags: dict[str, str], environment: Mapping[str, str], expected: dict[str, str]
 ) -> None:
     with click.Context(nri):
@@ -85,3 +85,53 @@ def test_what_a_runtime_launches_needs_no_path() -> None:
     assert words[0] == ["/usr/bin/cri-resmgr", "nri", "run", "&"]
     assert {each[0] for each in words[1:]} <= {"plugin=$!", "exec", "trap", "wait"}  # the shell's own
     assert SCRIPT.stat().st_mode & 0o111 == 0o111
+
+
+FOO: dict[str, Any] = {
+    "name": "foo",
+    "index": "10",
+    "origin": "external",
+    "state": "connected",
+    "pid": 77,
+    "events": ["CreateContainer", "StopContainer"],
+    "by_state_change": ["RunPodSandbox"],
+    "calls": 12,
+    "failures": {"error": 1, "timeout": 2},
+    "mean_ms": 1.26,
+    "most_ms": 20.0,
+    "last_error": "CreateContainer: no",
+}
+GONE = {"name": "bar", "index": "20", "origin": "launched", "state": "ended", "last_error": "it ended"}
+MISSING = {"name": "baz", "index": "", "origin": "required", "state": "missing"}
+
+
+def test_plugins_are_a_table_with_what_went_wrong_below() -> None:
+    document = {
+        "host": "on",
+        "why": "the runtime has no NRI",
+        "socket": "/run/nri.sock",
+        "plugins": [FOO, GONE, MISSING],
+        "problems": ["/opt/nri/plugins/x is not launched: it is not executable"],
+    }
+    assert nri_text(document).split("\n") == [
+        "host: on (the runtime has no NRI)",
+        "socket: /run/nri.sock",
+        "PLUGIN  STATE      ORIGIN    PID  CALLS  FAILED  MEAN    MOST     EVENTS",
+        "10-foo  connected  external  77   12     3       1.3 ms  20.0 ms  CreateContainer,StopContainer",
+        "20-bar  ended      launched",
+        "baz     missing    required",
+        "10-foo: last error: CreateContainer: no",
+        "10-foo: takes as StateChange: RunPodSandbox",
+        "20-bar: last error: it ended",
+        "/opt/nri/plugins/x is not launched: it is not executable",
+    ]
+
+
+def test_a_plugin_with_all_events_has_them_in_a_word_and_none_is_said() -> None:
+    every = {**FOO, "events": [str(number) for number in range(14)], "last_error": "", "by_state_change": []}
+    assert nri_text({"host": "on", "plugins": [every]}).endswith("20.0 ms  all")
+    assert nri_text({"host": "off", "plugins": []}) == "host: off\nno plugins"
+
+
+def test_a_plugin_of_the_runtimes_says_how_it_is_connected() -> None:
+    assert nri_text({"plugin": "10-cri-resmgr", "connected": True}) == "plugin: 10-cri-resmgr\nconnected: yes"

@@ -18,24 +18,23 @@ from bpf.service.options import Options, parse_options
 from cri_proxy.cli.observer import observer, observer_options
 from cri_proxy.config.cluster_policy import read_policy
 from cri_proxy.config.config import SettingsSource, read_config
+from cri_proxy.config.constants import VARIABLE
 from cri_proxy.config.io.cluster_policy_file import StoredPolicy, write_kept
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
-from tests.bpf.observer import ObserverProcess, watch, write_recording
+from tests.bpf.observer import ObserverProcess
 
 
 def test_the_defaults_of_both_are_the_same() -> None:
     document = observer_options(read_config([]).config)
-    document["runtime_sockets"] = []
+    document["runtime_sockets"], document["watch"] = [], ""
     assert parse_options(json.dumps(document), "here") == Options()
 
 
 #: A value that is not the default.
 OTHER = {
-    "affinity.listen": "127.0.0.1:7001", "affinity.provider": "declared", "affinity.replay": "/x.jsonl",
+    "affinity.listen": "127.0.0.1:7001", "affinity.provider": "declared",
     "affinity.tls_certificate": "/x.pem", "affinity.tls_key": "/x.pem", "affinity.tls_client_ca": "/x.pem",
-    "affinity.interval": "7s", "affinity.half_life": "7s", "affinity.message_lines": "7",
-    "affinity.least_weight": "7", "affinity.least_share": "0.7", "affinity.most_weight": "7", "affinity.within": "owner",
-    "affinity.remote_networks": "[10.244.0.0/16]", "affinity.openers": "7",
+    "affinity.within": "owner", "affinity.remote_networks": "[10.244.0.0/16]",
 }  # fmt: skip
 
 
@@ -67,37 +66,34 @@ def test_a_configuration_that_is_wrong_is_a_sentence(folder: Path) -> None:
     assert "Traceback" not in shown.output
 
 
-SLOWER = {"name": "slower", "generation": 1, "config": {"affinity": {"half_life": "3s"}}}
+WHOLE = {"name": "whole", "generation": 1, "config": {"affinity": {"within": "node"}}}
 
 
 def test_run_becomes_the_observer_and_reads_its_configuration_again(folder: Path) -> None:
     config = folder / "config.yaml"
-    settings = (
-        f"state:\n  directory: {folder}\naffinity:\n  socket: {folder}/affinity.sock\n  interval: 100ms\n"
-    )
-    config.write_text(f"{settings}  half_life: 1s\n")
-    recording = write_recording(folder / "replay.jsonl")
+    settings = f"state:\n  directory: {folder}\naffinity:\n  socket: {folder}/affinity.sock\n"
+    config.write_text(f"{settings}  within: node\n")
     code = "from cri_proxy.cli.observer import observer; observer()"
-    command = [sys.executable, "-c", code, "run", "--config", str(config), "--replay", str(recording)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", code, "run", "--config", str(config), "--provider", "declared"]
+    constants = json.dumps({"affinity_interval_s": 0.1, "affinity_half_life_s": 1})
+    environment = {**os.environ, VARIABLE: constants}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
+        assert process.stderr is not None
         client = ObserverProcess(folder)
         assert client.graph().status.half_life_s == 1.0
         assert "bpf" in Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
-        config.write_text(f"{settings}  half_life: 2s\n")
+        # What needs a restart is named, so the file has been read again.
+        config.write_text(f"{settings}  within: owner\n  remote_networks: []\n")
         os.kill(process.pid, signal.SIGHUP)
-        with client.channel() as channel:
-            deltas = watch(channel)
-            assert any(delta.status.half_life_s == 2.0 for delta in deltas)
-            deltas.cancel()
-            # A policy of the cluster needs no signal.
-            deltas = watch(channel)
-            write_kept(folder, StoredPolicy(read_policy(SLOWER)))
-            assert any(delta.status.half_life_s == 3.0 for delta in deltas)
-            deltas.cancel()
+        assert any("need a restart" in line for line in process.stderr)
+        assert "event=reloaded" in next(process.stderr)
+        # A policy of the cluster needs no signal.
+        write_kept(folder, StoredPolicy(read_policy(WHOLE)))
+        assert any("event=reloaded" in line for line in process.stderr)
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert (folder / "observer" / "graph.json").exists()

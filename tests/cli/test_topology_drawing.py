@@ -51,7 +51,7 @@ AuthenticAMD: 1 socket, 2 NUMA nodes, 4 L3 slices (CCX), 14 cores, 28 CPUs,
 Boxes: machine = socket > die = NUMA node > L3 of 3 to 4 cores
 
 ┌ socket 0 ───────────────────────────────────┐
-│ ┌ node 0, 32 GiB ───┐ ┌ node 1, 32 GiB ───┐ │
+│ ┌ NUMA 0, 32 GiB ───┐ ┌ NUMA 1, 32 GiB ───┐ │
 │ │ ┌ L3 0, 3 cores ┐ │ │ ┌ L3 2, 3 cores ┐ │ │
 │ │ │ 0-2,14-16     │ │ │ │ 7-9,21-23     │ │ │
 │ │ └───────────────┘ │ │ └───────────────┘ │ │
@@ -62,9 +62,9 @@ Boxes: machine = socket > die = NUMA node > L3 of 3 to 4 cores
 └─────────────────────────────────────────────┘
 
 NUMA distances
-to node      0   1
-node 0      10  16
-node 1      16  10
+to NUMA      0   1
+NUMA 0      10  16
+NUMA 1      16  10
 """
     )
 
@@ -75,7 +75,7 @@ def test_one_cpu_in_ascii() -> None:
 GenuineIntel: 1 socket, 1 NUMA node, 1 L3 cache, 1 core, 1 CPU, 4 GiB
 Boxes: machine = socket = die = NUMA node = L3 of 1 core
 
-+ socket 0 = node 0 = L3 0, 4 GiB +
++ socket 0 = NUMA 0 = L3 0, 4 GiB +
 | 0                               |
 +---------------------------------+
 """
@@ -90,16 +90,16 @@ def test_a_virtual_machine_with_containers_and_cpus_that_are_not_ours() -> None:
 HygonGenuine: 2 sockets, 2 NUMA nodes, L3 not known, 8 cores, 8 CPUs, 16 GiB
 Boxes: socket = die = NUMA node of 4 cores
 
-┌ socket 0 = node 0, 8 GiB ┐ ┌ socket 1 = node 1, 8 GiB ┐
+┌ socket 0 = NUMA 0, 8 GiB ┐ ┌ socket 1 = NUMA 1, 8 GiB ┐
 │ 0-3                      │ │ 4-7                      │
 │ not usable 0             │ │ db/postgres              │
 │                          │ │ web/nginx                │
 └──────────────────────────┘ └──────────────────────────┘
 
 NUMA distances
-to node      0   1
-node 0      10  20
-node 1      20  10
+to NUMA      0   1
+NUMA 0      10  20
+NUMA 1      20  10
 """
     )
 
@@ -123,7 +123,7 @@ def test_every_leaf_and_all_its_cpus_are_shown(name: str, width: int) -> None:
     topology = _topology(name)
     text = draw_topology(topology, width=width)
     for leaf in topology.leaves:
-        assert leaf.name.replace("NUMA node", "node") in text
+        assert leaf.name.replace("NUMA node", "NUMA") in text
         for part in format_cpus(leaf.cpus).split(","):
             assert re.search(rf"(?<![\d-]){part}(?![\d-])", text)
 
@@ -154,7 +154,7 @@ def test_a_thousand_cpus_get_one_line_for_each_l3() -> None:
     leaves = [line for line in lines if line.lstrip().startswith("L3 ")]
     assert len(leaves) == 64
     assert "    L3 5   40-47,552-559, db/postgres, web/nginx" in leaves
-    assert "  node 7, 384 GiB" in lines
+    assert "  NUMA 7, 384 GiB" in lines
     assert len(lines) < 100
 
 
@@ -232,18 +232,18 @@ def test_offline_cpus_whose_place_is_remembered_are_named_in_their_box() -> None
 
 
 def test_memory_is_told_by_node() -> None:
-    assert "node 1, no memory" in draw_topology(_topology(MEMORYLESS_NODE))
-    assert "\nnode 2: no CPUs, 128 GiB\n" in draw_topology(_topology(CPULESS_MEMORY_NODE))
+    assert "NUMA 1, no memory" in draw_topology(_topology(MEMORYLESS_NODE))
+    assert "\nNUMA 2: no CPUs, 128 GiB\n" in draw_topology(_topology(CPULESS_MEMORY_NODE))
     assert "GiB" not in draw_topology(Topology(replace(machine(HYGON_7285_2S), memory={})))
 
 
 def test_distances_are_told_by_direction() -> None:
     lines = draw_topology(_topology(CPULESS_MEMORY_NODE)).splitlines()
     assert lines[-4:] == [
-        "to node      0   1   2",
-        "node 0      10  21  14",
-        "node 1      21  10  24",
-        "node 2      16  28  10",
+        "to NUMA      0   1   2",
+        "NUMA 0      10  21  14",
+        "NUMA 1      21  10  24",
+        "NUMA 2      16  28  10",
     ]
 
 
@@ -255,7 +255,7 @@ def test_distances_that_the_firmware_does_not_tell_are_marked() -> None:
 def test_many_nodes_tell_their_distances_in_lists() -> None:
     cpus = tuple(Cpu(cpu, cpu, cpu, 0, cpu, cpu // 16) for cpu in range(32))
     text = draw_topology(Topology(TopologyData(cpus)), width=80)
-    assert "node 17: 10 to 17, 20 to 16,18-31, 32 to 0-15" in text
+    assert "NUMA 17: 10 to 17, 20 to 16,18-31, 32 to 0-15" in text
     assert max(map(len, text.splitlines())) <= 80
 
 

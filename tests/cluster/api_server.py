@@ -36,7 +36,7 @@ WITH_STATUS = {
     "jobs",
     "deployments",
 }
-CLUSTER_SCOPED = {"nodes", "namespaces", "clusterroles", "clusterrolebindings", "customresourcedefinitions"}
+CLUSTER_SCOPED = {"nodes", "namespaces", "customresourcedefinitions"}
 OWN_GROUPS = {"cri-resmgr.io", "topology.node.k8s.io"}
 _NOW = "2026-11-22T20:00:00Z"
 _WORDS = {
@@ -671,15 +671,12 @@ def _merged(found: Any, patch: Any) -> Any:
 
 def _selector(query: Mapping[str, str], namespace: str) -> Callable[[Mapping[str, Any]], bool]:
     terms = [term for term in query.get("fieldSelector", "").split(",") if term]
-    labels = re.findall(r"[^,(]+\([^)]*\)|[^,]+", query.get("labelSelector", ""))
 
     def fits(found: Mapping[str, Any]) -> bool:
         meta = found["metadata"]
         if namespace and meta.get("namespace") != namespace:
             return False
-        return all(_has_field(found, term) for term in terms) and all(
-            _has_label(meta.get("labels") or {}, term.strip()) for term in labels
-        )
+        return all(_has_field(found, term) for term in terms)
 
     return fits
 
@@ -690,15 +687,6 @@ def _has_field(found: Mapping[str, Any], term: str) -> bool:
     for word in path.split("."):
         at = at.get(word, {}) if isinstance(at, Mapping) else {}
     return (str(at or "") == value) != bool(negated)
-
-
-def _has_label(labels: Mapping[str, str], term: str) -> bool:
-    if match := re.fullmatch(r"(\S+) +(in|notin) +\(([^)]*)\)", term):
-        values = {value.strip() for value in match[3].split(",")}
-        return (labels.get(match[1]) in values) == (match[2] == "in")
-    if match := re.fullmatch(r"([^=!]+)(!?)==?(.*)", term):
-        return (labels.get(match[1]) == match[3]) != bool(match[2])
-    return term[1:] not in labels if term.startswith("!") else term in labels
 
 
 def _event(change: _Change, fits: Callable[[Mapping[str, Any]], bool]) -> Optional[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""The kubectl plugin as it is called, against a server in this process."""
+"""The kubectl plugin as it is called, with a real kubectl, against a server in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster.api.names import FRONT_END_LABEL, INSTALLED_LABEL, INSTALLING_LABEL
-from cluster.kubectl import DEPLOYMENTS, JOBS, NODES, PLACEMENTS, PODS, WIDTH
-from tests.cluster.api_server import ApiServer, Fault
+from cluster.kubectl import PAGE, PLACEMENTS, WIDTH
+from tests.cluster.api_server import ApiServer, Fault, certificates
+from tests.peers.programs import Unavailable, find
 
 ROOT = Path(__file__).parents[2]
 WELL = [{"type": "Ready", "status": "True"}, {"type": "Degraded", "status": "False"}]
@@ -29,14 +30,18 @@ class Ended(NamedTuple):
 class Plugin:
     """``await plugin("top")``: a process of its own, as kubectl starts it."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        self._kubeconfig = kubeconfig
+    def __init__(self, kubeconfig: Path, kubectl: Path) -> None:
+        self._environment = {
+            "PATH": f"{kubectl.parent}:{os.environ['PATH']}",
+            "KUBECONFIG": str(kubeconfig),
+            "HOME": str(kubeconfig.parent),
+            "PYTHONPATH": str(ROOT),
+        }
 
-    async def __call__(self, *words: str) -> Ended:
-        environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig), "PYTHONPATH": str(ROOT)}
+    async def __call__(self, *words: str, **environment: str) -> Ended:
         started = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cluster.kubectl", *words),
-            env=environment,
+            env={**self._environment, **environment},
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -52,9 +57,17 @@ async def server() -> AsyncIterator[ApiServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def kubectl() -> Path:
+    try:
+        return find("kubectl")["kubectl"]
+    except Unavailable as reason:
+        pytest.skip(f"The plugin asks kubectl: {reason}.")
+
+
 @pytest.fixture
-def plugin(server: ApiServer, tmp_path: Path) -> Plugin:
-    return Plugin(server.kubeconfig(tmp_path / "kubeconfig"))
+def plugin(server: ApiServer, tmp_path: Path, kubectl: Path) -> Plugin:
+    return Plugin(server.kubeconfig(tmp_path / "kubeconfig"), kubectl)
 
 
 def container(pod: str, name: str = "main", **more: Any) -> dict[str, Any]:
@@ -109,9 +122,9 @@ async def test_placements_are_those_of_the_namespace_that_is_named(server: ApiSe
 
 
 async def test_many_nodes_are_read_page_by_page(server: ApiServer, plugin: Plugin) -> None:
-    for number in range(45):
+    for number in range(2 * PAGE + 1):
         server.put(PLACEMENTS, node_placement(f"n{number}"))
-    assert len(json.loads((await plugin("top", "-o", "json")).out)) == 45
+    assert len(json.loads((await plugin("top", "-o", "json")).out)) == 2 * PAGE + 1
     assert len(server.calls) == 3
 
 
@@ -121,7 +134,7 @@ async def test_explain_says_why_and_with_what_a_container_talks(server: ApiServe
         "members": members,
         "bytesPerSecond": 5_000_000,
         "together": False,
-        "whyNot": "no room in node-0",
+        "whyNot": "no room in numa-0",
     }
     rows = [container("web-0", exclusive=True), container("web-0", "side"), container("db-0")]
     server.put(PLACEMENTS, node_placement("a", placements=rows, affinityGroups=[group]))
@@ -129,9 +142,18 @@ async def test_explain_says_why_and_with_what_a_container_talks(server: ApiServe
     assert ended.code == 0, ended.err
     for said in ("shop/web-0/main", "4-7 (exclusive)", "smallest L3 with room", "shop/db-0/main"):
         assert said in ended.out
-    assert "no room in node-0" in " ".join(ended.out.split())
+    assert "no room in numa-0" in " ".join(ended.out.split())
     assert "side" not in ended.out
     assert max(map(len, ended.out.splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize("zone", ["numa-3", "node-3"], ids=["an agent of today", "an older agent"])
+async def test_explain_names_a_numa_node_so_that_it_is_no_machine(
+    server: ApiServer, plugin: Plugin, zone: str
+) -> None:
+    server.put(PLACEMENTS, node_placement("a", placements=[container("web-0", level="numa", zone=zone)]))
+    ended = await plugin("explain", "web-0", "-n", "shop")
+    assert "place       numa numa-3" in ended.out
 
 
 async def test_a_pod_that_no_node_tells_of_is_a_sentence(server: ApiServer, plugin: Plugin) -> None:
@@ -178,25 +200,90 @@ async def test_a_cluster_without_the_crds_is_told_how_to_get_them(server: ApiSer
     assert "does not know NodePlacements: kubectl apply -k packaging/cluster/crds" in ended.err
 
 
+async def test_a_node_without_a_nodeplacement_is_named(server: ApiServer, plugin: Plugin) -> None:
+    server.put(PLACEMENTS, node_placement("a"))
+    ended = await plugin("top", "--node", "a", "--node", "b")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == (
+        'error: nodeplacements.cri-resmgr.io "b" not found; the nodes that have one: kubectl get nodeplacements\n'
+    )
+
+
 async def test_a_missing_right_is_named(server: ApiServer, plugin: Plugin) -> None:
     server.refuse = lambda call: 'User "eve" cannot list resource "nodeplacements"'
-    ended = await plugin("top")
-    assert ended.code == 1
-    assert 'User "eve" cannot list resource "nodeplacements"; your account needs that right' in ended.err
+    sentence = 'Error from server (Forbidden): User "eve" cannot list resource "nodeplacements"\n'
+    assert await plugin("top") == Ended(1, "", sentence)
 
 
 async def test_a_server_that_is_away_is_a_sentence(server: ApiServer, plugin: Plugin) -> None:
     await server.stop()
     ended = await plugin("top")
     assert ended.code == 1
-    assert f"error: {server.url} cannot be reached" in ended.err
-    assert "Traceback" not in ended.err
+    assert ended.err.startswith(f"The connection to the server 127.0.0.1:{server.port} was refused")
+    assert ended.err.count("\n") == 1
 
 
-async def test_a_kubeconfig_that_is_not_there_is_a_sentence(plugin: Plugin, tmp_path: Path) -> None:
-    ended = await plugin("top", "--kubeconfig", str(tmp_path / "none"))
-    assert ended.code == 1
-    assert "cannot be read" in ended.err
+async def test_a_list_whose_version_is_forgotten_is_read_once_more(server: ApiServer, plugin: Plugin) -> None:
+    for number in range(PAGE + 1):
+        server.put(PLACEMENTS, node_placement(f"n{number}"))
+    running = asyncio.ensure_future(plugin("top", "-o", "json"))
+    await server.called(lambda call: True)
+    server.touch()
+    server.compact()
+    assert len(json.loads((await running).out)) == PAGE + 1
+    assert [bool(call.query.get("continue")) for call in server.calls] == [False, True, False, True]
+
+
+async def test_kubeconfig_and_context_are_handed_on(
+    server: ApiServer, plugin: Plugin, tmp_path: Path
+) -> None:
+    server.put(PLACEMENTS, node_placement("a"))
+    none, other = str(tmp_path / "none"), str(server.kubeconfig(tmp_path / "other"))
+    ended = await plugin("top", "--kubeconfig", none)
+    assert ended == Ended(1, "", f"error: stat {none}: no such file or directory\n")
+    assert (await plugin("top", KUBECONFIG=none)).code == 1
+    assert (await plugin("top", "--kubeconfig", other, "--context", "test", KUBECONFIG=none)).code == 0
+    assert await plugin("top", "--context", "no") == Ended(1, "", 'error: context "no" does not exist\n')
+
+
+async def test_a_login_by_a_program_works_and_what_that_says_is_shown(plugin: Plugin, tmp_path: Path) -> None:
+    certificate, key = certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    answer = json.dumps({**credential, "status": {"token": "of the program"}})
+    async with ApiServer(context) as server:
+        server.put(PLACEMENTS, node_placement("a"))
+        server.tokens = {"of the program"}
+        config = json.loads(server.kubeconfig(tmp_path / "exec", ca_file=str(certificate)).read_text())
+        config["users"][0]["user"]["exec"] = {
+            "apiVersion": credential["apiVersion"],
+            "command": "sh",
+            "args": ["-c", f"echo go to https://login.example >&2; echo '{answer}'"],
+            "interactiveMode": "Never",
+        }
+        del config["users"][0]["user"]["token"]
+        (tmp_path / "exec").write_text(json.dumps(config))
+        ended = await plugin("top", "--kubeconfig", str(tmp_path / "exec"))
+    assert (ended.code, ended.err) == (0, "go to https://login.example\n")
+
+
+async def test_without_a_kubectl_the_plugin_says_so(plugin: Plugin, tmp_path: Path) -> None:
+    ended = await plugin("top", PATH=str(tmp_path))
+    assert ended == Ended(
+        1, "", "error: there is no kubectl in $PATH, by which this command asks the API server\n"
+    )
+
+
+async def test_the_namespace_of_the_context_is_that_of_a_pod(
+    server: ApiServer, plugin: Plugin, tmp_path: Path
+) -> None:
+    server.put(PLACEMENTS, node_placement("a", placements=[container("web-0")]))
+    config = json.loads(server.kubeconfig(tmp_path / "shop").read_text())
+    config["contexts"][0]["context"]["namespace"] = "shop"
+    (tmp_path / "shop").write_text(json.dumps(config))
+    assert (await plugin("explain", "web-0", "--kubeconfig", str(tmp_path / "shop"))).code == 0
+    assert "no node tells of default/web-0" in (await plugin("explain", "web-0")).err
 
 
 async def test_a_server_error_is_not_a_traceback(server: ApiServer, plugin: Plugin) -> None:
@@ -205,88 +292,8 @@ async def test_a_server_error_is_not_a_traceback(server: ApiServer, plugin: Plug
     assert (ended.code, "Traceback" in ended.err) == (1, False)
 
 
-# --- uninstall
-
-
-def installed(server: ApiServer, *names: str) -> None:
-    labels = {INSTALLED_LABEL: "1.0", FRONT_END_LABEL: "proxy"}
-    for name in names:
-        server.put(NODES, {"metadata": {"name": name, "labels": dict(labels)}})
-    containers = [{"args": ["--installer-image=registry/cri-resmgr@sha256:1"]}]
-    server.put(
-        DEPLOYMENTS,
-        {
-            "metadata": {"name": "cri-resmgr-operator", "namespace": "cri-resmgr"},
-            "spec": {"template": {"spec": {"containers": containers}}},
-        },
-    )
-
-
-async def finish(server: ApiServer, done: int, condition: str, sentence: str = "") -> dict[str, Any]:
-    """Wait for the Job number ``done`` and let it end; the Job."""
-    await server.called(lambda call: call.method == "POST" and call.path.endswith("/jobs"), done)
-    job = (await server.until(lambda: server.objects(JOBS)))[-1]
-    name = job["metadata"]["name"]
-    if sentence:
-        state = {"terminated": {"message": sentence, "exitCode": 1}}
-        pod = {"name": f"{name}-x", "namespace": "cri-resmgr", "labels": {"job-name": name}}
-        server.put(PODS, {"metadata": pod, "status": {"containerStatuses": [{"state": state}]}})
-    server.put(JOBS, {**job, "status": {"conditions": [{"type": condition, "status": "True"}]}})
-    return dict(job)
-
-
-async def test_uninstall_without_yes_changes_nothing(server: ApiServer, plugin: Plugin) -> None:
-    installed(server, "a")
-    ended = await plugin("uninstall", "--all")
-    assert ended.code == 1
-    assert "say --yes" in ended.err
-    assert {call.method for call in server.calls} == {"GET"}
-
-
-async def test_uninstall_goes_node_by_node_and_takes_the_labels_away(
-    server: ApiServer, plugin: Plugin
-) -> None:
-    installed(server, "a", "b")
-    running = asyncio.ensure_future(plugin("uninstall", "--all", "--yes"))
-    first = await finish(server, 1, "Complete")
-    assert "registry/cri-resmgr@sha256:1" in json.dumps(first)
-    b = server.object(NODES, "b")
-    assert b is not None and b["metadata"]["labels"] == {INSTALLED_LABEL: "1.0", FRONT_END_LABEL: "proxy"}
-    server.remove(JOBS, first["metadata"]["name"], "cri-resmgr")
-    await finish(server, 2, "Complete")
-    ended = await running
-    assert ended == Ended(0, "a: taken back\nb: taken back\n", "")
-    for name in "ab":
-        node = server.object(NODES, name)
-        assert node is not None and not node["metadata"].get("labels")
-
-
-async def test_a_job_that_fails_stops_uninstall_and_says_the_jobs_own_sentence(
-    server: ApiServer, plugin: Plugin
-) -> None:
-    installed(server, "a", "b")
-    running = asyncio.ensure_future(plugin("uninstall", "--all", "--yes"))
-    await finish(server, 1, "Failed", "kubelet did not come back")
-    ended = await running
-    assert ended.code == 1
-    assert "a: kubelet did not come back" in ended.err
-    a, b = server.object(NODES, "a"), server.object(NODES, "b")
-    assert a is not None and a["metadata"]["labels"][INSTALLING_LABEL] == "uninstall"
-    assert b is not None and INSTALLING_LABEL not in b["metadata"]["labels"]
-
-
-async def test_a_node_that_is_not_there_is_named_before_anything_is_done(
-    server: ApiServer, plugin: Plugin
-) -> None:
-    installed(server, "a")
-    ended = await plugin("uninstall", "--node", "x", "--yes")
-    assert ended.code == 1
-    assert "the cluster has no node 'x'" in ended.err
-    assert {call.method for call in server.calls} == {"GET"}
-
-
 async def test_help_names_every_command(plugin: Plugin) -> None:
     ended = await plugin("--help")
     assert ended.code == 0
-    for command in ("top", "placements", "explain", "doctor", "uninstall"):
+    for command in ("top", "placements", "explain", "doctor"):
         assert command in ended.out

@@ -14,7 +14,7 @@ SOCKET = "expected an absolute path of at most 107 bytes"
 HTTP_URL = 'expected http://HOST:PORT/PATH or https://HOST/PATH, or "" for none'
 LISTEN = 'expected HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off'
 CPUS = (
-    "expected a quantity such as 750m or 4, a set such as cpuset:0-3 or 0-3,8, "
+    "expected a quantity such as 750m or 4, a cpuset such as cpuset:0-3 or 0-3,8, "
     "all others with exclude-cpuset:0-3, "
     'a cgroup such as cgroup:/system, or "" for'
 )

@@ -41,7 +41,7 @@ def test_what_names_a_path_a_socket_or_an_address_of_the_node_is_not_for_a_polic
 
 
 @pytest.mark.parametrize(
-    "section", ["relay", "state", "control", "topology", "kubelet", "nri", "reconcile", "log", "metrics"]
+    "section", ["relay", "state", "control", "topology", "kubelet", "nri", "log", "metrics"]
 )
 def test_no_option_of_the_daemons_own_is_for_a_policy(section: str) -> None:
     options = [option for option in OPTIONS if option.key.partition(".")[0] == section]
@@ -52,7 +52,6 @@ def test_no_option_of_the_daemons_own_is_for_a_policy(section: str) -> None:
     "key",
     [
         "placement.fail_closed_namespaces",
-        "placement.shrink_wait",
         "placement.unmanaged_handlers",
         "affinity.provider",
         "affinity.enabled",
@@ -167,16 +166,9 @@ def test_what_the_nodes_own_file_has_is_not_held_against_a_policy() -> None:
 
 
 def test_what_a_restart_applies_is_waited_for_and_what_the_observer_watches_is_not() -> None:
-    keys = ("placement.ladder", "affinity.half_life", "affinity.listen", "relay.socket")
+    keys = ("placement.ladder", "affinity.within", "affinity.listen", "relay.socket")
     assert waits_for(keys, ("relay.socket",)) == ["affinity.listen", "relay.socket"]
-    assert {o.key for o in OPTIONS if o.observer and o.cluster} == {
-        "affinity.half_life",
-        "affinity.message_lines",
-        "affinity.least_weight",
-        "affinity.least_share",
-        "affinity.most_weight",
-        "affinity.within",
-    }
+    assert [o.key for o in OPTIONS if o.observer and o.cluster] == ["affinity.within"]
 
 
 def test_nothing_that_a_policy_may_set_waits_for_a_restart() -> None:

@@ -39,14 +39,14 @@ def test_all_errors_of_all_sources_are_reported_at_once() -> None:
                 SettingsSource("a", "relay: {mode: of}\nlog: {level: x, format: json}"),
                 SettingsSource("b", "- x"),
                 SettingsSource("c", "relay: {mode: off}"),
-                SettingsSource("command line", values={"relay.drain": 0}),
+                SettingsSource("command line", values={"nri.sync_timeout": 0}),
             ]
         )
     assert caught.value.errors == (
         'a:1: relay.mode is "of", expected enforce, observe or off',
         'a:2: log.level is "x", expected debug, info, warning or error',
         'b:1: the file holds ["x"], expected sections of options',
-        f'command line: relay.drain is "0", {DURATION}',
+        f'command line: nri.sync_timeout is "0", {DURATION}',
     )
     assert str(caught.value) == "\n".join(caught.value.errors)
 
@@ -82,10 +82,15 @@ def test_a_key_without_a_value_leaves_the_earlier_one() -> None:
 
 
 def test_values_of_the_command_line_may_be_nested_typed_or_wrong() -> None:
-    values = {"relay": {"mode": False, "drain": 7}, "placement.memory_only_nodes": 3, "log.level": None}
+    values = {
+        "relay": {"mode": False},
+        "affinity": {"cooldown": 7},
+        "placement.memory_only_nodes": 3,
+        "log.level": None,
+    }
     loaded = read_config([SettingsSource("command line", values=values)])
     assert loaded.config["relay.mode"] == "off"
-    assert loaded.config["relay.drain"] == 7.0
+    assert loaded.config["affinity.cooldown"] == 7.0
     assert loaded.config["placement.memory_only_nodes"] == {3}
     assert loaded.warnings == ("command line: log.level has no value; it counts as not given",)
     unknown = read_config([SettingsSource("command line", values={"nope": 1})])
@@ -93,13 +98,13 @@ def test_values_of_the_command_line_may_be_nested_typed_or_wrong() -> None:
 
 
 def test_show_writes_values_as_a_file_would_say_them() -> None:
-    text = f"placement: {{restart_hold: 90, shrink_wait: 1.25, memory_only_nodes: '3,2'}}\n{RESERVED}: 0.75"
+    text = f"nri: {{sync_timeout: 90, request_timeout: 1.25}}\nplacement: {{memory_only_nodes: '3,2'}}\n{RESERVED}: 0.75"
     shown = {key: (value, origin) for key, value, origin in read(text).config.show()}
     assert list(shown) == [option.key for option in OPTIONS]
-    assert shown["placement.restart_hold"] == ("1m30s", "c.yaml:1")
-    assert shown["placement.shrink_wait"] == ("1s250ms", "c.yaml:1")
-    assert shown["placement.memory_only_nodes"] == ("2-3", "c.yaml:1")
-    assert shown["policy.ReservedResources.CPU"] == ("750m", "c.yaml:2")
+    assert shown["nri.sync_timeout"] == ("1m30s", "c.yaml:1")
+    assert shown["nri.request_timeout"] == ("1s250ms", "c.yaml:1")
+    assert shown["placement.memory_only_nodes"] == ("2-3", "c.yaml:2")
+    assert shown["policy.ReservedResources.CPU"] == ("750m", "c.yaml:3")
     handlers = '["kata*", "*firecracker*", "*cloud-hypervisor*", "*qemu*"]'
     assert shown["placement.unmanaged_handlers"] == (handlers, "default")
     assert shown["relay.runtime_endpoint"] == ('""', "default")
@@ -107,7 +112,8 @@ def test_show_writes_values_as_a_file_would_say_them() -> None:
 
 def test_what_show_writes_reads_as_the_same_configuration() -> None:
     text = f"""\
-placement: {{restart_hold: 1h1m1s1ms, shrink_wait: 0.0000004, reserved_namespaces: ['null', '~', '-', a]}}
+nri: {{sync_timeout: 1h1m1s1ms, request_timeout: 0.0000004}}
+placement: {{reserved_namespaces: ['null', '~', '-', a]}}
 {RESERVED}: '0,8'
 {AVAILABLE}: 'cgroup:/a b'
 metrics: {{listen: '[::1]:1'}}
@@ -143,9 +149,6 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
         "relay.extra_sockets",
         "relay.runtime_endpoint",
         "relay.image_endpoint",
-        "relay.transport",
-        "relay.idle_connections",
-        "relay.memory",
         "affinity.socket",
         "state.directory",
         "control.socket",
@@ -156,9 +159,7 @@ def test_what_needs_a_restart_is_sockets_endpoints_directories_the_cgroup_mount_
         "nri.socket",
         "nri.plugin_path",
         "nri.plugin_config_path",
-        "nri.launcher",
         "nri.plugin.socket",
-        "nri.plugin.name",
         "nri.plugin.index",
     }
 
@@ -302,7 +303,6 @@ placement:
   reserved_namespaces: [a]
   unmanaged_namespaces: [b]
   unmanaged_handlers: [c]
-  restart_hold: 1m
 """
     ).config
     assert placement_settings(config) == PlacementSettings(
@@ -324,7 +324,7 @@ placement:
         balloons=BalloonSettings((BalloonType("x", min_cpus=2, allocator_topology_balancing=True),)),
     )
     options = engine_options(config)
-    assert options.restart_hold_s == 60.0
+    assert options.restart_hold_s == 300.0
     assert (options.max_moves, options.move_exclusive) == (1, True)
     assert (options.unmanaged_namespaces, options.unmanaged_handlers) == (("b",), ("c",))
     assert reservation(config) == Reservation(milli=750)

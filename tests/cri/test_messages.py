@@ -370,19 +370,24 @@ def test_the_sandboxs_own_resources_come_first() -> None:
 @pytest.mark.parametrize(
     ("resources", "overhead", "size"),
     [
-        (linux(cpu_shares=1024, cpu_quota=200_000), linux(), (1000, 2000)),
-        (linux(cpu_shares=1024, cpu_quota=200_000), linux(cpu_shares=256, cpu_quota=25_000), (1250, 2250)),
-        (linux(cpu_shares=1024, cpu_quota=200_000), linux(cpu_shares=256), (1250, 2250)),
-        (linux(cpu_shares=1024), linux(cpu_shares=256, cpu_quota=25_000), (1250, None)),
-        (linux(cpu_quota=200_000), linux(), (0, 2000)),
+        (linux(cpu_shares=1024, cpu_quota=200_000), linux(), (1000, 2000, 0)),
+        (
+            linux(cpu_shares=1024, cpu_quota=200_000),
+            linux(cpu_shares=256, cpu_quota=25_000),
+            (1250, 2250, 250),
+        ),
+        (linux(cpu_shares=1024, cpu_quota=200_000), linux(cpu_shares=256), (1250, 2250, 250)),
+        (linux(cpu_shares=1024), linux(cpu_shares=256, cpu_quota=25_000), (1250, None, 250)),
+        (linux(cpu_quota=200_000), linux(), (0, 2000, 0)),
     ],
 )
 def test_resources_and_overhead_are_added(
     resources: cri.LinuxContainerResources,
     overhead: cri.LinuxContainerResources,
-    size: tuple[int, Optional[int]],
+    size: tuple[int, Optional[int], int],
 ) -> None:
-    assert sum_pod_size(resources, overhead) == PodSize(*size, "sandbox resources")
+    request, limit, extra = size
+    assert sum_pod_size(resources, overhead) == PodSize(request, limit, "sandbox resources", extra)
 
 
 @pytest.mark.parametrize("resources", [linux(), linux(cpu_shares=2), linux(memory_limit_in_bytes=1)])

@@ -11,9 +11,9 @@ from typing import Any, Optional
 
 import pytest
 
+from cri_proxy.cli.doctor import CHECKS, diagnose
 from cri_proxy.config.options.table import BY_KEY, SECTIONS
 from cri_proxy.doctor.checks.node import INTELS, UNITS
-from cri_proxy.doctor.diagnose import CHECKS, diagnose
 from cri_proxy.doctor.facts import (
     CgroupFacts,
     ConfigFacts,
@@ -189,7 +189,7 @@ def test_no_machine_is_a_problem_by_itself_and_none_breaks_a_check(name: str, vi
 WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "config invalid": (with_part("config", errors=("f:3: what",)), {"config": PROBLEM}),
     "config warns": (with_part("config", warnings=("unknown key",)), {"config-warning": WARNING}),
-    "config changed": (with_part("config", changed=("relay.drain",)), {"config-changed": WARNING}),
+    "config changed": (with_part("config", changed=("nri.request_timeout",)), {"config-changed": WARNING}),
     "daemon down": (
         with_part("daemon", status=None, problem="the daemon is not running", hint="start it"),
         {"daemon": PROBLEM},

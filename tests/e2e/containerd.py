@@ -58,6 +58,38 @@ state = "{folder}/state"
   Root = "{folder}/runc"
 """
 
+#: The same for containerd 2, whose sections have other names, and which has NRI on in the machine's own folders.
+CONFIG_OF_2 = """\
+version = 3
+root = "{folder}/root"
+state = "{folder}/state"
+[grpc]
+  address = "{folder}/c.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = {no_nri}
+  socket_path = "{folder}/nri.sock"
+  plugin_path = "{folder}/nri-plugins"
+  plugin_config_path = "{folder}/nri-config"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{pause}"
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  cdi_spec_dirs = ["{folder}/cdi"]
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["{cni_plugins}"]
+  conf_dir = "{folder}/cni"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+  Root = "{folder}/runc"
+"""
+
 
 class Containerd:
     """One containerd with a bridge, a subnet and a cgroup of its own; several run side by side.
@@ -67,6 +99,7 @@ class Containerd:
     machine, and `cgroup_parent` is "/cri-e2e-NUMBER" if none was given. Give every pod a cgroup parent below
     it: elsewhere only the containers' own cgroups are removed, not the pods'. `cpus`: all that this cgroup may
     use, with memory of NUMA node 0; "" is the whole machine. `routes`: networks that pods reach over the bridge.
+    `path`: folders whose programs (runc) go before the system's. `has_nri`: of containerd 2, at "nri.sock" in the folder.
     """
 
     def __init__(
@@ -79,6 +112,8 @@ class Containerd:
         cpus: str = "",
         more_config: str = "",
         routes: Sequence[str] = (),
+        path: Sequence[Path] = (),
+        has_nri: bool = False,
     ) -> None:
         self.folder = folder.resolve()
         self.socket = self.folder / "c.sock"
@@ -93,6 +128,8 @@ class Containerd:
         self.cpus = cpus
         self.more_config = more_config
         self.routes = routes
+        self.path = path
+        self.has_nri = has_nri
         self.number = -1
         self.bridge = ""
         self._daemon: Optional[subprocess.Popen[bytes]] = None
@@ -134,10 +171,10 @@ class Containerd:
             self.ctr("images", "import", str(make_images(self.images)))
             self._wait_for(self._has_images, deadline_s)  # CRI hears of them by an event
 
-    def kill(self) -> None:
-        """SIGKILL of the daemon only; shims and containers live on."""
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End the daemon only, by a signal; shims and containers live on."""
         if self._daemon is not None:
-            self._daemon.kill()
+            self._daemon.send_signal(number)
             self._daemon.wait()
             self._daemon = None
 
@@ -289,7 +326,13 @@ class Containerd:
     def _write_config(self) -> None:
         (self.folder / "cni").mkdir(parents=True)
         cni_plugins = next(folder for folder in CNI_PLUGIN_FOLDERS if folder.exists())
-        config = CONFIG.format(folder=self.folder, pause=PAUSE, cni_plugins=cni_plugins) + self.more_config
+        config = (CONFIG if self._major_version() < 2 else CONFIG_OF_2).format(
+            folder=self.folder,
+            pause=PAUSE,
+            cni_plugins=cni_plugins,
+            no_nri="false" if self.has_nri else "true",
+        )
+        config += self.more_config
         (self.folder / "config.toml").write_text(config)
         ranges = [[{"subnet": f"10.213.{self.number}.0/24"}]]
         addresses = {"type": "host-local", "dataDir": f"{self.folder}/addresses", "ranges": ranges}
@@ -298,9 +341,16 @@ class Containerd:
         network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
         (self.folder / "cni" / "net.conflist").write_text(json.dumps(network))
 
+    def _major_version(self) -> int:
+        said = subprocess.run([self.binary, "--version"], capture_output=True, text=True, check=True).stdout
+        found = re.search(r" v?(\d+)\.\d", said)
+        assert found is not None, f"{self.binary} does not tell its version: {said}"
+        return int(found[1])
+
     def _environment(self) -> dict[str, str]:
         # The shim and ctr beside the binary go before the system's, which are of another version.
         folders = [str(Path(self.binary).parent)] if "/" in self.binary else []
+        folders += [str(folder) for folder in self.path]
         return {**os.environ, "PATH": ":".join([*folders, os.environ["PATH"]])}
 
     def _wait_for(self, is_done: Callable[[], bool], deadline_s: float) -> None:
@@ -314,7 +364,9 @@ class Containerd:
 
     def _is_ready(self) -> bool:
         status = self._ask("RuntimeService/Status", cri.StatusRequest(), cri.StatusResponse)
-        return status is not None and all(condition.status for condition in status.status.conditions)
+        # There may be others, as that nothing which is deprecated is used: cgroup v1 is.
+        found = {} if status is None else {each.type: each.status for each in status.status.conditions}
+        return bool(found.get("RuntimeReady") and found.get("NetworkReady"))
 
     def _has_images(self) -> bool:
         return {PAUSE, BUSYBOX} <= self._image_names()

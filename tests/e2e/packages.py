@@ -21,28 +21,12 @@ def containerd_17(cache: Path) -> Optional[Path]:
         return None
 
 
-def etcd(cache: Path) -> Path:
-    """The path of Debian 12's etcd, unpacked once in this folder: installed, it would be started as a service.
-
-    :raises OSError, subprocess.SubprocessError: it cannot be had.
-    """
-    return _unpacked("etcd-server", "bookworm", cache / "etcd-server") / "usr" / "bin" / "etcd"
-
-
 def prometheus(cache: Path) -> Path:
-    """The folder with Debian 12's prometheus and promtool, unpacked once in this folder, as etcd is.
+    """The folder with Debian 12's prometheus and promtool, unpacked there once: installed, they would run as a service.
 
     :raises OSError, subprocess.SubprocessError: it cannot be had.
     """
     return _unpacked("prometheus", "bookworm", cache / "prometheus") / "usr" / "bin"
-
-
-def kubectl(cache: Path) -> Path:
-    """The path of Debian 12's kubectl, 1.20, unpacked once in this folder.
-
-    :raises OSError, subprocess.SubprocessError: it cannot be had.
-    """
-    return _unpacked("kubernetes-client", "bookworm", cache / "kubernetes-client") / "usr" / "bin" / "kubectl"
 
 
 def _unpacked(name: str, suite: str, package: Path) -> Path:
@@ -79,8 +63,7 @@ class Apt:
         for needed in ("lists/partial", "cache/archives/partial", "no-parts"):
             (folder / needed).mkdir(parents=True)
         (folder / "status").touch()
-        lines = [f"{kind} {mirror[1]} {suite} main\n" for kind in ("deb", "deb-src")]
-        (folder / "sources.list").write_text("".join(lines))
+        (folder / "sources.list").write_text(f"deb {mirror[1]} {suite} main\n")
         self.get("update")
 
     def get(self, *words: str) -> None:

@@ -65,7 +65,7 @@ async def test_their_next_attempt_is_placed(stopped_node: Node) -> None:
 @pytest.mark.parametrize("past_us", [False, True])
 async def test_one_that_is_resized_is_placed_by_its_new_resources(stopped_node: Node, past_us: bool) -> None:
     node = stopped_node
-    node.agent.write_config({"reconcile": {"poll": "100ms", "interval": "200ms"}})
+    node.agent.write_config({"constants": {"reconcile_poll_s": 0.1, "reconcile_interval_s": 0.2}})
     made = await node.run("p", by=node.direct, cpu_request=100, cpu_limit=2000)
     await node.agent.start()
     await node.until_runtime_is_known()

@@ -27,15 +27,16 @@ SIZED: dict[str, Any] = {
     **REAL_CGROUPS,
     "placement": {"size": "demand"},
     # What else this machine does may leave loops a tenth of a CPU; with that headroom they need more than one all the same.
-    "demand": {
-        "window": "2s",
-        "interval": "500ms",
-        "headroom": 10,
-        "growths_per_hour": 100,
-        "shrinks_per_minute": 100,
+    "demand": {"headroom": 10},
+    "constants": {
+        "demand_window_s": 2,
+        "demand_interval_s": 0.5,
+        "demand_growths_per_hour": 100,
+        "demand_shrinks_per_minute": 100,
+        # A new container's cgroup is looked up by the comparison.
+        "reconcile_interval_s": 0.5,
+        "reconcile_poll_s": 0.5,
     },
-    # A new container's cgroup is looked up by the comparison.
-    "reconcile": {"interval": "500ms", "poll": "500ms"},
 }
 BOTH, ASKS = "0-1", {"cpu_request": 100, "cpu_limit": 2000}
 #: A loop on each CPU, and neither has a parent that waits for it.

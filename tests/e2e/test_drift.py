@@ -15,7 +15,7 @@ SMALL = {"cpu_request": 100, "cpu_limit": 1000}
 
 @pytest.fixture
 async def looking_node(stopped_node: Node) -> Node:
-    stopped_node.agent.write_config({"reconcile": {"interval": "100ms", "poll": "100ms"}})
+    stopped_node.agent.write_config({"constants": {"reconcile_interval_s": 0.1, "reconcile_poll_s": 0.1}})
     await stopped_node.agent.start()
     await stopped_node.until_runtime_is_known()
     return stopped_node

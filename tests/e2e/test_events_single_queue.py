@@ -44,7 +44,7 @@ async def test_nothing_is_read_before_a_client_reads(stopped_node: Node, through
     """The runtime keeps events until somebody asks for them."""
     node = stopped_node
     # As often as it can, the daemon looks for exits.
-    node.agent.write_config({"reconcile": {"poll": "50ms", "interval": "200ms"}})
+    node.agent.write_config({"constants": {"reconcile_poll_s": 0.05, "reconcile_interval_s": 0.2}})
     await node.agent.start()
     await node.until_runtime_is_known()
     pod = await life_of_a_pod(node, node.kubelet)

@@ -16,8 +16,9 @@ from policies.machine.topology_json import write_topology
 from tests.cluster.manifests.rendered import kustomized, pod_of, workloads
 from tests.cri_client import CriClient, Pod, create_request, pod_config
 from tests.e2e.containerd import Containerd
-from tests.e2e.image import ARCHIVE, NAME, build
+from tests.e2e.image import ARCHIVE, NAME, build, files_of
 from tests.e2e.node import ONE_NODE, Node, until
+from tests.packaging.expected import OUR_PACKAGES, in_git, ours
 
 pytestmark = pytest.mark.containerd
 
@@ -144,6 +145,7 @@ def in_pods(direct: CriClient, containerd: Containerd, folder: Path, image: str)
     return InPods(direct, containerd, folder)
 
 
+@pytest.mark.long
 def test_the_same_commit_gives_the_same_digests(dist: Path, tmp_path: Path) -> None:
     assert build(tmp_path) == json.loads((dist / "digests.json").read_text())
 
@@ -163,7 +165,6 @@ def test_the_sbom_names_debians_packages_and_the_vendored_ones(dist: Path) -> No
         ("base/observer", "cri-resmgr-observer", "observer", ("/usr/bin/cri-resmgr", "observer", "run", "--help")),
         ("base/agent", "cri-resmgr-agent", "report", (*PYTHON, "cluster.agent", "--help")),
         ("base/operator", "cri-resmgr-operator", "operator", (*PYTHON, "cluster.operator", "--help")),
-        ("base/operator", "cri-resmgr-operator", "operator", (*PYTHON, "cluster.installer", "--help")),
     ],
 )  # fmt: skip
 async def test_every_program_of_the_image_runs_in_its_pod(
@@ -172,6 +173,11 @@ async def test_every_program_of_the_image_runs_in_its_pod(
     started = await in_pods.start(pod_of(workloads(manifest)[workload]), container, *command)
     code, log = await in_pods.end(started)
     assert code == 0, log
+
+
+def test_the_image_has_every_file_of_ours_that_git_has(dist: Path) -> None:
+    private = (name.partition("/site-packages/")[2] for name in files_of(dist / ARCHIVE, NAME))
+    assert ours(private) == in_git(*OUR_PACKAGES)
 
 
 async def test_a_standalone_daemon_in_its_pod_places_containers_of_the_node(

@@ -34,7 +34,7 @@ async def test_a_container_without_a_limit_is_charged_what_it_holds_and_no_page_
     stopped_node: Node, is_ours: bool
 ) -> None:
     node = stopped_node
-    node.agent.write_config({"reconcile": {"interval": "100ms", "poll": "100ms"}})
+    node.agent.write_config({"constants": {"reconcile_interval_s": 0.1, "reconcile_poll_s": 0.1}})
     if is_ours:
         await node.agent.start()
         await node.until_runtime_is_known()

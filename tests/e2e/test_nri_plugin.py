@@ -216,7 +216,8 @@ async def test_two_pods_that_talk_end_in_one_numa_node_and_that_is_no_clients_wi
 ) -> None:
     """The runtime tells us of an update of our own, too; it must not become a fence."""
     node = stopped_node
-    node.agent.write_config({"affinity": {**QUICK, "rebalance": "manual"}})
+    affinity = {"rebalance": "manual", "cooldown": "1ms"}
+    node.agent.write_config({"affinity": affinity, "constants": QUICK})
     await start(node)
     one, two, other = [await node.run(name, name="app", **SMALL) for name in ("a", "b", "c")]
     assert await node.cpus(one) != await node.cpus(two)

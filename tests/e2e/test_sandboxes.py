@@ -16,7 +16,7 @@ async def test_a_process_outside_of_its_containers_cgroup_is_said_and_nothing_is
     stopped_node: Node,
 ) -> None:
     node = stopped_node
-    node.agent.write_config({"reconcile": {"interval": "100ms", "poll": "100ms"}})
+    node.agent.write_config({"constants": {"reconcile_interval_s": 0.1, "reconcile_poll_s": 0.1}})
     await node.agent.start()
     await node.until_runtime_is_known()
     made, other = await node.run("p", **SMALL), await node.run("q", **SMALL)

@@ -76,7 +76,7 @@ async def test_a_restart_moves_nothing(standalone: Node) -> None:
 
 async def test_a_resize_by_kubelet_is_followed(stopped_node: Node) -> None:
     node = stopped_node
-    node.agent.write_config({"reconcile": {"poll": "100ms", "interval": "200ms"}})
+    node.agent.write_config({"constants": {"reconcile_poll_s": 0.1, "reconcile_interval_s": 0.2}})
     await node.agent.start("--standalone")
     await node.until_runtime_is_known()
     made = await node.run("p", by=node.direct, **SMALL)
@@ -96,11 +96,10 @@ async def test_who_talks_comes_together(
     affinity = {
         "socket": str(observer.socket),
         "rebalance": "manual",
-        "minimum_age": "1ms",
         "cooldown": "1ms",
-        "least_gain": 0,
     }
-    node.agent.write_config({"affinity": affinity})
+    constants = {"affinity_minimum_age_s": 0.001, "affinity_least_gain": 0}
+    node.agent.write_config({"affinity": affinity, "constants": constants})
     node.pretend(ONE_NODE)
     await node.agent.start("--standalone")
     await node.until_runtime_is_known()

@@ -42,7 +42,9 @@ class Machine:
 async def machine(stopped_node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
     """The machine of the node, whose daemon looks at it all the time."""
     found = Machine(getattr(request, "param", TWO_NODES), tmp_path)
-    stopped_node.agent.write_config({"topology": {"source": str(found.sys), "interval": "50ms"}})
+    stopped_node.agent.write_config(
+        {"constants": {"topology_interval_s": 0.05}, "topology": {"source": str(found.sys)}}
+    )
     await stopped_node.agent.start()
     await stopped_node.until_runtime_is_known()
     return found

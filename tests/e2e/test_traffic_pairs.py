@@ -24,7 +24,9 @@ async def nginx_pair(pods: Pods, name: str = "web") -> tuple[Talker, Talker]:
     return await pods.run(f"{name}-wrk"), await pods.run(f"{name}-nginx", "nginx")
 
 
-@pytest.mark.parametrize("options", [(), CLOSE], ids=["keep-alive", "close"])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="keep-alive"), pytest.param(CLOSE, id="close", marks=pytest.mark.long)]
+)
 async def test_the_bytes_of_wrk_and_nginx(
     traffic_pods: Pods, observer: Observer, options: tuple[str, ...]
 ) -> None:

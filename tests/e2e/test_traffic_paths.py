@@ -27,7 +27,12 @@ SHAPES: dict[str, tuple[dict[str, int], int]] = {
     "connections of a second": ({"count": 200, "per_connection": 100, "pause_ms": 10}, 200),
     "a connection a request": ({"count": 1000, "per_connection": 1}, 1000),
 }
-WAYS = ("bridge", "loopback", "IPv6", "service", "node port")
+#: Of the others tests/bpf/sources says the same, between namespaces without pods.
+WAYS = [
+    "service",
+    "node port",
+    *(pytest.param(way, marks=pytest.mark.long) for way in ("bridge", "loopback", "IPv6")),
+]
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ async def test_tcp(traffic_pods: Pods, observer: Observer, rules: Nat, way: str)
         before = (before[0] + told.sent, before[1] + told.received)
 
 
-@pytest.mark.parametrize("way", ["bridge", "service", "node port"])
+@pytest.mark.parametrize("way", WAYS[:2])
 async def test_a_connection_that_is_older_than_the_observer_and_never_ends(
     traffic_pods: Pods, observer: Observer, rules: Nat, way: str
 ) -> None:
@@ -102,7 +107,7 @@ async def test_a_connection_is_seen_while_it_lasts(traffic_pods: Pods, observer:
     await talk
 
 
-@pytest.mark.parametrize("kind", ["udp", "sendto"])
+@pytest.mark.parametrize("kind", ["udp", pytest.param("sendto", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", WAYS)
 async def test_udp(traffic_pods: Pods, observer: Observer, rules: Nat, way: str, kind: str) -> None:
     server = await traffic_pods.serve("server", "udp", str(PORT), REQUEST, RESPONSE)

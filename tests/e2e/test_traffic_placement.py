@@ -38,11 +38,10 @@ def affine_node(stopped_node: Node, traffic_pods: Pods, live_observer: Observer)
     affinity = {
         "socket": str(live_observer.socket),
         "rebalance": "manual",
-        "minimum_age": "1ms",
         "cooldown": "1ms",
-        "least_gain": 0,
     }
-    stopped_node.agent.write_config({"affinity": affinity})
+    constants = {"affinity_minimum_age_s": 0.001, "affinity_least_gain": 0}
+    stopped_node.agent.write_config({"affinity": affinity, "constants": constants})
     return stopped_node
 
 
@@ -125,7 +124,9 @@ async def test_rebalance_puts_each_pair_in_one_l3(affine_node: Node, machine: To
 
 async def test_it_happens_by_itself(affine_node: Node) -> None:
     node = affine_node
-    node.agent.write_config({"affinity": {"rebalance": "auto", "rebalance_interval": "200ms"}})
+    node.agent.write_config(
+        {"affinity": {"rebalance": "auto"}, "constants": {"affinity_rebalance_interval_s": 0.2}}
+    )
     pods = await start(node)
     pairs = await two_pairs_apart(node, pods)
 

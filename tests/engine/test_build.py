@@ -230,16 +230,13 @@ OTHER_VALUES = {
     "placement.reserved_namespaces": "[]",
     "placement.unmanaged_namespaces": "[a]",
     "placement.unmanaged_handlers": "[a]",
-    "placement.restart_hold": "1",
     "placement.size": "demand",
 }
 #: Those that say something only beside a balloon type, and those that the daemon reads itself.
 OTHERS = {
     "policy.balloons.AllocatorTopologyBalancing",
     "policy.balloons.PreferSpreadOnPhysicalCores",
-    "placement.cpuset_file",
     "placement.fail_closed_namespaces",
-    "placement.shrink_wait",
 }
 
 

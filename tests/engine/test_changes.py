@@ -143,7 +143,7 @@ def test_a_resize_that_changes_nothing_keeps_the_reason_of_the_place() -> None:
         admission = node.resize("app", Resources(milli(1), milli(limit)), NO_CONSTRAINT, float(number))
         assert admission is not None
         node.commit(admission.ticket, float(number))
-        assert why(node, "app") == f"{first}; stays with {limit} CPUs, on the same rung"
+        assert why(node, "app") == f"{first}; stays with {limit} CPUs, on the same domain level"
 
 
 def test_cpus_that_go_offline_are_a_cause_that_is_no_container() -> None:

@@ -377,7 +377,7 @@ def test_a_policy_none_of_whose_cpus_are_free_shares_and_says_so() -> None:
     total = len(node.host.usable)
     grant = run(node, own("all", total), "all")
     assert grant.stance is Stance.PLACED and not grant.exclusive
-    assert "of its own" in grant.why
+    assert "exclusive CPU" in grant.why
 
 
 def test_nothing_leaks() -> None:

@@ -34,7 +34,7 @@ from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, remember
 from policies.model import Container, CpusetConstraint, PlacementPreferences, PlacementRefused, Qos, Resources
 from policies.node import Node
-from policies.registry import Policy
+from policies.policy import Policy
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware

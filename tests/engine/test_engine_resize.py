@@ -166,7 +166,9 @@ def test_the_same_rung_means_the_same_cpus() -> None:
         run(engine, make_container("crowd", limit=1, request=1), f"c{_}", within=fence("4-7,68-71"))
     admission = resize(engine, 8, request=2)
     assert admission.placement == engine.grants["app"].placement
-    assert admission.decision.why == f"{engine.grants['app'].why}; stays with 8 CPUs, on the same rung"
+    assert (
+        admission.decision.why == f"{engine.grants['app'].why}; stays with 8 CPUs, on the same domain level"
+    )
     assert admission.before == admission.after == ()
 
 

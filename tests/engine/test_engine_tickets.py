@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Callable, Optional
 
@@ -29,7 +28,7 @@ from policies.model import (
     Resources,
 )
 from policies.node import Node
-from policies.settings import PlacementSettings
+from policies.policy import Policy
 from tests.machines import UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,
@@ -404,17 +403,14 @@ def test_rule_3_half_of_a_pair_is_not_restored() -> None:
 # ---------------------------------------------------------------------- rule 3: synchronous and atomic
 
 
-class Failing:
+class Failing(Policy):
     """The default policy, until it is told to fail: at its n-th decision from then on."""
 
     name = "failing"
-    settings = PlacementSettings()
-    owns_exclusively = False
-    keeps_isolated_apart = False
-    moves_others = False
 
     def __init__(self, error: Exception) -> None:
-        self._policy = Hygon(topology(VM_NO_CACHE_INFO), Owning(topology(VM_NO_CACHE_INFO)).settings)
+        super().__init__(topology(VM_NO_CACHE_INFO), Owning(topology(VM_NO_CACHE_INFO)).settings)
+        self._policy = Hygon(self.topology, self.settings)
         self._error = error
         self.countdown = 10_000
 
@@ -431,18 +427,6 @@ class Failing:
         if self.countdown <= 0:
             raise self._error
         return self._policy.place(node, container, fence, affinity, near, keep)
-
-    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
-        return ()
-
-    def why_not_sized(self, node: Node, container: Container) -> str:
-        return "this policy does not size sets"
-
-    def fits_by_room(self, node: Node, container: Container) -> bool:
-        return False
-
-    def tidy(self, node: Node) -> Mapping[str, Placement]:
-        return {}
 
 
 def failing_engine(error: Exception) -> tuple[Engine, Failing]:

@@ -266,8 +266,8 @@ def test_placements_and_explain_tell_charge_and_room() -> None:
         "free_bytes": 7 * GIB,
     }
     text = explain_text(document)
-    assert "  memory charged: 16.0 GiB on node 3\n" in text
-    line = "  memory of node 3: 16.0 of 64.0 GiB charged, room for 37.1 GiB, 5.0 GiB are huge pages; 7.0 GiB free now"
+    assert "  memory allocated: 16.0 GiB on NUMA node 3\n" in text
+    line = "  memory of NUMA node 3: 16.0 of 64.0 GiB allocated, room for 37.1 GiB, 5.0 GiB are huge pages; 7.0 GiB free now"
     assert line in text.splitlines()
 
 
@@ -291,7 +291,7 @@ def test_a_pods_new_limit_is_that_of_its_containers() -> None:
     for name in ("a", "b"):
         run(engine, make_container(name, limit=2, memory=16, pod=pod), name)
     assert charged(engine) == {0: 16}
-    engine.resize_pod(pod.id, None, 20 * GIB)
+    engine.resize_pod(pod.id, None, 20 * GIB, 0.0)
     for name in ("a", "b"):
         resources = replace(engine.grants[name].container.resources, memory_limit_bytes=20 * GIB)
         admission = engine.resize(name, resources, CpusetConstraint(), 5.0)

@@ -25,6 +25,7 @@ from cri_proxy.engine.pins import override_states
 from cri_proxy.engine.records import Life, Move, Plan, Stance
 from cri_proxy.engine.zones import names_text, zone_around, zones_of
 from policies.machine.cpus import format_cpus, parse_cpus
+from policies.machine.domain_names import domain_text
 from policies.model import NO_CONSTRAINT, Placement, PlacementRefused, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, VM_NO_CACHE_INFO
 from tests.scenes import TOPOLOGY_AWARE, engine_on, fence, host_of, make_container, make_pod, run, topology
@@ -115,6 +116,13 @@ def test_what_a_later_version_has_added_to_kept_orders_costs_no_other_order() ->
     assert told == ("overrides[1].namespace is null, expected a name of 1 to 253 characters",)
 
 
+def test_a_numa_node_goes_by_both_of_its_names() -> None:
+    item = {"namespace": "a", "pod": "b", "container": "c"}
+    [people, programs] = read_overrides([{**item, "zone": "numa-3"}, {**item, "zone": "node-3"}])
+    assert people == programs and (people.zone, people.text) == ("node-3", "numa-3")
+    assert read_overrides([{**item, "zone": "l3-3"}])[0].text == "l3-3"
+
+
 def test_there_are_not_more_overrides_than_can_be_looked_through() -> None:
     item = {"namespace": "a", "pod": "b", "container": "c", "zone": "node-0"}
     assert len(read_overrides([item] * MOST)) == MOST
@@ -137,7 +145,7 @@ def test_a_container_is_created_in_its_zone(zone: str) -> None:
     engine = pinned(pin("web", "app", zone))
     grant = run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     assert grant.cpus <= engine.ledger.zone_cpus[zone]
-    assert grant.why.startswith(f"pinned to {zone} by an override; ")
+    assert grant.why.startswith(f"pinned to {domain_text(zone)} by an override; ")
 
 
 def test_a_container_with_cpus_of_its_own_has_them_in_its_zone() -> None:
@@ -151,8 +159,8 @@ def test_a_container_with_cpus_of_its_own_has_them_in_its_zone() -> None:
     ("zone", "within", "why"),
     [
         ("l3-5", "", "default/web/app asks for 0m and may use 12000m; l3-5 has 8 shared CPUs, 8000m of them free"),
-        ("node-99", "", "this machine has no zone node-99, expected one of socket-0 to socket-1, node-0 to node-7"),
-        ("node-3", "0-7", "node-3 has no usable CPU that the caller allows"),
+        ("node-99", "", "this machine has no zone numa-99, expected one of socket-0 to socket-1, numa-0 to numa-7"),
+        ("node-3", "0-7", "numa-3 has no usable CPU that the caller allows"),
     ],
 )  # fmt: skip
 def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinned(
@@ -163,7 +171,7 @@ def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinn
     allowed = fence(within) if within else NO_CONSTRAINT
     grants = [run(each, container, "a", within=allowed) for each in (engine, plain)]
     assert grants[0].placement == grants[1].placement
-    assert f"not in {zone}, where an override pins it: {why}" in grants[0].why
+    assert f"not in {domain_text(zone)}, where an override pins it: {why}" in grants[0].why
 
 
 def test_a_create_that_did_not_fit_is_told_without_another_try() -> None:
@@ -224,7 +232,7 @@ def test_a_container_that_runs_is_moved_into_its_zone_and_says_so() -> None:
     assert states(engine) == [("waiting", "default/web/app is to be moved")]
     assert carry_out(engine) == ["a"]
     assert states(engine) == [("applied", "")]
-    assert engine.grants["a"].why.startswith("pinned to node-3 by an override")
+    assert engine.grants["a"].why.startswith("pinned to numa-3 by an override")
     assert carry_out(engine) == []
 
 
@@ -313,9 +321,9 @@ def test_what_is_frozen_makes_no_room_and_the_newcomer_is_placed_all_the_same() 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (HYGON_7285_2S, "socket-0 to socket-1, node-0 to node-7, l3-0 to l3-15"),
-        (MONOLITHIC_2S, "socket-0 to socket-1, node-0 to node-1, l3-0 to l3-1"),
-        (ONE_CPU, "socket-0, node-0"),
+        (HYGON_7285_2S, "socket-0 to socket-1, numa-0 to numa-7, l3-0 to l3-15"),
+        (MONOLITHIC_2S, "socket-0 to socket-1, numa-0 to numa-1, l3-0 to l3-1"),
+        (ONE_CPU, "socket-0, numa-0"),
     ],
 )
 def test_the_zones_of_a_machine_are_told_in_short(name: str, text: str) -> None:

@@ -32,7 +32,7 @@ from policies.exclusive.rules import ask_of
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.model import Placement, PlacementRefused, Qos, Resources
-from policies.registry import Policy
+from policies.policy import Policy
 from policies.settings import PlacementSettings
 from tests.engine import test_engine_properties
 from tests.engine.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, WISHES, Node_, Running

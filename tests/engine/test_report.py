@@ -182,7 +182,7 @@ def test_an_explanation_holds_place_room_and_decisions(engine: Engine) -> None:
     assert {h["container"] for h in document["history"]} == {"default/db/app"}
     text = explain_text(document)
     assert text.startswith("default/db/app (attempt 0, ab2)\n")
-    assert "the caller's own cpuset: 0-1" in text
+    assert "the caller's cpuset: 0-1" in text
     assert f"why: {row['why']}" in text
     assert "\ndecisions:\n" in text
 
@@ -267,11 +267,14 @@ LINES = {
     ),
     "sockets": ({}, "  serving    /run/a.sock, /run/b.sock"),
     "no sockets, and why": ({"sockets": [], "how": "late"}, "  serving    late"),
-    "no sockets": ({"sockets": []}, "  serving    nobody"),
+    "no sockets": ({"sockets": []}, "  serving    no socket"),
     "policy": (PLACING, "  policy     hygon, usable CPUs 0-3, reserved none"),
-    "containers": (PLACING, "  containers 2 placed; 1 places held, 0 creates in doubt"),
-    "no containers": ({**PLACING, "containers": {}}, "  containers none; 1 places held, 0 creates in doubt"),
-    "foreign": (PLACING, "  foreign    default/web/app: another writer keeps changing its cpuset"),
+    "containers": (PLACING, "  containers 2 placed; 1 places held, 0 creates of unknown outcome"),
+    "no containers": (
+        {**PLACING, "containers": {}},
+        "  containers none; 1 places held, 0 creates of unknown outcome",
+    ),
+    "foreign": (PLACING, "  modified   default/web/app: its cpuset is modified externally, again and again"),
     "fences": (PLACING, "  untouched  default/db/app: the caller's cpuset holds no usable CPU"),
     "not bound": (
         PLACING,

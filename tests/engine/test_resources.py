@@ -163,7 +163,12 @@ PODS: dict[str, tuple[Optional[PodSize], CgroupReading, Optional[PodSize]]] = {
     "as it was": (SIZE, CgroupReading(614, 0, 210_000, PERIOD_US), SIZE),
     "as it was, as a weight": (SIZE, CgroupReading(0, 24, 210_000, PERIOD_US), SIZE),
     "no quota: not all are limited": (SIZE, CgroupReading(2048, 0, -1, PERIOD_US), SIZE),
-    "not known, and no quota": (None, CgroupReading(1024, 0, -1, PERIOD_US), None),
+    "not known, and no quota": (
+        None,
+        CgroupReading(2048, 0, -1, PERIOD_US),
+        PodSize(2000, None, "the pod's cgroup"),
+    ),
+    "not known, and nothing requested": (None, CgroupReading(2, 0, -1, PERIOD_US), None),
     "not known before": (
         None,
         CgroupReading(512, 0, 200_000, PERIOD_US),
@@ -183,6 +188,13 @@ def test_a_pods_size_follows_its_quota(
     known: Optional[PodSize], reading: CgroupReading, now: Optional[PodSize]
 ) -> None:
     assert size_read(known, reading) == now
+
+
+@pytest.mark.parametrize(
+    "untold", [CgroupReading(0, 100, -1, PERIOD_US), CgroupReading(1024, 0, -1, PERIOD_US)]
+)
+def test_a_pods_cgroup_that_was_told_nothing_says_no_size(untold: CgroupReading) -> None:
+    assert size_read(None, untold) is None
 
 
 POD_LIMITS = [

@@ -89,12 +89,12 @@ def test_exclusive_cpus_make_the_places_smaller_and_so_the_sizes():
 @pytest.mark.parametrize(
     ("preferences", "settings", "why"),
     [
-        (PlacementPreferences(size="limit"), SIZED, "its set is sized by its limit"),
-        (PlacementPreferences(), PlacementSettings(), "its set is sized by its limit"),
+        (PlacementPreferences(size="limit"), SIZED, "its cpuset is sized by its limit"),
+        (PlacementPreferences(), PlacementSettings(), "its cpuset is sized by its limit"),
         (
             PlacementPreferences(ownership="exclusive"),
             SIZED,
-            "it is to have CPUs of its own, or the reserved ones",
+            "it is to have exclusive CPUs, or the reserved ones",
         ),
         (PlacementPreferences(smt="hide"), SIZED, "it gets one thread of each core"),
         (PlacementPreferences(l3="spread"), SIZED, "it is to be spread over many L3s"),
@@ -222,7 +222,7 @@ def test_one_that_grows_pushes_a_smaller_one_out_of_its_way():
     [elsewhere] = ccxs(engine, "small")
     assert elsewhere not in (0, 1)
     assert engine.grants["small"].moved_s == 1000.0
-    assert "makes room for default/pod-of-large/large, whose set has grown" in engine.grants["small"].why
+    assert "makes room for default/pod-of-large/large, whose cpuset has grown" in engine.grants["small"].why
 
 
 def test_it_pushes_none_that_was_moved_lately_and_none_where_nothing_may_be_moved():

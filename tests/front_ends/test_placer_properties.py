@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Optional
 
 import structlog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
@@ -75,6 +75,10 @@ def created(container_id: str, limit: int) -> cri.CreateContainerRequest:
 def resized(container_id: str, limit: int) -> cri.UpdateContainerResourcesRequest:
     linux = container_resources(cpu_limit=limit, cpu_request=limit, memory_limit=1 << 30, qos="guaranteed")
     return cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+
+
+def pod_resources(limit: int) -> cri.LinuxContainerResources:
+    return container_resources(cpu_limit=limit, cpu_request=limit, memory_limit=1 << 30, qos="guaranteed")
 
 
 class Store:
@@ -150,6 +154,9 @@ class FrontEnd:
     async def resize(self, request: cri.UpdateContainerResourcesRequest) -> None:
         raise NotImplementedError
 
+    async def resize_pod(self, request: cri.UpdatePodSandboxResourcesRequest) -> None:
+        raise NotImplementedError
+
     async def stop(self, key: str) -> None:
         raise NotImplementedError
 
@@ -213,6 +220,9 @@ class CriCalls(FrontEnd):
         reply = cri.UpdateContainerResourcesResponse()
         await self.call("UpdateContainerResources", request, reply, make)
 
+    async def resize_pod(self, request: cri.UpdatePodSandboxResourcesRequest) -> None:
+        await self.call("UpdatePodSandboxResources", request, cri.UpdatePodSandboxResourcesResponse())
+
     async def stop(self, key: str) -> None:
         request = cri.StopContainerRequest(container_id=key)
         await self.call("StopContainer", request, cri.StopContainerResponse())
@@ -242,6 +252,7 @@ class Plugin(FrontEnd):
 
     async def pod(self, pod: Pod) -> None:
         linux = nri.LinuxPodSandbox(cgroup_parent=pod.config.linux.cgroup_parent)
+        linux.pod_resources.CopyFrom(view_resources(pod.config.linux.resources))
         seen = nri.PodSandbox(id=pod.id, name=pod.name, uid=pod.uid, namespace=pod.namespace, linux=linux)
         seen.labels.update(pod.config.labels)
         self.pods[pod.id] = seen
@@ -276,6 +287,15 @@ class Plugin(FrontEnd):
         if reply is not None:
             self.carry_out(reply.update)
         await self.placing.post_update_container(self.request(key), Told("PostUpdateContainer"))
+
+    async def resize_pod(self, request: cri.UpdatePodSandboxResourcesRequest) -> None:
+        asked = SimpleNamespace(
+            pod=self.pods[request.pod_sandbox_id],
+            linux_resources=view_resources(request.resources),
+            overhead_linux_resources=view_resources(request.overhead),
+        )
+        await self.placing.update_pod_sandbox(asked, Told("UpdatePodSandbox"))
+        await self.placing.post_update_pod_sandbox(asked, Told("PostUpdatePodSandbox"))
 
     async def stop(self, key: str) -> None:
         reply: Any = await self.placing.stop_container(self.request(key), Told("StopContainer"))
@@ -326,6 +346,10 @@ class Simulated(FrontEnd):
         process = self.shell.runtime.containers[request.container_id]
         self.shell.update(process, request.SerializeToString(), "ok")
 
+    async def resize_pod(self, request: cri.UpdatePodSandboxResourcesRequest) -> None:
+        self.shell.now_s = self.now_s
+        self.shell.resize_pod(request.pod_sandbox_id, request.SerializeToString())
+
     async def stop(self, key: str) -> None:
         self.shell.now_s = self.now_s
         # StopContainer does not tell a code: that it has finished well is not known.
@@ -356,22 +380,40 @@ def seen(front_end: FrontEnd) -> dict[str, Any]:
     }
 
 
-async def play(front_end: FrontEnd, steps: list[Step]) -> list[tuple[Any, Any]]:
-    """The records and cpusets after each step."""
+async def play(
+    front_end: FrontEnd, steps: list[Step], sizes: Optional[dict[str, int]] = None
+) -> list[tuple[Any, Any]]:
+    """The records and cpusets after each step.
+
+    ``sizes``: of pods with resources of their own. Kubelet writes these into each of their containers, and into a
+    container that is updated the limit only (see policies/pod_share.py).
+    """
+    of_pod = dict(sizes or {})
     story = []
     running: dict[str, str] = {}
     stopped: dict[str, str] = {}
     for pod in PODS:
         seen_pod = Pod(pod)
         seen_pod.config.linux.cgroup_parent = f"/kubepods/pod{pod}"
+        if pod in of_pod:
+            seen_pod.config.linux.resources.CopyFrom(pod_resources(of_pod[pod]))
         await front_end.pod(seen_pod)
     for number, (operation, name, limit) in enumerate(steps):
         front_end.now_s += 1.0
         if operation in RESULTS and name not in running:
             key = f"{name}-{number}"
-            await front_end.create(key, created(key, limit), operation)
+            await front_end.create(key, created(key, of_pod.get(name.split("-")[0], limit)), operation)
             if operation == "create":
                 running[name] = key
+        elif operation == "resize" and name.split("-")[0] in of_pod:
+            pod = name.split("-")[0]
+            of_pod[pod] = limit
+            for which in [key for other, key in running.items() if other.startswith(f"{pod}-")]:
+                asked = resized(which, limit)
+                asked.linux.cpu_shares = 2
+                await front_end.resize(asked)
+            request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=pod, resources=pod_resources(limit))
+            await front_end.resize_pod(request)
         elif operation == "resize" and name in running:
             await front_end.resize(resized(running[name], limit))
         elif operation == "stop" and name in running:
@@ -399,3 +441,19 @@ def test_placed_late_is_placed_the_same(policy: str, steps: list[Step]) -> None:
     seen_to_run = [step for step in steps if step[0] not in ("fail", "lose")]
     late, told = (asyncio.run(play(kind(policy), seen_to_run)) for kind in (Late, CriCalls))
     assert late == told
+
+
+@settings(max_examples=40)
+@given(
+    policy=st.sampled_from(["hygon", "topology-aware", "balloons"]),
+    steps=STEPS,
+    sizes=st.dictionaries(st.sampled_from(PODS), LIMITS, min_size=1),
+)
+def test_all_front_ends_know_the_resources_of_pods(
+    policy: str, steps: list[Step], sizes: dict[str, int]
+) -> None:
+    stories = {
+        kind.__name__: asyncio.run(play(kind(policy), steps, sizes)) for kind in (CriCalls, Plugin, Simulated)
+    }
+    assert stories["Plugin"] == stories["CriCalls"]
+    assert stories["Simulated"] == stories["CriCalls"]

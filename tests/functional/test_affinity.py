@@ -14,14 +14,17 @@ import pytest
 
 from cri_api.control import ControlError
 from policies.machine.cpus import parse_cpus
-from tests.agent import Agent
+from tests.agent import Agent, merged
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import UPDATE, StartAgent, ask, counter, cpus_of, until
 from tests.observer import QUICK, ObserverProcess
 
-MANUAL = {**QUICK, "rebalance": "manual"}
-AUTO = {**QUICK, "rebalance_interval": "200ms"}
+MANUAL: dict[str, Any] = {"affinity": {"rebalance": "manual", "cooldown": "1ms"}, "constants": QUICK}
+AUTO: dict[str, Any] = {
+    "affinity": {"cooldown": "1ms"},
+    "constants": {**QUICK, "affinity_rebalance_interval_s": 0.2},
+}
 
 
 def flow(a: str, b: str) -> dict[str, Any]:
@@ -51,7 +54,7 @@ async def edges(agent: Agent, count: int = 1) -> Any:
 async def test_containers_that_talk_are_moved_into_one_l3_by_command(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web, db, other = [await create(client, name) for name in ("web", "db", "other")]
         before = cpus_of(runtime, other)
@@ -77,7 +80,7 @@ async def test_containers_that_talk_are_moved_into_one_l3_by_command(
 async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         ids = {name: await create(client, name) for name in ("web", "db")}
         await edges(agent)
@@ -105,7 +108,7 @@ async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(
 async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_move(
     start_agent: StartAgent,
 ) -> None:
-    agent = await start_agent(affinity={**AUTO, "hysteresis": 1.0})
+    agent = await start_agent(**merged(AUTO, {"affinity": {"hysteresis": 1.0}}))
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         ids = [await create(client, name) for name in ("web", "db")]
 
@@ -121,7 +124,7 @@ async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_m
 
 
 async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         ids = [await create(client, name) for name in ("web", "db")]
         await edges(agent)
@@ -151,7 +154,7 @@ async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) ->
 async def test_containers_that_talk_are_moved_together_by_themselves(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(affinity=AUTO)
+    agent = await start_agent(**AUTO)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web, db = [await create(client, name) for name in ("web", "db")]
         await runtime.wait_until(lambda: cpus_of(runtime, web) == cpus_of(runtime, db))
@@ -171,7 +174,7 @@ async def test_containers_that_talk_are_moved_together_by_themselves(
 async def test_a_frozen_daemon_moves_nobody_until_it_is_unfrozen(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(affinity=AUTO)
+    agent = await start_agent(**AUTO)
     async with CriClient(agent.socket) as client:
         web, db = [await create(client, name) for name in ("web", "db")]
         code, out, _ = await agent.cli("rebalance", "--freeze")
@@ -189,7 +192,7 @@ async def test_a_new_replica_comes_near_its_peers_before_it_has_talked(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
     """Also after a restart of the daemon, with the observer gone: what owners do is remembered."""
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     labels = {"pod-template-hash": "7d4b9c6f5"}
     async with CriClient(agent.socket) as client:
         db = await create(client, "db")
@@ -210,7 +213,7 @@ async def test_a_new_replica_comes_near_its_peers_before_it_has_talked(
 async def test_an_observer_that_ends_freezes_the_picture_and_one_that_returns_thaws_it(
     start_agent: StartAgent, runtime: FakeRuntime, number: signal.Signals
 ) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client:
         web, db = [await create(client, name) for name in ("web", "db")]
         async with ObserverProcess(agent, [flow("web", "db")]) as observer:
@@ -239,7 +242,7 @@ async def test_without_an_observer_everything_is_said_and_works(agent: Agent, cl
 
 
 async def test_a_reset_daemon_still_knows_who_talks_to_whom(start_agent: StartAgent) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web = await create(client, "web")
         await create(client, "db")
@@ -252,7 +255,7 @@ async def test_a_reset_daemon_still_knows_who_talks_to_whom(start_agent: StartAg
 async def test_affinity_can_be_turned_off_and_on_without_a_restart(
     start_agent: StartAgent,
 ) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         for name in ("web", "db"):
             await create(client, name)
@@ -278,7 +281,7 @@ async def test_in_mode_observe_a_rebalance_is_refused_with_a_sentence(start_agen
 async def test_a_move_that_the_runtime_refuses_is_taken_back_and_the_command_fails(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web, db = [await create(client, name) for name in ("web", "db")]
         before = cpus_of(runtime, web), cpus_of(runtime, db)
@@ -297,7 +300,7 @@ async def test_a_move_that_the_runtime_refuses_is_taken_back_and_the_command_fai
 async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client:
         in_leaf: dict[frozenset[int], list[str]] = {}
         ids: dict[str, str] = {}
@@ -332,7 +335,7 @@ async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(
 
 
 async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_agent: StartAgent) -> None:
-    agent = await start_agent(affinity=MANUAL)
+    agent = await start_agent(**MANUAL)
     remotes = [
         {"a": "default/web/app", "address": "10.244.7.3", "bytes": 2e6},
         {"a": "default/web/app", "address": "fd00::7:4", "bytes": 8e6},
@@ -352,7 +355,7 @@ async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_
 
 
 async def test_where_affinity_is_off_no_other_node_is_told_of(start_agent: StartAgent) -> None:
-    agent = await start_agent(affinity={**MANUAL, "enabled": False})
+    agent = await start_agent(**merged(MANUAL, {"affinity": {"enabled": False}}))
     remotes = [{"a": "default/web/app", "address": "10.244.7.3", "bytes": 2e6}]
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [], remotes):
         await create(client, "web")

@@ -159,7 +159,7 @@ def test_a_daemon_that_is_not_running_is_one_sentence_and_a_hint(
     result = CliRunner().invoke(cli, ["--control-socket", str(path), *words])
     assert result.exit_code == 1
     assert result.output == (
-        f"cri-resmgr: the daemon is not running: nobody serves {path}\n  {ABSENT_HINT}\n"
+        f"cri-resmgr: the daemon is not running: nothing serves {path}\n  {ABSENT_HINT}\n"
     )
 
 
@@ -204,14 +204,14 @@ async def test_answers_for_people_say_the_same(busy: Agent) -> None:
         assert (code, error) == (0, ""), words
     assert outs["status"].startswith(f"cri-resmgr {VERSION}: mode enforce\n")
     assert "containerd 1.7.0, runtime.v1" in outs["status"]
-    assert "1 placed; 0 places held, 0 creates in doubt" in outs["status"]
+    assert "1 placed; 0 places held, 0 creates of unknown outcome" in outs["status"]
     header, row = outs["placements"].splitlines()
     titles = ["CONTAINER", "STATE", "LEVEL", "CPUS", "EXCLUSIVE", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
     assert header.split() == titles
     cells = ["default/web/web", "running", "ccx", "0-3,64-67", "-", "0", "8000m", "8000m", "placed"]
     assert row.split() == cells
     assert "why: 8 CPUs wanted" in outs["explain"]
-    assert "L3 0 (0-3,64-67): 8000m charged, 0m free" in outs["explain"]
+    assert "L3 0 (0-3,64-67): 8000m allocated, 0m free" in outs["explain"]
     assert outs["mode"] == "enforce\n"
     shown = [line.split() for line in outs["config"].splitlines()]
     assert ["relay.socket", busy.socket, f"{busy.config_file}:1"] in shown
@@ -439,13 +439,13 @@ def test_a_good_file_is_good(tmp_path: Path) -> None:
 
 def test_errors_and_unknown_keys_are_shown_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text("placement:\n  ladder: rope\n  lader: fine\nrelay:\n  drain: -1\n")
+    file.write_text("placement:\n  ladder: rope\n  lader: fine\nnri:\n  sync_timeout: -1\n")
     result = run("config", "check", str(file))
     assert (result.returncode, result.stdout) == (1, "")
     lines = result.stderr.splitlines()
     assert f'{file}:2: placement.ladder is "rope", expected manual or fine' in lines
     assert f"{file}:3: unknown key placement.lader; did you mean placement.ladder?" in lines
-    assert any(line.startswith(f'{file}:5: relay.drain is "-1", expected a duration') for line in lines)
+    assert any(line.startswith(f'{file}:5: nri.sync_timeout is "-1", expected a duration') for line in lines)
 
 
 def test_what_files_of_intels_say_besides_is_a_warning_and_no_error(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_a_diff_without_a_daemon_is_one_sentence_and_a_hint(tmp_path: Path) -> N
     result = invoke("--control-socket", str(path), "config", "check", str(file), "--diff")
     assert result.exit_code == 1
     assert result.output.splitlines()[1:] == [
-        f"cri-resmgr: the daemon is not running: nobody serves {path}",
+        f"cri-resmgr: the daemon is not running: nothing serves {path}",
         f"  {ABSENT_HINT}",
     ]
 

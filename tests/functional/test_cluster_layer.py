@@ -156,7 +156,7 @@ async def test_a_person_on_the_node_takes_it_off_with_one_command_and_no_other_c
         ),
         (
             {"policy": {"ReservedResources": {"CPU": "cgroup:/system.slice"}}},
-            "policy.ReservedResources.CPU names the cgroup /system.slice, expected a quantity or a set of CPUs: paths are "
+            "policy.ReservedResources.CPU names the cgroup /system.slice, expected a quantity or a cpuset: paths are "
             "each node's own",
         ),
         ({"placement": {"memory_only_nodes": "9"}}, "placement.memory_only_nodes names NUMA node 9, and this node has 0-7"),
@@ -214,14 +214,14 @@ async def test_a_kept_policy_that_this_version_does_not_take_costs_nothing_but_i
 
 
 async def test_what_the_observer_reads_is_printed_for_it_with_the_policy(agent: Agent) -> None:
-    config = {"affinity": {"half_life": "30s", "hysteresis": 0.2}}
+    config = {"affinity": {"within": "owner", "hysteresis": 0.2}}
     answer = await ask(agent, "cluster-policy", **{**GOLD, "config": config})
-    assert answer["changed"] == ["affinity.half_life", "affinity.hysteresis"]
+    assert answer["changed"] == ["affinity.within", "affinity.hysteresis"]
     assert answer["needs_restart"] == []
     code, out, err = await agent.cli("observer", "options", "--config", str(agent.config_file))
     assert code == 0, err
     printed = json.loads(out)
-    assert printed["half_life_s"] == 30
+    assert printed["within"] == "owner"
     assert printed["watch"] == str(agent.state / "cluster-policy.json")
     assert (agent.state / "cluster-policy.json").exists()
 
@@ -237,9 +237,9 @@ async def test_an_override_moves_a_container_that_runs_and_explain_says_so(
     assert (state["state"], state["sentence"]) == ("applied", "")
     assert cpus_of(runtime, web) <= frozenset([*range(24, 32), *range(88, 96)])
     [row] = (await look(agent, "report"))["placements"]
-    assert row["why"].startswith("pinned to node-3 by an override")
+    assert row["why"].startswith("pinned to numa-3 by an override")
     explained = await ask(agent, "explain", container="web")
-    assert explained["containers"][0]["why"].startswith("pinned to node-3 by an override")
+    assert explained["containers"][0]["why"].startswith("pinned to numa-3 by an override")
 
 
 async def test_an_override_places_what_is_created_later_by_the_beginning_of_its_pods_name(
@@ -285,7 +285,7 @@ async def test_a_zone_that_is_not_there_is_refused_with_those_there_are(agent: A
     [state] = await pin(agent, ("default/web/web", "node-99"))
     assert state["state"] == "refused"
     assert state["sentence"] == (
-        "this machine has no zone node-99, expected one of socket-0 to socket-1, node-0 to node-7, l3-0 to l3-15"
+        "this machine has no zone numa-99, expected one of socket-0 to socket-1, numa-0 to numa-7, l3-0 to l3-15"
     )
 
 
@@ -385,15 +385,15 @@ async def test_a_freeze_is_on_or_off(agent: Agent, value: Any) -> None:
 
 async def test_the_command_line_pins_freezes_and_shows(agent: Agent, client: CriClient) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
-    code, out, err = await agent.cli("overrides", "default/web/web=node-3")
-    assert (code, out.splitlines()[1].split()[:3]) == (0, ["default/web/web", "node-3", "applied"]), err
+    code, out, err = await agent.cli("overrides", "default/web/web=numa-3")
+    assert (code, out.splitlines()[1].split()[:3]) == (0, ["default/web/web", "numa-3", "applied"]), err
     code, out, _ = await agent.cli("overrides", "--clear")
     assert (code, out) == (0, "no override\n")
     code, out, _ = await agent.cli("freeze", "on")
     assert (code, out) == (0, "frozen: no container that runs is moved\n")
     code, out, _ = await agent.cli("freeze")
     assert (code, out) == (0, "frozen: no container that runs is moved\n")
-    assert (await agent.cli("overrides", "web=node-3"))[0] == 2
+    assert (await agent.cli("overrides", "web=numa-3"))[0] == 2
 
 
 # ---------------------------------------------------------------------- what owners should hear of

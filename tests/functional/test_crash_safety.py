@@ -52,7 +52,7 @@ HELD = [
 # ---------------------------------------------------------------------- a long run
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_moves_nothing(
     runtime: FakeRuntime, seed: int
 ) -> None:
@@ -341,7 +341,7 @@ async def test_a_state_file_that_is_deleted_under_the_daemon_is_written_anew(run
 
 
 #: After a failure the next write is tried a second later, by a request or by the next look at the runtime.
-OFTEN = {"poll": "100ms"}
+OFTEN = {"reconcile_poll_s": 0.1}
 
 
 class Disk:
@@ -377,7 +377,7 @@ def small_disk(folder: Path) -> Iterator[Disk]:
 
 
 async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime, reconcile=OFTEN) as agent:
+    async with new_agent(runtime, constants=OFTEN) as agent:
         with small_disk(agent.state) as disk:
             await start(agent)
             disk.fill()
@@ -398,7 +398,7 @@ async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(r
 async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space(
     runtime: FakeRuntime,
 ) -> None:
-    async with new_agent(runtime, reconcile=OFTEN) as agent:
+    async with new_agent(runtime, constants=OFTEN) as agent:
         with small_disk(agent.state) as disk:
             disk.fill()
             status = await start(agent)
@@ -417,7 +417,7 @@ async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space
 async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_can(
     runtime: FakeRuntime,
 ) -> None:
-    async with new_agent(runtime, reconcile=OFTEN) as agent:
+    async with new_agent(runtime, constants=OFTEN) as agent:
         with small_disk(agent.state) as disk:
             disk.remount("ro")
             status = await start(agent)

@@ -154,7 +154,7 @@ async def test_an_empty_sys_passes_bytes_and_recovers_by_itself(runtime: FakeRun
 
 
 async def test_a_file_where_the_state_directory_should_be_costs_only_durability(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime, reconcile={"poll": "100ms"}) as agent:
+    async with new_agent(runtime, constants={"reconcile_poll_s": 0.1}) as agent:
         agent.state.write_text("not a directory")
         status = await start(agent)
         _check_ready_said(agent, f"{agent.state}: it is not a directory")

@@ -94,6 +94,9 @@ async def test_it_changes_nothing(
 ) -> None:
     await run_pod_with(client, "web", cpu_limit=4000)
     files, placed, given = host.files(), await ask(agent, "placements"), cpusets(runtime)
+    # The daemon makes its own files beside the calls.
+    made = {f"{name}.db{suffix}" for name in ("history", "state") for suffix in ("", "-wal")}
+    await eventually(lambda: made <= set(os.listdir(agent.state)), "the state and the history")
     state = sorted(os.listdir(agent.state))
     await findings(host, agent)
     assert (host.files(), await ask(agent, "placements"), cpusets(runtime)) == (files, placed, given)
@@ -143,13 +146,13 @@ async def test_a_kubelet_that_was_pointed_away_is_found_with_what_to_type(
 async def test_files_that_were_changed_and_not_reloaded_are_found(host: KubeletHost, agent: Agent) -> None:
     _, found = await findings(host, agent)
     assert "config-changed" not in found and "config-others" not in found
-    agent.write_config({"relay": {"drain": "9s"}})
+    agent.write_config({"nri": {"request_timeout": "9s"}})
     _, found = await findings(host, agent)
-    assert found["config-changed"]["sentence"].endswith("relay.drain")
-    agent.write_config({"relay": {"drain": "long"}})
+    assert found["config-changed"]["sentence"].endswith("nri.request_timeout")
+    agent.write_config({"nri": {"request_timeout": "long"}})
     code, found = await findings(host, agent)
     assert (code, found["config"]["verdict"]) == (1, PROBLEM)
-    assert "relay.drain" in found["config"]["sentence"]
+    assert "nri.request_timeout" in found["config"]["sentence"]
 
 
 async def test_a_damaged_state_file_is_found(host: KubeletHost, agent: Agent) -> None:

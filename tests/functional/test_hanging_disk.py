@@ -51,7 +51,7 @@ class Node:
 
 @pytest_asyncio.fixture
 async def node(runtime: FakeRuntime) -> AsyncIterator[Node]:
-    async with new_agent(runtime, state={"wait": "300ms"}, reconcile={"poll": "100ms"}) as agent:
+    async with new_agent(runtime, constants={"state_wait_s": 0.3, "reconcile_poll_s": 0.1}) as agent:
         with hanging_disk(agent.state, agent.folder / "on-disk") as disk:
             yield Node(agent, disk)
             disk.go()
@@ -87,7 +87,7 @@ async def test_calls_go_on_and_all_is_written_when_the_disk_answers(runtime: Fak
 
 async def test_a_create_waits_for_its_record_and_nothing_else_does(runtime: FakeRuntime, node: Node) -> None:
     agent, disk = node.agent, node.disk
-    agent.write_config({"state": {"wait": "1h"}})
+    agent.write_config({"constants": {"state_wait_s": 3600}})
     await start(agent)
     async with CriClient(agent.socket) as client, CriClient(agent.socket) as other:
         pod = await client.run_pod("web")

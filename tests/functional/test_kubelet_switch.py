@@ -223,6 +223,20 @@ async def test_a_kubelet_that_failed_with_our_endpoint_comes_back_with_its_own(
     assert "reset-failed kubelet" in host.asked()
 
 
+async def test_a_separate_image_service_is_written_for_kubelet_and_taken_back(
+    make_host: MakeHost, start_agent: StartAgent, runtime: FakeRuntime
+) -> None:
+    agent = await start_agent(relay={"image_endpoint": "/run/images.sock"})
+    host = make_host(config_tree(runtime.socket))
+    await restarted(host)
+    before = host.files()
+    assert (await host.cli(agent, "enable", "--restart"))[0] == 0
+    written = host.files()[CONFIG].decode()
+    assert 'imageServiceEndpoint: "unix:///run/images.sock"' in written and agent.socket in written
+    assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 0
+    assert host.files() == before
+
+
 async def test_a_dry_run_shows_the_change_and_makes_none(host: KubeletHost, agent: Agent) -> None:
     before = host.files()
     code, out, _ = await host.cli(agent, "enable", "--restart", "--dry-run")

@@ -81,7 +81,7 @@ async def test_without_a_watchdog_none_is_told(runtime: FakeRuntime) -> None:
 async def test_a_call_under_way_is_finished_before_the_end(runtime: FakeRuntime) -> None:
     hold = asyncio.Event()
     runtime.script("CreateContainer", hold=hold)
-    async with new_agent(runtime, relay={"drain": "20s"}) as agent:
+    async with new_agent(runtime, constants={"relay_drain_s": 20}) as agent:
         await start(agent)
         async with CriClient(agent.socket) as client:
             pod = await client.run_pod("web")
@@ -98,7 +98,7 @@ async def test_a_call_under_way_is_finished_before_the_end(runtime: FakeRuntime)
 
 async def test_a_call_that_outlasts_the_drain_is_ended_and_left_in_doubt(runtime: FakeRuntime) -> None:
     runtime.script("CreateContainer", hold=asyncio.Event(), act_before_error=True, times=1)
-    async with new_agent(runtime, relay={"drain": "100ms"}) as agent:
+    async with new_agent(runtime, constants={"relay_drain_s": 0.1}) as agent:
         await start(agent)
         async with CriClient(agent.socket) as client:
             pod = await client.run_pod("web")
@@ -114,7 +114,7 @@ async def test_a_call_that_outlasts_the_drain_is_ended_and_left_in_doubt(runtime
 
 async def test_a_second_sigterm_ends_it_at_once(runtime: FakeRuntime) -> None:
     runtime.script("CreateContainer", hold=asyncio.Event())
-    async with new_agent(runtime, relay={"drain": "1h"}) as agent:
+    async with new_agent(runtime, constants={"relay_drain_s": 3600}) as agent:
         await start(agent)
         async with CriClient(agent.socket) as client:
             pod = await client.run_pod("web")
@@ -189,7 +189,7 @@ async def test_the_launcher_does_not_steal_either(runtime: FakeRuntime) -> None:
 async def test_streams_and_pulls_are_ended_at_once_with_unavailable(runtime: FakeRuntime) -> None:
     pull_request = cri.PullImageRequest(image=cri.ImageSpec(image=IMAGE))
     runtime.script("PullImage", hold=asyncio.Event())
-    async with new_agent(runtime, relay={"drain": "1h"}) as agent:
+    async with new_agent(runtime, constants={"relay_drain_s": 3600}) as agent:
         await start(agent)
         async with CriClient(agent.socket) as client:
             events = client.events()

@@ -76,7 +76,7 @@ async def test_a_create_waits_a_limited_time_for_others_to_make_room(
     runtime: FakeRuntime, start_agent: StartAgent
 ) -> None:
     # On a busy machine both updates are on their way within this time.
-    agent = await start_agent(placement={"shrink_wait": "1s"})
+    agent = await start_agent(constants={"placement_shrink_wait_s": 1})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")
         first, second = [
@@ -103,7 +103,7 @@ async def test_a_create_waits_a_limited_time_for_others_to_make_room(
 async def test_a_create_waits_while_others_do_make_room(
     runtime: FakeRuntime, start_agent: StartAgent
 ) -> None:
-    agent = await start_agent(placement={"shrink_wait": "1h"})
+    agent = await start_agent(constants={"placement_shrink_wait_s": 3600})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")
         victim = await client.create(pod, "a", cpu_request=100, cpu_limit=2000)

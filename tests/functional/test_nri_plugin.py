@@ -471,22 +471,3 @@ async def test_a_resize_while_it_was_not_asked_is_followed(
     assert (known["cpu_limit_milli"], known["level"]) == (2000, "ccx")
     assert await counted(agent, "drift_total{result=resized}") == 1
     await until(agent, lambda status: status["counters"].get("cri_resmgr_updates_total{result=sent}") == 1)
-
-
-async def test_a_container_that_is_told_its_cpus_gets_the_folder_in_the_answer(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
-    agent = await start_plugin(placement={"cpuset_file": "all"})
-    pod = make_pod("p")
-    container = make_container(pod, cpu_limit=4000)
-    reply = await host.create(pod, container)
-    [mount] = reply.adjust.mounts
-    assert (mount.destination, mount.type) == ("/run/cri-resmgr.io", "bind")
-    assert {"ro", "nosuid", "nodev", "noexec"} <= set(mount.options)
-    folder = Path(mount.source)
-    assert agent.folder in folder.parents
-    assert f"cpus={reply.adjust.linux.resources.cpu.cpus}\n" in (folder / "cpuset").read_text()
-    await host.tell("PostCreateContainer", pod, container)
-    await host.tell("RemoveContainer", pod, container)
-    await host.tell("RemovePodSandbox", pod)
-    await eventually(lambda: not folder.exists(), lambda: "its folder goes with it")

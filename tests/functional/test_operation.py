@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.cri.annotations.keys import GONE
 from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT
 from tests.cri_client import CriClient, cgroup_parent
@@ -245,6 +246,22 @@ async def test_opted_out_by(
         container = await run_pod(client, **pod)
     assert runtime.cpuset(container) == ""
     assert (await placed(agent))[container]["stance"] == "opted out"
+
+
+async def test_annotations_that_are_ignored_are_in_the_log_and_in_explain(
+    runtime: FakeRuntime, start_agent: StartAgent
+) -> None:
+    asked = {"cri-resmgr.io/balloon": "web", "cri-resmgr.io/cpuset-file": "true"}
+    agent = await start_agent()
+    async with CriClient(agent.socket) as client:
+        await run_pod(client, annotations=asked)
+    [row] = (await placed(agent)).values()
+    for sentence in (
+        'the annotation for a balloon of type "web": this policy has no balloons',
+        GONE["cpuset-file"],
+    ):
+        assert sentence in row["why"]
+        assert sentence in agent.log().replace('\\"', '"')
 
 
 async def test_a_container_of_a_vm_sandbox_from_before_us_is_left_alone(

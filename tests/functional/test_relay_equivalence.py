@@ -1,7 +1,7 @@
 """The same calls past the frame relay and through it: what the runtime gets and what the client gets are the same.
 
-Everything is compared, ``user-agent`` included: the relay is no gRPC hop. But for one thing: of events that are shared
-(``event_fan``) the runtime may see the headers of a call that is reset before its request.
+Everything is compared, ``user-agent`` included: the relay is no gRPC hop. But for one thing: of a subscription
+(``relay.io.subscription``) the runtime may see the headers of a call that is reset before its request.
 """
 
 from __future__ import annotations

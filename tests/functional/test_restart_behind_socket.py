@@ -129,7 +129,7 @@ async def test_no_call_of_a_thousand_fails_and_no_create_goes_unplaced(runtime: 
 
 
 async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime: FakeRuntime) -> None:
-    async with Units(runtime, relay={"drain": "10s"}) as units:
+    async with Units(runtime, constants={"relay_drain_s": 10}) as units:
         await units.start()
         hold = asyncio.Event()
         async with Kubelet(units.paths[0]) as slow, Kubelet(units.paths[1]) as other:
@@ -150,7 +150,7 @@ async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime:
 
 @pytest.mark.parametrize("method", ["GetContainerEvents", "PullImage", "StopContainer"])
 async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime: FakeRuntime, method: str) -> None:
-    async with Units(runtime, relay={"drain": "0.2s", "drain_stops": "0.5s"}) as units:
+    async with Units(runtime, constants={"relay_drain_s": 0.2, "relay_drain_stops_s": 0.5}) as units:
         await units.start()
         requests = {
             "GetContainerEvents": cri.GetEventsRequest(),
@@ -173,11 +173,10 @@ async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime: FakeR
             again.cancel()
 
 
-@pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_a_stop_of_a_container_is_waited_for_beyond_the_drain_while_others_are_served(
-    runtime: FakeRuntime, transport: str
+    runtime: FakeRuntime,
 ) -> None:
-    async with Units(runtime, relay={"drain": "0.1s", "transport": transport}) as units:
+    async with Units(runtime, constants={"relay_drain_s": 0.1}) as units:
         await units.start()
         hold = asyncio.Event()
         runtime.script("StopContainer", hold=hold)
@@ -196,12 +195,11 @@ async def test_a_stop_of_a_container_is_waited_for_beyond_the_drain_while_others
             assert await other.list_containers() == []
 
 
-@pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_a_stop_of_a_container_that_hangs_is_waited_for_as_long_as_it_was_to_take(
-    runtime: FakeRuntime, transport: str
+    runtime: FakeRuntime,
 ) -> None:
-    relay = {"drain": "0.1s", "drain_stops": "1h", "transport": transport}
-    async with Units(runtime, relay=relay) as units:
+    constants = {"relay_drain_s": 0.1, "relay_drain_stops_s": 3600}
+    async with Units(runtime, constants=constants) as units:
         await units.start()
         runtime.script("StopContainer", then_hang=True)
         async with Kubelet(units.paths[0]) as client:

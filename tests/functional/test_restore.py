@@ -124,7 +124,7 @@ async def test_what_the_reply_does_not_tell_is_placed_by_the_next_look(
 async def test_a_runtime_that_will_not_be_told_before_the_start_is_told_later_and_explain_says_so(
     runtime: FakeRuntime, start_agent: StartAgent
 ) -> None:
-    agent = await start_agent(policy={"Active": "topology-aware"}, placement={"shrink_wait": "100ms"})
+    agent = await start_agent(policy={"Active": "topology-aware"}, constants={"placement_shrink_wait_s": 0.1})
     answering = asyncio.Event()
     runtime.script("UpdateContainerResources", hold=answering)
     async with CriClient(agent.socket) as client:

@@ -162,23 +162,25 @@ async def init_then_app(runtime: FakeRuntime, agent: Agent, client: CriClient, e
 async def test_an_exit_and_its_code_are_noticed_by_polling(
     runtime: FakeRuntime, start_agent: StartAgent, exit_code: int, charged: int
 ) -> None:
-    agent = await start_agent(reconcile={"poll": "100ms"})
+    agent = await start_agent(constants={"reconcile_poll_s": 0.1})
     async with CriClient(agent.socket) as client:
         # A finished init container makes room for the next; a failed one comes back, its place is held.
         assert await init_then_app(runtime, agent, client, exit_code) == charged
     assert runtime.calls_of("GetContainerEvents") == []
 
 
+@pytest.mark.parametrize("subscribers", [1, 2], ids=["told once", "told twice"])
 @pytest.mark.parametrize(("exit_code", "charged"), [(0, 500), (3, 1000)], ids=["finished", "failed"])
 async def test_an_exit_and_its_code_are_read_along_on_the_clients_event_stream(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, exit_code: int, charged: int
+    runtime: FakeRuntime, agent: Agent, client: CriClient, exit_code: int, charged: int, subscribers: int
 ) -> None:
-    events = client.events()
-    await runtime.wait_until(lambda: runtime.subscribers == 1)
+    events = [client.events() for _ in range(subscribers)]
+    await runtime.wait_until(lambda: runtime.subscribers == subscribers)
     # No list can tell.
     runtime.script("ListContainers", error=(13, "not now"))
     assert await init_then_app(runtime, agent, client, exit_code) == charged
-    events.cancel()
+    for stream in events:
+        stream.cancel()
 
 
 async def test_an_exit_is_noticed_on_a_stream_of_our_own_where_that_takes_nothing_from_others(

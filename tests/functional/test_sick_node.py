@@ -70,9 +70,8 @@ async def test_a_disk_that_hangs_at_the_start_holds_up_neither_ready_nor_calls(r
         assert runtime.cpuset(container_id) != ""
 
 
-@pytest.mark.parametrize("transport", ["frames", "grpc"])
-async def test_while_a_disk_hangs_it_can_be_stopped(runtime: FakeRuntime, transport: str) -> None:
-    async with new_agent(runtime, relay={"transport": transport}) as agent:
+async def test_while_a_disk_hangs_it_can_be_stopped(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
         with hanging_disk(agent) as command:
             await agent.start(ready=False, command=command)
             await eventually(lambda: is_served(agent.control), "the control socket is served")

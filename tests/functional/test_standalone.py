@@ -257,7 +257,7 @@ async def test_who_starts_during_a_restart_is_placed_and_who_ran_before_is_not(
 async def test_the_next_attempt_gets_the_place_back(
     runtime: FakeRuntime, agent: Agent, direct: CriClient
 ) -> None:
-    agent.write_config({"reconcile": {"poll": "50ms"}})
+    agent.write_config({"constants": {"reconcile_poll_s": 0.05}})
     await standalone(agent)
     pod, first = await run_pod_with(direct, "web", **SIZE)
     place = await sent(runtime, first)
@@ -275,7 +275,7 @@ async def test_the_next_attempt_gets_the_place_back(
 
 
 async def test_a_resize_by_kubelet_is_followed(runtime: FakeRuntime, agent: Agent, direct: CriClient) -> None:
-    agent.write_config({"reconcile": {"poll": "50ms", "interval": "100ms"}})
+    agent.write_config({"constants": {"reconcile_poll_s": 0.05, "reconcile_interval_s": 0.1}})
     await standalone(agent)
     _, container_id = await run_pod_with(direct, "web", **SIZE)
     small = await sent(runtime, container_id)
@@ -290,7 +290,7 @@ async def test_a_resize_by_kubelet_is_followed(runtime: FakeRuntime, agent: Agen
 async def test_an_update_that_fails_is_made_again(
     runtime: FakeRuntime, agent: Agent, direct: CriClient
 ) -> None:
-    agent.write_config({"reconcile": {"poll": "50ms", "interval": "100ms"}})
+    agent.write_config({"constants": {"reconcile_poll_s": 0.05, "reconcile_interval_s": 0.1}})
     runtime.script(UPDATE, error=(2, "not now"), times=2)
     await standalone(agent)
     _, container_id = await run_pod_with(direct, "web", **SIZE)

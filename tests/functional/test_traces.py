@@ -7,7 +7,7 @@ import http.server
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,11 +66,9 @@ def collector() -> Iterator[Collector]:
     collector.close()
 
 
-@pytest_asyncio.fixture(params=["frames", "grpc"])
-async def traced(
-    request: pytest.FixtureRequest, start_agent: StartAgent, collector: Collector
-) -> AsyncIterator[Agent]:
-    yield await start_agent(relay={"transport": request.param}, tracing={"endpoint": collector.endpoint})
+@pytest_asyncio.fixture
+async def traced(start_agent: StartAgent, collector: Collector) -> Agent:
+    return await start_agent(tracing={"endpoint": collector.endpoint})
 
 
 async def create(client: CriClient, traceparent: str, name: str) -> str:

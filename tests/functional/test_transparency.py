@@ -378,7 +378,9 @@ async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_da
     wanted = [f"c{number}" for number in range(20)]
     async with FakeRuntime(f"{folder}/r.sock", event_streams="single") as runtime:
         # Often enough that a daemon with a mind to subscribe would have done it meanwhile.
-        agent = await start_in_front_of(runtime, machine(HYGON_7285_2S), {"reconcile": {"poll": "500ms"}})
+        agent = await start_in_front_of(
+            runtime, machine(HYGON_7285_2S), {"constants": {"reconcile_poll_s": 0.5}}
+        )
         try:
             polls = len(runtime.calls_of("ListContainers"))
             await runtime.wait_until(lambda: len(runtime.calls_of("ListContainers")) >= polls + 4)

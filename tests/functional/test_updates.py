@@ -202,7 +202,7 @@ async def test_a_failed_update_is_not_sent_again_once_the_clients_own_has_carrie
 async def test_the_clients_update_overtakes_one_of_ours_that_hangs(
     runtime: FakeRuntime, start_agent: StartAgent
 ) -> None:
-    agent = await start_agent(placement={"shrink_wait": "50ms"})
+    agent = await start_agent(constants={"placement_shrink_wait_s": 0.05})
     async with CriClient(agent.socket) as client:
         victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
         release = asyncio.Event()

@@ -158,6 +158,7 @@ GOOD: dict[str, Any] = {
     "sockets": ["/run/cri-resmgr.sock"],
 }
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "an image service of its own": ({"degraded": {"images": "why"}}, ""),
     "good": ({}, ""),
     "observing": ({"mode": "observe"}, ""),
     "degraded": ({"degraded": {"config": "no ladder"}}, "degraded: no ladder"),

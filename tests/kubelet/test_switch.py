@@ -20,6 +20,7 @@ from cri_proxy.kubelet.switch import (
     left_over,
     plan_disable,
     plan_enable,
+    plan_images,
     remarks_on,
     still_ours,
 )
@@ -278,6 +279,66 @@ def test_a_separate_image_endpoint_stays_and_is_said() -> None:
     edits = plan_enable(setup, files, US, SOCKETS)
     assert remarks_on(setup, edits, US)[0] == "the image endpoint stays unix:///run/i.sock"
     assert "imageServiceEndpoint: unix:///run/i.sock" in (edits[0].after or "")
+
+
+IMAGES = "unix:///run/images.sock"
+#: Here kubelet has all it is given from its command line, and no variable of it is for others.
+NO_PLACE = [
+    "drop-in, the flag inline",
+    "drop-in, the flag quoted and continued",
+    "drop-in, a variable of its own",
+    "ExecStart with comments between its lines",
+    "a variable that is one word",
+]
+WITH_PLACE = sorted(TREES.keys() - {"a separate image endpoint", *NO_PLACE})
+
+
+@pytest.mark.parametrize("name", WITH_PLACE)
+def test_the_image_service_is_written_too_and_taken_back_with_the_endpoint(name: str) -> None:
+    files = TREES[name].files
+    setup = found(files)
+    edits = plan_images(setup, files, plan_enable(setup, files, US, SOCKETS), IMAGES)
+    now = after_edits(files, edits)
+    after = survey(now)
+    assert (after.endpoint, after.images) == (US, IMAGES)
+    assert len({edit.path for edit in edits}) == len(edits)
+    record = SwitchRecord(US, setup.endpoint, tuple(edit.change for edit in edits), 1.0)
+    assert disabled(files, now, record)[0] == files
+
+
+@pytest.mark.parametrize("name", WITH_PLACE)
+def test_an_image_service_that_is_written_later_is_undone_with_the_switch(name: str) -> None:
+    files = TREES[name].files
+    now, older = enabled(files)
+    edits = plan_images(survey(now), now, [], IMAGES)
+    newer = SwitchRecord(US, older.previous, tuple(edit.change for edit in edits), 2.0)
+    record = merged(newer, older, still_ours(older, now))
+    then = after_edits(now, edits)
+    back, way = disabled(files, then, record)
+    assert survey(back).endpoint == survey(files).endpoint
+    if {edit.path for edit in edits} <= {change.path for change in older.changes}:
+        assert (back, way.remarks) == (files, ())
+
+
+def test_an_image_service_that_is_us_is_replaced() -> None:
+    files = {**KUBEADM, CONFIG: f"containerRuntimeEndpoint: {US}\nimageServiceEndpoint: {US}\n"}
+    (edit,) = plan_images(found(files), files, [], IMAGES)
+    assert edit.after == f"containerRuntimeEndpoint: {US}\nimageServiceEndpoint: {IMAGES}\n"
+
+
+@pytest.mark.parametrize("name", NO_PLACE)
+def test_where_an_image_service_has_no_place_it_is_said_what_kubelet_is_to_be_given(name: str) -> None:
+    files = TREES[name].files
+    with pytest.raises(CannotSwitch) as caught:
+        plan_images(found(files), files, [], IMAGES)
+    assert f"--image-service-endpoint={IMAGES}" in caught.value.hint
+
+
+def test_of_an_image_service_in_the_files_of_others_it_is_said_what_to_type() -> None:
+    files = RANCHER["k3s"].files
+    with pytest.raises(CannotSwitch) as caught:
+        plan_images(found(files), files, [], IMAGES)
+    assert f'"image-service-endpoint={IMAGES}"' in caught.value.hint
 
 
 def test_a_record_reads_back_as_it_was_written() -> None:

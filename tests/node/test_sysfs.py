@@ -443,7 +443,7 @@ print(nodes, len(reading.data.devices), *reading.warnings, sep="\\n")
     ("closed", "nodes", "consequence"),
     [
         ("devices/system/node", "[0]", "the NUMA nodes are not known, one is taken."),
-        ("bus/pci/devices", "[0, 1]", "no device is near a node."),
+        ("bus/pci/devices", "[0, 1]", "no device is near a NUMA node."),
     ],
     ids=["nodes", "devices"],
 )
@@ -531,7 +531,7 @@ DEVICES = [
     ("near a node", "1", {"0000:41:00.0": 1}, None),
     ("near no node", "-1", {}, None),
     ("no file", None, {}, None),
-    ("garbage", "?", {}, "numa_node holds '?' where a number is expected; the device is near no node."),
+    ("garbage", "?", {}, "numa_node holds '?' where a number is expected; the device is near no NUMA node."),
     (
         "near a node that is not there",
         "9",

@@ -6,8 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.merge import AdjustmentConflict, Merge, owner_of
-from cri_proxy.nri.updates import MergedUpdates
+from cri_proxy.nri.merge import AdjustmentConflict, Merge, MergedUpdates, owner_of
 
 FIRST, SECOND = "00-bar", "10-foo"
 LIMIT = "memory { limit { value: 5 } }"

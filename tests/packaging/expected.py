@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 from collections.abc import Iterable
+
+from tests.packaging.kinds import ask
+from tests.packaging.roots import REPOSITORY
 
 PROGRAMS = (
     "/usr/bin/cri-resmgr",
@@ -14,6 +18,9 @@ PROGRAMS = (
     "/etc/cri-resmgr/config.yaml",
     "/etc/cri-resmgr/fallback.cfg.sample",
     "/usr/share/cri-resmgr/affinity.proto",
+    "/usr/share/cri-resmgr/chart/Chart.yaml",
+    "/usr/share/cri-resmgr/chart/templates/base-operator-deployment.yaml",
+    "/usr/share/cri-resmgr/chart/crds/placementpolicies.yaml",
     "/usr/share/man/man8/cri-resmgr.8.gz",
     "/usr/share/bash-completion/completions/cri-resmgr",
     "/usr/share/fish/vendor_completions.d/cri-resmgr.fish",
@@ -69,3 +76,29 @@ def elsewhere(names: Iterable[str]) -> list[str]:
         for name in names
         if name and not any((name + "/").startswith(f) or f.startswith(name + "/") for f in FOLDERS)
     ]
+
+
+def _our_packages() -> tuple[str, ...]:
+    settings = configparser.ConfigParser()
+    settings.read(REPOSITORY / "setup.cfg")
+    return tuple(pattern.rstrip("*") for pattern in settings["options.packages.find"]["include"].split())
+
+
+#: Python packages, as the wheel has them.
+OUR_PACKAGES = _our_packages()
+
+
+def in_git(*names: str) -> set[str]:
+    """The files that git has at or below these names."""
+    return set(ask("git", "-C", str(REPOSITORY), "ls-files", "--", *names).splitlines())
+
+
+def ours(names: Iterable[str]) -> set[str]:
+    """Those of files below a ``site-packages`` that are to be in git: what protoc, Python and
+    packaging make is not."""
+    return {
+        name
+        for name in names
+        if name.partition("/")[0] in OUR_PACKAGES
+        and not name.endswith(("_pb2.py", "_pb2.pyi", "/allowed_options.py", ".pyc", "/"))
+    }

@@ -14,7 +14,7 @@ from policies.machine.topology_json import write_topology
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S, machine
-from tests.packaging.roots import Root
+from tests.packaging.roots import ENVIRONMENT, Root
 
 READY_S = 60.0
 SCENARIO = [{"op": "create", "id": "c1", "pod": "p1", "name": "app", "cpu_request": "8", "cpu_limit": "8"}]
@@ -40,7 +40,8 @@ async def served(root: Root) -> AsyncIterator[tuple[CriClient, FakeRuntime]]:
         log = root.path / "var/tmp/daemon.log"
         with _notified(root.path / "run/notify") as ready, log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
-                *root.command("env", "NOTIFY_SOCKET=/run/notify", "/usr/bin/cri-resmgr"),
+                *root.command("/usr/bin/cri-resmgr"),
+                env={**ENVIRONMENT, "NOTIFY_SOCKET": "/run/notify"},
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=stderr,
             )

@@ -1,4 +1,4 @@
-"""Debian systems in a folder, made by debootstrap once; each test has a layer of its own above it.
+"""Debian systems in a folder, each made once; each test has a layer of its own above it.
 
 A command in one runs in namespaces of its own: its mounts and whatever it starts end with it.
 """
@@ -6,6 +6,7 @@ A command in one runs in namespaces of its own: its mounts and whatever it start
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ CACHE = REPOSITORY / ".cache" / "roots"
 MIRROR = "http://deb.debian.org/debian"
 #: What each has besides the base system; no systemd: the scripts must do without.
 PACKAGES = {"bookworm": "python3,rpm,libstdc++6", "bullseye": "python3,libstdc++6"}
-TOOLS = ("debootstrap", "dpkg-deb", "rpmbuild", "rpm", "unshare")
+#: What a node has (tests/packaging/node.py): systemd, what the packages recommend, and what the documents type.
+NODE_PACKAGES = "python3,libstdc++6,python3-bpfcc,systemd,rpm,dnf,tmux,man-db,bash-completion"
+TOOLS = ("debootstrap", "mmdebstrap", "dpkg-deb", "rpmbuild", "rpm", "unshare")
 MOUNTS = 'mount -t proc proc "$0/proc" && mount --rbind /sys "$0/sys" && exec chroot "$0" "$@"'
 #: What the scripts ask of systemd is written down, and answered with yes.
 FAKE_SYSTEMCTL = """#!/bin/sh
@@ -33,28 +36,32 @@ def missing() -> str:
     return f"no {', '.join(absent)}: packages are not built and installed" if absent else ""
 
 
-def base_root(suite: str, architecture: str = "amd64") -> Optional[Path]:
+def base_root(suite: str, architecture: str = "amd64", packages: str = "") -> Optional[Path]:
     """The cached root of a suite; made if it is not there. ``None``: the mirror does not give it.
 
     ``architecture``: as Debian calls it; the kernel must start its programs (tools/emulate).
+    ``packages``: others than the suite's ``PACKAGES``.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
+    include = packages or PACKAGES[suite]
     name = suite if architecture == "amd64" else f"{suite}-{architecture}"
+    # Worktrees of other commits, which want other packages, share the cache.
+    name += f"-{hashlib.sha256(include.encode()).hexdigest()[:12]}"
     root = CACHE / name
     with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
             scratch = CACHE / f"{name}.new"
             shutil.rmtree(scratch, ignore_errors=True)
-            command = [
-                "debootstrap",
-                "--variant=minbase",
-                f"--include={PACKAGES[suite]}",
-                f"--arch={architecture}",
-            ]
-            done = subprocess.run(
-                [*command, suite, str(scratch), MIRROR], check=False, stdout=subprocess.DEVNULL
+            # With apt, which downloads many packages at once, where there are many.
+            maker = (
+                ["mmdebstrap", "--quiet", "--mode=root", "--format=directory"]
+                if packages
+                else ["debootstrap"]
             )
+            options = ["--variant=minbase", f"--include={include}", f"--arch={architecture}"]
+            command = [*maker, *options, suite, str(scratch), MIRROR]
+            done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
             if done.returncode != 0:
                 shutil.rmtree(scratch, ignore_errors=True)
                 return None
@@ -62,13 +69,19 @@ def base_root(suite: str, architecture: str = "amd64") -> Optional[Path]:
     return root
 
 
+#: Of every program that runs in a root: what this machine's tests are told by theirs means nothing there.
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+
+
 class Root:
     """A root of one's own: what is written goes to a layer above the cached one, which ``close`` takes away."""
 
-    def __init__(self, suite: str, folder: Path) -> None:
-        base = base_root(suite)
+    def __init__(self, suite: str, folder: Path, packages: str = "") -> None:
+        base = base_root(suite, packages=packages)
         if base is None:
-            raise LookupError(f"debootstrap cannot make {suite}: packages are not installed there")
+            raise LookupError(
+                f"{suite} cannot be made from Debian's mirror: packages are not installed there"
+            )
         self.path = folder / "root"
         for name in ("root", "upper", "work"):
             (folder / name).mkdir()
@@ -95,14 +108,9 @@ class Root:
 
     def run(self, *words: str, fails: bool = False) -> str:
         """What ``words`` print, on both channels."""
-        environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "LC_ALL": "C",
-            "DEBIAN_FRONTEND": "noninteractive",
-        }
         done = subprocess.run(
             self.command(*words),
-            env=environment,
+            env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

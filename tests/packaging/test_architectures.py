@@ -30,6 +30,7 @@ BASE_LIBRARIES = re.compile(r"(ld-linux-[a-z0-9-]+|lib(c|m|pthread|rt|dl|gcc_s|s
 PT_LOAD, PAGE_64K = 1, 0x10000
 #: What a package is made of besides wheels, as stage.py wants it.
 PREPARED = (
+    "chart/Chart.yaml",
     "site/x.py",
     "licences/x",
     "man/cri-resmgr.8",

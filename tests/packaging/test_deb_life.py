@@ -52,6 +52,8 @@ def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: 
     root.write("/var/lib/cri-resmgr/state.db", "state")
     root.write("/etc/cri-resmgr/fallback.cfg", "policy:\n  Active: none\n")
     root.write("/run/cri-resmgr/control.sock", "")
+    # Of a Job that had installed the package.
+    root.write("/var/lib/cri-resmgr-installer/record.json", "{}")
     # As docs/install.md has a standalone node.
     root.write("/etc/systemd/system/cri-resource-manager.service.d/standalone.conf", "[Service]\n")
     (root.path / "etc/systemd/system/cri-resource-manager.socket").symlink_to("/dev/null")

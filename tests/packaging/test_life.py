@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +143,17 @@ def test_a_plugin_that_a_runtime_has_launched_ends_with_the_package_and_outlives
     assert not (root.path / "var/tmp/plugin").exists()
     root.run("sh", "-c", PLUGIN.replace("WHAT", "removing; wait"))
     assert root.read("/var/tmp/plugin") == "ended\n"
+
+
+def test_a_folder_that_was_installed_by_hand_is_left_as_it_is(
+    root: Root, kind: Kind, package: Callable[..., Path]
+) -> None:
+    root.write("/usr/lib/cri-resmgr/bin/python", "by hand")
+    given = root.give(package(kind.name))
+    before = {name for name in root.files() if "cri-res" in name}
+    said = root.run(*kind.install, given, fails=True)
+    assert "/usr/lib/cri-resmgr/bin/python is of no package" in said
+    assert {name for name in root.files() if "cri-res" in name} == before
+    assert root.read("/usr/lib/cri-resmgr/bin/python") == "by hand"
+    root.run("mv", "/usr/lib/cri-resmgr", "/opt/cri-resmgr")
+    root.run(*kind.install, given)

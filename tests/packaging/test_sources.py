@@ -192,6 +192,7 @@ def staged(tmp_path: Path) -> Path:
         "completion/bash",
         "completion/zsh",
         "completion/fish",
+        "chart/Chart.yaml",
         "config.yaml",
     ):
         (prepared / name).parent.mkdir(parents=True, exist_ok=True)
@@ -206,12 +207,16 @@ def test_clients_in_other_languages_have_the_proto_of_this_version(staged: Path)
 
 
 def test_the_pages_lie_on_a_node_as_they_do_here_so_that_links_and_hints_lead_to_them(staged: Path) -> None:
-    pages = ["README.md", *(f"docs/{page.name}" for page in (REPOSITORY / "docs").glob("*.md"))]
+    pages = [
+        "README.md",
+        *(str(page.relative_to(REPOSITORY)) for page in (REPOSITORY / "docs").rglob("*.md")),
+    ]
     packed = staged / "usr/share/doc/cri-resmgr"
     assert {name: (packed / name).read_bytes() for name in pages} == {
         name: (REPOSITORY / name).read_bytes() for name in pages
     }
     assert staged / DOCUMENTS.lstrip("/") == packed / "docs"
+    assert not (packed / "docs/pictures").exists()
     named = re.findall(r"/\S+\.md", (staged / "etc/cri-resmgr/config.yaml").read_text())
     assert [(staged / page.lstrip("/")).exists() for page in named] == [True]
 
@@ -219,6 +224,71 @@ def test_the_pages_lie_on_a_node_as_they_do_here_so_that_links_and_hints_lead_to
 def test_the_maintainer_scripts_are_shell(tmp_path: Path) -> None:
     for script in [*FOLDER.glob("deb/p*"), FOLDER / "files" / "maintain"]:
         subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+SAYING = re.compile(r"^# A separate image service.*?^}\n", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "images"),
+    [
+        ("cri-resmgr/config.yaml", "relay:\n  image_endpoint: unix:///run/i.sock # ours\n", "/run/i.sock"),
+        ("cri-resmgr/config.yaml", 'relay: {image_endpoint: "/var/run/i.sock"}\n', "/var/run/i.sock"),
+        ("default/cri-resource-manager", 'CONFIG_OPTIONS="-image-socket=/run/i.sock -x"\n', "/run/i.sock"),
+        ("default/cri-resource-manager", "CONFIG_OPTIONS=--image-socket unix:///run/i.sock\n", "/run/i.sock"),
+        ("cri-resmgr/config.yaml", "relay: {image_endpoint: /var/run/containerd/containerd.sock}\n", ""),
+        ("cri-resmgr/config.yaml", "# relay: {image_endpoint: /run/i.sock}\n", ""),
+        ("default/cri-resource-manager", "CONFIG_OPTIONS=-image-socket default -relay-socket /run/x\n", ""),
+        ("cri-resmgr/config.yaml", "log: {level: info}\n", ""),
+    ],
+)
+def test_an_upgrade_says_that_kubelet_needs_a_separate_image_service_itself(
+    tmp_path: Path, path: str, text: str, images: str
+) -> None:
+    (tmp_path / "etc" / path).parent.mkdir(parents=True)
+    (tmp_path / "etc" / path).write_text(text)
+    (tmp_path / "endpoints.json").write_text('{"socket": "/s", "runtime": "/run/containerd/containerd.sock"}')
+    [deb, rpm] = [
+        SAYING.findall((FOLDER / name).read_text()) for name in ("deb/preinst", "rpm/cri-resmgr.spec")
+    ]
+    assert deb == rpm
+    script = deb[0].replace(" /etc/", f" {tmp_path}/etc/").replace("/var/lib/cri-resmgr/", f"{tmp_path}/")
+    done = subprocess.run(["sh", "-ec", f"{script}say_images"], capture_output=True, text=True, check=True)
+    assert (f"imageServiceEndpoint: unix://{images} " in done.stderr) is bool(images)
+    assert bool(done.stderr) is bool(images)
+
+
+REFUSING = re.compile(r"^# An installation by hand.*?^}\n", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [
+        ((), False),
+        (("lib/cri-resmgr/__pycache__/x.pyc",), False),
+        (("lib/cri-resmgr/bin/python",), True),
+        (("lib/cri-resmgr/bin/python", "state/.fresh"), False),
+    ],
+    ids=["nothing", "bytecode that was left", "by hand", "an installation that was cut off"],
+)
+def test_a_first_installation_refuses_a_folder_that_was_installed_by_hand(
+    tmp_path: Path, files: tuple[str, ...], refused: bool
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    texts = [(FOLDER / name).read_text() for name in ("deb/preinst", "rpm/cri-resmgr.spec")]
+    [deb], [rpm] = map(REFUSING.findall, texts)
+    assert deb == rpm
+    assert '[ "$1" != install ] || refuse_by_hand\n' in texts[0]
+    assert '[ "$1" -ne 1 ] || refuse_by_hand || exit 1\n' in texts[1]
+    script = deb.replace(" /usr/lib/", f" {tmp_path}/lib/").replace(
+        "/var/lib/cri-resmgr/", f"{tmp_path}/state/"
+    )
+    done = subprocess.run(
+        ["sh", "-ec", f"{script}refuse_by_hand"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, bool(done.stderr)) == ((1, True) if refused else (0, False))
 
 
 def test_unknown_words_are_answered_with_the_usage() -> None:

@@ -77,7 +77,7 @@ def test_a_home_on_cpus_that_the_machine_does_not_have_is_inside_of_no_domain() 
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 12, deadline=None)
 @given(data=st.data())
 def test_the_index_finds_what_a_look_at_all_containers_does(name: str, data: st.DataObject) -> None:
     node = node_of(name)

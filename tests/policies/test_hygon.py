@@ -98,6 +98,57 @@ def test_on_the_fine_ladder_small_limits_get_a_cluster(policy: PlacementSettings
     assert scene.place(make_container(limit=5, preferences=one_l3)).placement.level == "ccx"
 
 
+# ---------------------------------------------------------------------- what annotations get on shared CPUs
+
+
+def test_a_demand_for_one_l3_that_cannot_be_met_says_how_large_the_largest_free_one_is() -> None:
+    scene = Scene(HYGON_7285_2S)
+    one_l3 = PlacementPreferences(l3="require")
+    with pytest.raises(PlacementRefused, match="wants 12 CPUs in one L3; the largest free L3 has 8$"):
+        scene.place(make_container(limit=12, preferences=one_l3))
+    for _ in range(16):
+        scene.put(make_container(request=7.5, limit=8))
+    with pytest.raises(
+        PlacementRefused, match="wants 4 CPUs in one L3 with room; the largest free L3 has 0.5$"
+    ):
+        scene.place(make_container(request=2, limit=4, preferences=one_l3))
+
+
+def test_a_demand_for_one_numa_node_says_how_large_the_largest_free_one_is() -> None:
+    with pytest.raises(PlacementRefused, match="in one NUMA node; the largest free NUMA node has 16$"):
+        Scene(HYGON_7285_2S).place(make_container(limit=17, preferences=PlacementPreferences(numa="require")))
+
+
+@pytest.mark.parametrize("smt", ["spread", "hide"])
+@pytest.mark.parametrize(("limit", "more"), [(8, ", fewer than its limit"), (4, "")])
+def test_one_thread_of_each_shared_core_is_told_and_where_it_is_fewer_than_the_limit(
+    smt: str, limit: int, more: str
+) -> None:
+    decision = Scene(HYGON_7285_2S).place(
+        make_container(limit=limit, preferences=PlacementPreferences(smt=smt))
+    )
+    assert shown(decision.placement) == ("ccx", "0-3")
+    assert decision.why.endswith(f"; one thread of each core: 4 of 8 CPUs{more}")
+
+
+def test_l3_spread_on_shared_cpus_is_a_socket_with_all_threads() -> None:
+    decision = Scene(HYGON_7285_2S).place(
+        make_container(limit=2, preferences=PlacementPreferences(l3="spread"))
+    )
+    assert shown(decision.placement) == ("socket", "0-31,64-95")
+
+
+@pytest.mark.parametrize("policy", [HYGON, TOPOLOGY_AWARE])
+@pytest.mark.parametrize("ownership", ["", "exclusive"])
+def test_a_balloon_that_there_is_no_policy_for_is_told(policy: PlacementSettings, ownership: str) -> None:
+    asked = PlacementPreferences(balloon="web", ownership=ownership, notes=("x",))
+    container = make_container(limit=2, request=2, preferences=asked)
+    scene = Scene(HYGON_7285_2S, policy)
+    note = 'the annotation for a balloon of type "web": this policy has no balloons; it is ignored'
+    assert scene.place(container).why.endswith(f"; x; {note}")
+    assert scene.policy.ignored(container) == ("x", note)
+
+
 # ---------------------------------------------------------------------- without a limit
 
 
@@ -436,4 +487,4 @@ def test_where_no_numa_node_has_room_one_that_is_demanded_is_refused() -> None:
     scene.occupy("0-127", request=112)
     with pytest.raises(PlacementRefused) as refusal:
         scene.put(make_container(limit=4, request=4, preferences=PlacementPreferences(numa="require")))
-    assert "wants 4 CPUs in one NUMA node with room; there is none" in str(refusal.value)
+    assert "wants 4 CPUs in one NUMA node with room; the largest free NUMA node has 2" in str(refusal.value)

@@ -84,11 +84,12 @@ def used_by_kubelet(machine: Rows, random: Random) -> frozenset[int]:
     return free
 
 
+@pytest.mark.parametrize("histories", [8, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", cases()["topologies"])
-def test_after_any_history_we_reach_no_further_than_kubelet(name: str) -> None:
+def test_after_any_history_we_reach_no_further_than_kubelet(name: str, histories: int) -> None:
     machine, tree = rows_of(name), tree_of(name)
     random = Random(1)
-    for _ in range(25):
+    for _ in range(histories):
         free = used_by_kubelet(machine, random)
         count = random.randint(1, 24)
         given = take(machine, free, count)

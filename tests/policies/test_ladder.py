@@ -436,7 +436,7 @@ def test_the_smallest_charged_share_comes_before_the_number_of_containers() -> N
         scene.occupy(format_cpus(scene.node.topology.leaves[ccx].cpus), request=0.8)
     choice = climb(scene, 2)
     assert choice.site.name == "L3 0"
-    assert choice.why.endswith("by charged share (62m a CPU, next 100m)")
+    assert choice.why.endswith("by allocated share (62m a CPU, next 100m)")
 
 
 def test_the_share_is_per_cpu_so_that_small_ccxs_are_not_preferred() -> None:

@@ -78,7 +78,7 @@ def test_prefer_widens_by_the_nearest_node_when_the_limits_would_fill_its_own_ab
     assert shown(choose(node, "0-3", 7)) == "0"
     memory = choose(node, "0-3", 8)
     assert shown(memory) == "0-1"
-    assert memory.why == "memory widened from node 0 to 0-1"
+    assert memory.why == "memory widened from NUMA node 0 to 0-1"
 
 
 def test_prefer_widens_across_the_socket_before_it_leaves_it() -> None:
@@ -161,7 +161,7 @@ def test_the_callers_mems_are_a_fence(within: str, gib: float, nodes: str) -> No
     memory = choose(node_of(HYGON_7285_2S), "0-3", gib, within=within)
     assert shown(memory) == nodes
     if not nodes:
-        assert memory.why == "memory not set: no node with memory is allowed"
+        assert memory.why == "memory not set: no NUMA node with memory is allowed"
 
 
 def test_a_node_of_unknown_size_holds_everything() -> None:
@@ -203,9 +203,9 @@ def test_a_node_that_has_not_as_much_free_now_is_left_out(
 def test_why_names_the_node_that_has_too_little_free() -> None:
     node = node_of(HYGON_7285_2S)
     node.free_memory = {0: GIB}
-    assert choose(node, "0-3", 10).why == "memory on node 1: node 0 has too little free now"
+    assert choose(node, "0-3", 10).why == "memory on NUMA node 1: NUMA node 0 has too little free now"
     node.free_memory = dict.fromkeys(range(8), GIB)
-    assert choose(node, "0-3", 10).why == "no node has as much free memory now"
+    assert choose(node, "0-3", 10).why == "no NUMA node has as much free memory now"
 
 
 def test_pin_does_not_look_at_what_is_free_now() -> None:
@@ -324,7 +324,7 @@ def test_the_policy_sends_mems_for_limited_containers_only() -> None:
 
 def test_why_says_that_memory_was_widened() -> None:
     decision = Scene(HYGON_7285_2S).place(make_container(limit=2, memory=60))
-    assert decision.why.endswith("; memory widened from node 0 to 0-1")
+    assert decision.why.endswith("; memory widened from NUMA node 0 to 0-1")
 
 
 def test_the_policy_reads_mode_and_named_nodes_from_its_settings() -> None:

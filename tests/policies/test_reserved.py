@@ -117,7 +117,9 @@ def test_a_set_of_whole_cores_is_taken_as_it_is(cpus: str) -> None:
 def test_a_set_that_cuts_a_core_is_taken_with_a_warning() -> None:
     reserved = given_set(HYGON_7285_2S, "0-1,64")
     assert format_cpus(reserved.cpus) == "0-1,64"
-    assert reserved.warnings == ("the reserved set 0-1,64 cuts physical cores: CPUs 65 share a core with it",)
+    assert reserved.warnings == (
+        "the reserved cpuset 0-1,64 cuts physical cores: CPUs 65 share a core with it",
+    )
 
 
 def test_a_core_whose_other_thread_is_not_usable_is_not_cut() -> None:

@@ -9,39 +9,25 @@ import pytest
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell
 from cri_proxy.simulator.node import create_request, sandbox_request, update_request
 from cri_proxy.simulator.scenario import read_scenario
-from policies.model import BudgetSpent, Decision, Placement, PlacementRefused
-from policies.node import Node
+from policies.model import BudgetSpent, Decision, PlacementRefused
+from policies.policy import Policy
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S, machine
+from tests.scenes import topology
 from tests.simulator.simulations import CCX, config, create
 
 
-class Failing:
+class Failing(Policy):
     """A policy that cannot place anything."""
 
     name = "failing"
-    settings = PlacementSettings()
-    owns_exclusively = False
-    keeps_isolated_apart = False
-    moves_others = False
 
     def __init__(self, error: Exception) -> None:
+        super().__init__(topology(HYGON_7285_2S), PlacementSettings())
         self.error = error
 
     def place(self, *_: Any, **__: Any) -> Decision:
         raise self.error
-
-    def sizes(self, *_: Any) -> tuple[int, ...]:
-        return ()
-
-    def why_not_sized(self, *_: Any) -> str:
-        return "it cannot place anything"
-
-    def fits_by_room(self, *_: Any) -> bool:
-        return False
-
-    def tidy(self, node: Node) -> dict[str, Placement]:
-        return {}
 
 
 SPENT, REFUSED = BudgetSpent("too many places"), PlacementRefused("12 CPUs wanted, 8 free")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.simulator.node import SimulatedRuntime, create_request, sandbox_request, update_request
 from cri_proxy.simulator.scenario import ScenarioStep, read_scenario
 from policies.machine.cpus import parse_cpus
-from policies.model import Placement, Pod, Qos
+from policies.model import Placement, Qos
 from tests.machines import GIB
 
 CAPACITY = 64 * GIB
@@ -212,15 +213,14 @@ def test_a_container_without_a_cpuset_runs_everywhere() -> None:
     assert (process.seen().cpus, process.seen().mems) == (frozenset(), None)
 
 
-def test_the_details_of_a_container_are_those_of_its_request_but_for_its_pods_size() -> None:
+def test_the_details_of_a_container_are_those_of_its_request() -> None:
     pod = {"cpu_request": "6", "runtime_handler": "kata", "annotations": {"x": "y"}, "labels": {"l": "m"}}
     _, process = running(pod, cpu_limit="2", memory_limit="1Gi")
     details = process.details(CAPACITY)
     asked = container(pod, cpu_limit="2", memory_limit="1Gi").container
     assert (details.name, details.qos, details.resources) == (asked.name, asked.qos, asked.resources)
     assert (details.labels, details.annotations) == (asked.labels, asked.annotations)
-    expected = Pod(**{**vars(asked.pod), "runtime_handler": "kata", "size": None})
-    assert details.pod == expected
+    assert details.pod == replace(asked.pod, runtime_handler="kata")
 
 
 KUBELETS: dict[str, tuple[dict[str, Any], bool]] = {

@@ -115,7 +115,6 @@ def test_on_the_fine_ladder_containers_that_talk_come_into_one_cluster_of_cores(
     [
         ("affinity: {enabled: false}", "no better placement"),
         ("affinity: {provider: declared}", "no better placement"),
-        ("affinity: {minimum_age: 5m}", "no better placement"),
         ("affinity: {within: namespace}", ""),
         ("relay: {mode: observe}", "mode observe: nothing is moved"),
         ("relay: {mode: 'off'}", "mode off: nothing is moved"),

@@ -166,6 +166,18 @@ def test_a_resize_of_what_is_owned_keeps_every_cpu() -> None:
     assert first["exclusive"] == "0,64" and second["exclusive"] == "0-2,64-65"
 
 
+def test_what_is_owned_grows_out_of_a_full_l3_as_a_whole() -> None:
+    """Not with a part of it in each of two L3s; in its NUMA node as long as that has one."""
+    grown = {"op": "resize", "id": "sidecar", "cpu_request": "3", "cpu_limit": "3"}
+    line = last(own("sidecar", 2, pod="p"), own("app", 6, pod="p"), grown, STATE, text=AWARE)
+    assert places(line) == {"sidecar": "4-5,68", "app": "1-3,65-67"}
+
+
+def test_what_is_owned_and_needs_several_l3s_keeps_what_it_has() -> None:
+    steps = [own("db", 8), {"op": "resize", "id": "db", "cpu_request": "10", "cpu_limit": "10"}, STATE]
+    assert places(last(*steps, text=AWARE)) == {"db": "0-4,64-68"}
+
+
 @pytest.mark.parametrize("state", ["kept", "lost"])
 def test_a_restart_leaves_what_is_owned(state: str) -> None:
     steps = [own("db", 4), create("web", 8), STATE, {"op": "restart", "state": state}, STATE]

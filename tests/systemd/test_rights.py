@@ -76,7 +76,7 @@ async def test_it_places_plans_and_keeps_its_state(runtime: FakeRuntime) -> None
 async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(
     runtime: FakeRuntime,
 ) -> None:
-    async with new_agent(runtime, reconcile={"poll": "100ms"}) as agent:
+    async with new_agent(runtime, constants={"reconcile_poll_s": 0.1}) as agent:
         agent.state.mkdir(mode=0o700)
         os.chown(agent.state, 1234, 1234)
         await agent.start(command=as_the_unit())
@@ -98,7 +98,7 @@ async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(
 async def test_a_state_directory_that_is_closed_under_it_is_used_again_once_it_may(
     runtime: FakeRuntime,
 ) -> None:
-    async with new_agent(runtime, reconcile={"poll": "100ms"}) as agent:
+    async with new_agent(runtime, constants={"reconcile_poll_s": 0.1}) as agent:
         await agent.start(command=as_the_unit())
         agent.state.chmod(0)
         async with CriClient(agent.socket) as client:
@@ -178,7 +178,7 @@ COUNT = """
 import os
 from pathlib import Path
 from cri_proxy.affinity.effect.io.counting import Countable, Counting
-from cri_proxy.affinity.effect.subjects import Subject
+from cri_proxy.affinity.effect.comparison import Subject
 from tests.affinity.effect.io.counted_cgroup import SOFTWARE
 cpu = min(os.sched_getaffinity(0))
 counting = Counting(Countable(SOFTWARE), Path({root!r}), Path("/nowhere"))

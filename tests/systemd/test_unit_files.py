@@ -12,7 +12,8 @@ import pytest
 from bpf.kernel.capabilities import NEEDED
 from cri_proxy.config.config import read_config
 from cri_proxy.nri.io.launcher import unit_name
-from cri_proxy.relay.io.serving import longest_stop_us
+from cri_proxy.relay.io.drain import longest_stop_us
+from cri_proxy.relay.io.server import MAX_KEPT
 from tests.systemd.units import (
     AGENT,
     FOLDER,
@@ -47,7 +48,7 @@ def real(path: str) -> str:
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "etc/systemd/system")
     shutil.copytree("/usr/lib/systemd/system", tmp_path / "usr/lib/systemd/system", symlinks=True)
-    for program in ("usr/bin/cri-resmgr", "bin/kill"):
+    for program in ("usr/bin/cri-resmgr", "bin/sh"):
         path = tmp_path / program
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
@@ -120,7 +121,7 @@ def test_the_daemon_is_there_before_kubelet_and_comes_back_always() -> None:
 
 
 def test_a_stop_has_the_time_it_may_take_by_default() -> None:
-    most_s = longest_stop_us(DEFAULTS["relay.drain"]) / 1e6
+    most_s = longest_stop_us(DEFAULTS.constants.relay_drain_s) / 1e6
     assert float(settings_of(SERVICE)["Service.TimeoutStopSec"][0]) >= most_s
 
 
@@ -156,15 +157,15 @@ def test_the_observer_has_memory_for_the_compiler_and_goes_before_anything_else_
 def test_the_daemon_has_memory_for_more_than_twice_its_worst_flood_and_is_never_slowed_down_for_it() -> None:
     service = settings_of(SERVICE)
     assert service["Service.MemoryMax"] == ["1G"]
-    # The most that was measured (docs/relay.md) was twice what connections may keep, and 64 MiB.
-    assert 2 * (2 * DEFAULTS["relay.memory"] + 64) <= 1024
+    # The most that was measured (docs/dev/relay.md) was twice what connections may keep, and 64 MiB.
+    assert 2 * (2 * (MAX_KEPT >> 20) + 64) <= 1024
     assert "Service.MemoryHigh" not in service
 
 
 @pytest.mark.parametrize("name", [SERVICE, OBSERVER, NRI])
 def test_reload_is_sighup_and_the_watchdog_is_on(name: str) -> None:
     unit = settings_of(name)
-    assert unit["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert unit["Service.ExecReload"] == ['/bin/sh -c "kill -HUP $MAINPID"']
     assert (unit["Service.Type"], unit["Service.NotifyAccess"]) == (["notify"], ["main"])
     assert int(unit["Service.WatchdogSec"][0]) >= 30
 
@@ -200,7 +201,7 @@ def test_the_plugin_of_a_runtime_may_do_no_more_than_the_proxy_and_stops_nobody(
         "StateDirectory",
     ):
         assert plugin[f"Service.{key}"] == service[f"Service.{key}"]
-    most_s = longest_stop_us(DEFAULTS["relay.drain"]) / 1e6
+    most_s = longest_stop_us(DEFAULTS.constants.relay_drain_s) / 1e6
     assert float(plugin["Service.TimeoutStopSec"][0]) >= most_s
 
 

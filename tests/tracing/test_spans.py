@@ -8,7 +8,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.relay.interception import Answer, CallEnd, Forward, Outcome, Refuse
-from cri_proxy.tracing.spans import Caller, Span, TracedInterception, sampled_caller, write_spans
+from cri_proxy.tracing.spans import Span, TracedInterception, TraceParent, sampled_caller, write_spans
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CREATE = "/runtime.v1.RuntimeService/CreateContainer"
@@ -34,9 +34,9 @@ class Call:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"00-{TRACE}-{PARENT}-01", Caller(TRACE, PARENT)),
-        (f"00-{TRACE}-{PARENT}-ff", Caller(TRACE, PARENT)),
-        (f"cc-{TRACE}-{PARENT}-01-what-the-future-brings", Caller(TRACE, PARENT)),
+        (f"00-{TRACE}-{PARENT}-01", TraceParent(TRACE, PARENT)),
+        (f"00-{TRACE}-{PARENT}-ff", TraceParent(TRACE, PARENT)),
+        (f"cc-{TRACE}-{PARENT}-01-what-the-future-brings", TraceParent(TRACE, PARENT)),
         (f"00-{TRACE}-{PARENT}-00", None),
         (f"00-{TRACE}-{PARENT}-01-more", None),
         (f"cc-{TRACE}-{PARENT}-01.more", None),
@@ -49,7 +49,7 @@ class Call:
         ("rubbish", None),
     ],
 )
-def test_only_calls_that_are_recorded_have_a_span(text: str, expected: Optional[Caller]) -> None:
+def test_only_calls_that_are_recorded_have_a_span(text: str, expected: Optional[TraceParent]) -> None:
     assert sampled_caller(text) == expected
 
 
@@ -69,7 +69,7 @@ async def nothing() -> bytes:
 async def test_the_span_of_a_call_says_what_was_decided(outcome: Outcome, said: str) -> None:
     clock = iter(range(101, 200))
     done: list[Span] = []
-    span = Span(Caller(TRACE, PARENT), "1" * 16, CREATE, 100)
+    span = Span(TraceParent(TRACE, PARENT), "1" * 16, CREATE, 100)
     call = TracedInterception(Call(outcome), span, lambda: next(clock), done.append)
     assert await call.request(b"asked") is outcome
     await call.replied(b"one")
@@ -86,7 +86,7 @@ async def test_a_call_whose_end_fails_has_its_span_all_the_same() -> None:
             raise RuntimeError("a bug")
 
     done: list[Span] = []
-    span = Span(Caller(TRACE, PARENT), "1" * 16, CREATE, 100)
+    span = Span(TraceParent(TRACE, PARENT), "1" * 16, CREATE, 100)
     call = TracedInterception(Failing(Forward()), span, lambda: 1, done.append)
     with pytest.raises(RuntimeError):
         await call.ended(CallEnd.OK, 0, "")
@@ -95,7 +95,14 @@ async def test_a_call_whose_end_fails_has_its_span_all_the_same() -> None:
 
 def test_a_span_is_written_as_otlp_has_it_in_json() -> None:
     span = Span(
-        Caller(TRACE, PARENT), "00f067aa0ba902b7", CREATE, 10, 30, [(20, "decided")], code=9, message="no"
+        TraceParent(TRACE, PARENT),
+        "00f067aa0ba902b7",
+        CREATE,
+        10,
+        30,
+        [(20, "decided")],
+        code=9,
+        message="no",
     )
     span.attributes = {"container": "default/web/app", "us": 120, "share": 0.5, "told": True, "code": 9}
     document = json.loads(write_spans([span], {"service.name": "x"}))

@@ -10,7 +10,7 @@ from typing import Optional
 
 from tests.e2e.images import make_images
 from tests.e2e.traffic_images import build_talk
-from tests.vm.packages import broken, newer
+from tests.vm.packages import newer
 
 TESTS = Path(__file__).parents[1]
 COMPILERS = {"amd64": "gcc", "arm64": "aarch64-linux-gnu-gcc"}
@@ -38,8 +38,6 @@ def make_job(
     shutil.copy(deb, folder / deb.name)
     (folder / "upgrade").mkdir()
     newer(deb, folder / "upgrade")
-    (folder / "broken").mkdir()
-    broken(deb, folder / "broken")
     if runtime is not None:
         (folder / "containerd").mkdir()
         for name in RUNTIME_PROGRAMS:

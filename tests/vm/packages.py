@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -43,28 +42,12 @@ def package(python: str, folder: Path, architecture: str = "amd64") -> Path:
 
 def newer(deb: Path, folder: Path) -> Path:
     """The same package with a later version, written into a folder: what an upgrade needs of a second build."""
-
-    def later(scripts: Path) -> None:
-        control = scripts / "control"
-        control.write_text(re.sub(r"(?m)^(Version: .*)$", r"\1.upgrade", control.read_text()))
-
-    return _changed(deb, folder / f"newer-{deb.name}", later)
-
-
-def broken(deb: Path, folder: Path) -> Path:
-    """The same package, whose last script fails, under the same name in a folder."""
-
-    def fails(scripts: Path) -> None:
-        (scripts / "postinst").write_text("#!/bin/sh\necho this package is broken >&2\nexit 1\n")
-
-    return _changed(deb, folder / deb.name, fails)
-
-
-def _changed(deb: Path, made: Path, change: Callable[[Path], None]) -> Path:
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+    made = folder / f"newer-{deb.name}"
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         tree = Path(scratch) / "tree"
         subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
-        change(tree / "DEBIAN")
+        control = tree / "DEBIAN" / "control"
+        control.write_text(re.sub(r"(?m)^(Version: .*)$", r"\1.upgrade", control.read_text()))
         command = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", "-z1", str(tree), str(made)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return made

@@ -53,11 +53,11 @@ def test_a_check_the_guest_did_not_come_to_has_failed_and_says_what_was_last() -
     assert "Kernel panic" in verdict.said
 
 
-def test_a_guest_that_never_ends_is_ended() -> None:
+def test_a_guest_that_says_nothing_any_more_is_ended() -> None:
     never = guest("exec tail -f /dev/null")
-    never.limit_s = 0.1
+    never.silence_s = 0.1
     with never as machine:
-        assert "not finished after 0.1 s" in machine.verdict("it_holds").said
+        assert "silent for 0.1 s" in machine.verdict("it_holds").said
 
 
 def test_an_accelerator_and_further_words_are_qemus() -> None:

@@ -1,34 +1,74 @@
-"""The commanding half: what the node's spec asks for is carried out over the control socket, and acknowledged.
+"""The commanding half carries out the node's spec over the control socket, and acknowledges it.
 
 The spec is followed by its object's metadata, whose generation is another with each change of the spec only, and is then
 read once: a watch of whole objects would bring back every status that this node writes. Without the API server the spec
-that was seen last holds; a daemon that has lost what it was told is told again.
+that was seen last holds; a daemon that has lost its commands gets them again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 from cluster.agent import commands
-from cluster.agent.abort import DOCTOR_ERRORS, LOST_S, WITHIN_S, Signs, signs_of
-from cluster.agent.commands import Command, Refusals
+from cluster.agent.commands import DOCTOR_ERRORS, LOST_S, WITHIN_S, Command, Refusals, Signs, signs_of
 from cluster.agent.conditions import written
-from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
 from cluster.agent.io.log import TroubleLog, log
-from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
-from cluster.agent.pace import WriteRate
+from cluster.agent.memory import AgentMemory, read_memory, write_memory
 from cluster.agent.spec import Spec, read_spec
 from cluster.api import names
-from cluster.kube.backoff import Backoff
-from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
+from cluster.kube.pace import Backoff, WriteRate
+from cluster.kube.requests import ApiError
 from cri_api.control import ControlError
+
+MEMORY_FILE = "memory.json"
+
+
+class MemoryFile:
+    """``folder`` None: nothing is kept."""
+
+    def __init__(self, folder: Optional[Path]) -> None:
+        self._path = None if folder is None else folder / MEMORY_FILE
+        self._written = ""
+
+    def read(self) -> AgentMemory:
+        """The memory kept; a file that cannot be read is logged, and is as none."""
+        if self._path is None:
+            return AgentMemory()
+        try:
+            return read_memory(self._path.read_text())
+        except FileNotFoundError:
+            return AgentMemory()
+        except (OSError, ValueError, TypeError) as error:
+            log("warning", "memory not read", file=self._path, reason=error)
+            return AgentMemory()
+
+    def write(self, memory: AgentMemory) -> None:
+        """Keep it, whole or not at all; nothing where it equals the last write."""
+        text = write_memory(memory)
+        if self._path is None or text == self._written:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            other = self._path.with_suffix(".new")
+            with other.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            other.replace(self._path)
+            self._written = text
+        except OSError as error:
+            log("warning", "memory not written", file=self._path, reason=error.strerror)
+
 
 #: The field manager of this half: its fields are not those of the reporting one.
 MANAGER = f"{names.AGENT_MANAGER}-command"
@@ -188,7 +228,7 @@ class Commander:
 
     async def _send(self, command: Command, spec: Spec, report: Mapping[str, Any]) -> None:
         refusal = commands.refused_here(command)
-        # What was sent of another kind may have made this one right.
+        # A command of another kind may have made this one right.
         self._sent = {about: at for about, at in self._sent.items() if self._clock.monotonic() - at < AGAIN_S}
         if not refusal:
             self._sent[command.about] = self._clock.monotonic()
@@ -202,7 +242,7 @@ class Commander:
             return
         log("info", "told the daemon", command=command.about)
         self._memory = commands.done(command, spec, report, self._memory, self._signs.now, self._clock.wall())
-        # Before anything else can go wrong: what was there before is known only now.
+        # Before anything else can go wrong: the state before is known only now.
         self._file.write(self._memory)
         if command.name == commands.POLICY:
             self._doctor_at_s = None

@@ -1,6 +1,6 @@
 """The reporting half: what the view socket tells becomes the node's status, its NodeResourceTopology, and Events.
 
-It has no way to change anything on the node. Each look at the daemon is followed by what is due at the API server, and
+It has no way to change anything on the node. Each look at the daemon is followed by the writes due at the API server, and
 neither waits for the other: a daemon that is away is a condition, and with the API server away the newest status is
 what will be written.
 """
@@ -14,21 +14,19 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cluster.agent.events import EventCursor, PodEvents, Write
-from cluster.agent.io.clock import Clock
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
-from cluster.agent.pace import WriteRate
 from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, status_of
 from cluster.api import names
 from cluster.api.fit import fit
-from cluster.kube.backoff import Backoff
-from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
-from cluster.kube.requests import Resource
+from cluster.kube.pace import Backoff, WriteRate
+from cluster.kube.requests import ApiError, Resource
 from cluster.topology import resource_topology
 from cluster.topology.kubelet import TopologyManager, read_topology_manager, reported_topology_manager
 from cri_api.control import ControlError
@@ -105,7 +103,7 @@ class Reporter:
             self._doctor.stop()
 
     async def round(self) -> None:
-        """One look at the daemon, and what is due after it."""
+        """One look at the daemon, and the writes that are due after it."""
         await self._look()
         self._doctor.look(self._report if not self._trouble else None)
         try:
@@ -123,7 +121,7 @@ class Reporter:
         await self._doctor.answered()
 
     async def _begin(self) -> None:
-        """What an earlier process wrote: its events are not written again, and conditions keep their times."""
+        """Read the writes of an earlier process: its events are not repeated, and conditions keep their times."""
         try:
             found = await self._client.get(PLACEMENTS, self._reporting.node)
         except (ApiError, *NO_ANSWER):
@@ -329,7 +327,7 @@ class _Doctor:
             found = await self._daemon.ask("doctor", DOCTOR_PATIENCE_S)
             self.problems = [problem for problem in found["problems"] if isinstance(problem, dict)]
         except (DaemonAway, FolderGone, ControlError, KeyError, TypeError):
-            # An older daemon knows no such command: what was known last is better than nothing.
+            # An older daemon knows no such command: the last answer is better than none.
             pass
         self.judged_hash = policy_hash
 

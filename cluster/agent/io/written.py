@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any, Optional
 
-from cluster.agent.io.clock import Clock
-from cluster.agent.pace import WriteRate
 from cluster.api import names
-from cluster.kube.backoff import Backoff
-from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
-from cluster.kube.requests import Resource
+from cluster.kube.io.clock import Clock
+from cluster.kube.pace import Backoff, WriteRate
+from cluster.kube.requests import ApiError, Resource, Unreachable
 
 #: Nothing was heard of the server, or there is nothing to speak to it with.
 NO_ANSWER = (Unreachable, NoAccess)
@@ -19,7 +17,7 @@ PLACEMENTS = Resource(names.GROUP, names.VERSION, names.NODE_PLACEMENTS)
 
 
 class Written:
-    """What was written last, and when the next write may be. ``told`` {} = nothing was."""
+    """The last write, and when the next one may be. ``told`` {} = there was none."""
 
     def __init__(self, pace: WriteRate) -> None:
         self.pace = pace
@@ -31,11 +29,11 @@ class Written:
         self._backoff = Backoff()
 
     def differs(self, wanted: Mapping[str, Any]) -> bool:
-        """Whether the server has something else, as far as is known."""
+        """Whether the server has another document, as far as is known."""
         return not self._is_told or wanted != self.told
 
     def forget(self) -> None:
-        """What the server has is no longer as good as what was written: the same is worth another write."""
+        """The server may have lost the last write: the same is worth another write."""
         self._is_told = False
 
     def is_due(self, wanted: Mapping[str, Any], clock: Clock) -> bool:

@@ -1,4 +1,4 @@
-"""Where the API server is and as what it is spoken to; files are read again when they have changed.
+"""The API server's address and the client's credentials; files are read again when they have changed.
 
 Tokens and certificates of nodes are renewed while a process runs: kubelet replaces both before they end.
 """
@@ -36,7 +36,6 @@ class Access:
         self.port = parts.port or (443 if self.is_tls else 80)
         self.prefix = parts.path.rstrip("/")
         self.server = config.server
-        self.namespace = config.namespace
         self._token = config.token
         self._token_stamp: _Stamp = ()
 
@@ -101,7 +100,7 @@ class Access:
         return self._stamp_of(config.ca_file, config.cert_file, config.key_file)
 
     def context(self) -> Optional[ssl.SSLContext]:
-        """What a new connection is made with; None without TLS.
+        """The TLS context of a new connection; None without TLS.
 
         :raises NoAccess: a file cannot be read, or is no certificate or key.
         """
@@ -135,7 +134,7 @@ class Access:
             try:
                 found = os.stat(path) if path else None
             except OSError:
-                found = None  # it is being replaced; to read it tells what is wrong
+                found = None  # it is being replaced; reading it tells the fault
             stamps.append((found.st_mtime_ns, found.st_ino, found.st_size) if found else (0, 0, 0))
         return tuple(stamps)
 

@@ -1,4 +1,4 @@
-"""The client of the API server that agent, operator and kubectl plugin share: requests, server-side apply, watches.
+"""The client of the API server that agent and operator share: requests, server-side apply, watches.
 
 One connection is kept for requests, which go one after the other; each watch has its own.
 """
@@ -12,11 +12,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Callable, NamedTuple, Optional
 
-from cluster.kube.backoff import Backoff
-from cluster.kube.errors import ApiError, Unreachable, of_status, refusal
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.connection import Connection, ResponseHead
-from cluster.kube.requests import Resource, path, target
+from cluster.kube.pace import Backoff
+from cluster.kube.requests import ApiError, Resource, Unreachable, of_status, path, refusal, target
 from cri_api.waiting import wait_within
 
 #: For a whole request, seconds.
@@ -100,10 +99,8 @@ class Client:
     async def list(
         self,
         resource: Resource,
-        namespace: str = "",
         *,
         field_selector: str = "",
-        label_selector: str = "",
         limit: int = 500,
         keep: Keep = _whole,
         cached: bool = False,
@@ -112,10 +109,10 @@ class Client:
 
         ``cached``: what the server has in memory will do; else it may read all of the kind from etcd for a selection.
         """
-        query = {"fieldSelector": field_selector, "labelSelector": label_selector}
+        query = {"fieldSelector": field_selector}
         if cached:
             query["resourceVersion"] = "0"
-        return await self._pages(path(resource, "", namespace), query, limit, keep, False)
+        return await self._pages(path(resource), query, limit, keep, False)
 
     async def create(self, resource: Resource, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         return await self._request("POST", path(resource, "", namespace), body, _JSON)
@@ -155,16 +152,12 @@ class Client:
     ) -> dict[str, Any]:
         return await self._request("PUT", path(resource, name, namespace, subresource), body, _JSON)
 
-    async def delete(
-        self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = ""
-    ) -> None:
-        """``uid``: only the object that has it; ``propagation``: Background, Foreground or Orphan."""
+    async def delete(self, resource: Resource, name: str, *, uid: str = "") -> None:
+        """``uid``: only the object that has it."""
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
             body["preconditions"] = {"uid": uid}
-        if propagation:
-            body["propagationPolicy"] = propagation
-        await self._request("DELETE", path(resource, name, namespace), body, _JSON)
+        await self._request("DELETE", path(resource, name), body, _JSON)
 
     async def close(self) -> None:
         for connection in (*self._watches, *([self._kept] if self._kept else [])):
@@ -178,20 +171,18 @@ class Client:
         self,
         resource: Resource,
         *,
-        namespace: str = "",
         field_selector: str = "",
-        label_selector: str = "",
         keep: Keep = _whole,
         limit: int = 500,
         metadata_only: bool = False,
     ) -> AsyncGenerator[WatchEvent, None]:
-        """What there is, and what becomes of it. It never ends and raises nothing: ``problem`` says why it is silent.
+        """The objects, and their changes. It never ends and raises nothing: ``problem`` says why it is silent.
 
-        After SYNC the caller must forget what is not in its list: news may have been lost before it. Only what ``keep``
+        After SYNC the caller must forget objects not in its list: news may have been lost before it. Only what ``keep``
         makes of an object is held, page by page.
         """
-        where = path(resource, "", namespace)
-        query = {"fieldSelector": field_selector, "labelSelector": label_selector}
+        where = path(resource)
+        query = {"fieldSelector": field_selector}
         backoff = Backoff()
         version = ""
         while True:

@@ -12,8 +12,8 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Callable
 
-from cluster.kube.errors import Unreachable
 from cluster.kube.io.access import Access
+from cluster.kube.requests import Unreachable
 from cri_api.waiting import wait_within
 
 #: To connect, TLS included, seconds.

@@ -1,7 +1,7 @@
 """Server-side apply where the server's schema may be older than this program: CRDs that were not applied, or taken back.
 
-A server may also drop what it does not know without a word (1.20 does, for a kind with an integer-or-text field): what
-it answers, not what was sent, is what it has.
+A server may also drop unknown fields without a word (1.20 does, for a kind with an integer-or-text field): its
+answer, not the request, shows the fields that it has.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cluster.kube.errors import ApiError
 from cluster.kube.io.client import Client
 from cluster.kube.known import Unknown, unknown_in, without
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource
 
 #: The whole document is tried again so long after a write that was not whole: the CRDs may be newer by then.
 WHOLE_AGAIN_S = 600.0
@@ -37,15 +36,15 @@ class KnownFields:
         """Whether the last write was not whole and its time is over: the same document is then worth another write."""
         return bool(self._unknown) and self._monotonic() >= self._whole_at_s
 
-    async def apply(self, name: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
+    async def apply(self, name: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
         """As ``Client.apply``, without what the server has named as not known to its schema.
 
-        :raises ApiError, Unreachable, NoAccess: as that does; what was left out before stays left out.
+        :raises ApiError, Unreachable, NoAccess: as that does; fields left out before stay left out.
         """
         unknown = frozenset() if self.is_old() else self._unknown
         for _ in range(MOST_REQUESTS - 1):
             try:
-                answer = await self._apply(name, body, unknown, how)
+                answer = await self._apply(name, body, unknown, options)
                 break
             except ApiError as error:
                 more = unknown_in(error) - unknown
@@ -53,13 +52,13 @@ class KnownFields:
                     raise
                 unknown |= more
         else:
-            answer = await self._apply(name, body, unknown, how)
+            answer = await self._apply(name, body, unknown, options)
         if unknown != self._unknown or self.is_old():
             self._whole_at_s = self._monotonic() + WHOLE_AGAIN_S
         self._unknown = unknown
         return answer
 
     async def _apply(
-        self, name: str, body: dict[str, Any], unknown: frozenset[Unknown], how: dict[str, Any]
+        self, name: str, body: dict[str, Any], unknown: frozenset[Unknown], options: dict[str, Any]
     ) -> dict[str, Any]:
-        return await self._client.apply(self._resource, name, without(body, unknown), **how)
+        return await self._client.apply(self._resource, name, without(body, unknown), **options)

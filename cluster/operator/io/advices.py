@@ -1,4 +1,4 @@
-"""AffinityAdvice objects, once a minute: what they should say, held against what they say."""
+"""AffinityAdvice objects, compared once a minute with the advice of now."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from cluster.api.names import AFFINITY_ADVICES, GROUP, OPERATOR_MANAGER, VERSION
-from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
-from cluster.kube.requests import Resource
-from cluster.operator.advice import NodeTraffic, Owner, Rates, advise, owners_wanted
-from cluster.operator.between import Between, Holder, addresses_wanted, between, holder_of, read_pod
-from cluster.operator.io.clock import Clock
+from cluster.kube.requests import ApiError, Resource, Unreachable
+from cluster.operator.advice import (
+    Between,
+    Holder,
+    NodeTraffic,
+    Owner,
+    Rates,
+    addresses_wanted,
+    advise,
+    between,
+    holder_of,
+    owners_wanted,
+    read_pod,
+)
 
 ADVICES = Resource(GROUP, VERSION, AFFINITY_ADVICES)
 KINDS = {
@@ -23,7 +33,7 @@ PODS = Resource("", "v1", "pods", namespaced=True)
 EVERY_S = 60.0
 #: Addresses looked up in one round: for each the server goes through all pods that it has in memory.
 LOOKUPS = 20
-#: Seconds that it is believed whose an address is. With ``LOOKUPS`` a minute 600 addresses stay known.
+#: Seconds that the owner of an address is believed. With ``LOOKUPS`` a minute 600 addresses stay known.
 ADDRESS_S = 1800.0
 #: Seconds that an owner's selector is believed; it cannot be changed but by making the owner again.
 SELECTOR_S = 600.0
@@ -42,7 +52,7 @@ class Advices:
         self._told: dict[str, tuple[Any, Any]] = {}
         #: Selector of an owner, "" of one that there is not, and when it was read.
         self._selectors: dict[Owner, tuple[str, float]] = {}
-        #: Whose an address is, None = it is left out, and when it was looked up.
+        #: The owner of an address, None = it is left out, and when it was looked up.
         self._holders: dict[str, tuple[Optional[Holder], float]] = {}
         self._said = self._said_of_addresses = ""
         self._say_again_at = 0.0
@@ -57,7 +67,7 @@ class Advices:
                 if str(error) != self._said:
                     self._said = str(error)
                     self._log(f"AffinityAdvice: {error}")
-            await self._clock.sleep(EVERY_S * (0.9 + self._clock.jitter() / 5))
+            await self._clock.sleep(EVERY_S * (0.9 + self._clock.random01() / 5))
 
     async def _round(self, traffic: list[NodeTraffic]) -> None:
         listed = await self._client.list(ADVICES)
@@ -90,7 +100,7 @@ class Advices:
         old = [address for address, (_, at) in self._holders.items() if now >= at + ADDRESS_S]
         new = [address for address in wanted if address not in self._holders]
         refused = ""
-        # Whatever comes anew, what is known is looked up again now and then.
+        # Whatever comes anew, known addresses are looked up again now and then.
         for address in [*old[: LOOKUPS // 2], *new, *old[LOOKUPS // 2 :]][:LOOKUPS]:
             try:
                 found = await self._client.list(

@@ -1,4 +1,4 @@
-"""What a watch has told, by name; only the values that are kept of each object."""
+"""The objects of a watch by name; only the values that are kept of each object."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Value = TypeVar("Value")
 
 
 class CachedObject(NamedTuple):
-    """What is kept of one object."""
+    """The part of one object that is kept."""
 
     name: str
     version: str
     value: Any
-    #: What is kept too, and whose changes are no news.
+    #: Kept too; changes of it are no news.
     beside: Any = None
 
 
@@ -49,7 +49,7 @@ class Cache(Generic[Value]):
         return CachedObject(metadata["name"], version, self._read(found), self._read_beside(found))
 
     def put(self, found: Object) -> Value:
-        """A whole object that the server has answered with; what is kept of it."""
+        """Take in a whole object of an answer; returns the kept part."""
         kept = self.keep(found)
         self._put(kept)
         return kept.value  # type: ignore[no-any-return]

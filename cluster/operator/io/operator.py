@@ -20,18 +20,15 @@ from cluster.api.names import (
     PLACEMENT_POLICIES,
     VERSION,
 )
-from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import NoAccess
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource, Unreachable
 from cluster.operator.advice import observed
 from cluster.operator.io.advices import Advices
 from cluster.operator.io.cache import Cache
-from cluster.operator.io.clock import Clock
-from cluster.operator.io.installs import Installs
 from cluster.operator.io.leader import Leader
-from cluster.operator.io.node_access import NodeAccess
 from cluster.operator.objects import (
     KubernetesNode,
     NodePlacement,
@@ -65,9 +62,6 @@ _DONE = {GIVE: "is given", TAKE_BACK: "is taken back from", REMOVE: "loses"}
 class OperatorSettings:
     me: str
     namespace: str = NAMESPACE
-    #: "" = nothing is installed.
-    installer_image: str = ""
-    pull_secrets: tuple[str, ...] = ()
     quiet_s: float = QUIET_S
     #: Called with every try for the Lease, which goes on for as long as the operator runs.
     alive: Callable[[], None] = lambda: None
@@ -96,18 +90,7 @@ class Operator:
         self.policies: Cache[PlacementPolicy] = Cache(
             lambda found: read_policy(found, refused), self._changed
         )
-        self._installs: Optional[Installs] = None
-        if settings.installer_image:
-            self._installs = Installs(
-                client,
-                settings.installer_image,
-                settings.namespace,
-                settings.pull_secrets,
-                self._changed,
-                log,
-            )
         self._advices = Advices(client, clock, self._leader.check, log)
-        self._access = NodeAccess(client, clock, self._leader.check, log)
         self._known = KnownFields(client, POLICIES, clock.monotonic)
         #: By policy: the status that was written last, and what the server had of it then.
         self._told: dict[str, tuple[Any, Any]] = {}
@@ -118,7 +101,7 @@ class Operator:
     async def run(self) -> None:
         """:raises LeaseLost: another operator may have begun; end the process."""
         await self._leader.acquire()
-        work = [self._leader.keep(), self._plans(), self._beside(), *self._follow()]
+        work = [self._leader.keep(), self._plans(), self._advise(), *self._follow()]
         tasks = [asyncio.ensure_future(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -139,11 +122,10 @@ class Operator:
         follows: list[Any] = []
         for resource, cache, limit in watches:
             follows.append(cache.follow(self._client.watch(resource, keep=cache.keep, limit=limit)))
-        return follows + ([self._installs.follow()] if self._installs else [])
+        return follows
 
     async def _plans(self) -> None:
-        caches = [self.nodes.synced, self.placements.synced, self.policies.synced]
-        for synced in [*caches, *([self._installs.jobs.synced] if self._installs else [])]:
+        for synced in (self.nodes.synced, self.placements.synced, self.policies.synced):
             await self._until(synced)
         while True:
             self._changed.clear()
@@ -167,11 +149,10 @@ class Operator:
                 said = why
                 self._log(f"what there is cannot be listed: {why}")
 
-    async def _beside(self) -> None:
-        """What no rollout waits for."""
+    async def _advise(self) -> None:
+        """No rollout waits for advice."""
         await self.placements.synced.wait()
-        advices = self._advices.run(self.placements.beside)
-        await asyncio.gather(advices, self._access.run(self.placements.values))
+        await self._advices.run(self.placements.beside)
 
     async def _pass(self) -> Optional[float]:
         """One plan and its writes; seconds until the next without news, 0 where it has to be made at once."""
@@ -192,7 +173,7 @@ class Operator:
         return None if made.wake_at is None else max(QUIET_S, made.wake_at - now)
 
     def _again(self, why: str) -> float:
-        wait_s: float = min(RETRY_MOST_S, RETRY_S * 2.0**self._failures) * (0.5 + self._clock.jitter() / 2)
+        wait_s: float = min(RETRY_MOST_S, RETRY_S * 2.0**self._failures) * (0.5 + self._clock.random01() / 2)
         self._failures = min(self._failures + 1, 10)
         self._log(f"{why}; again in {wait_s:.0f} s")
         return wait_s
@@ -208,7 +189,7 @@ class Operator:
             finally:
                 for each in waiting:
                     each.cancel()
-            await self._clock.sleep(self._settings.quiet_s * (0.5 + self._clock.jitter() / 2))
+            await self._clock.sleep(self._settings.quiet_s * (0.5 + self._clock.random01() / 2))
         else:
             await self._clock.sleep(wait_s or 0.0)
 
@@ -229,9 +210,6 @@ class Operator:
         for state in made.delete:
             self._leader.check()
             await self._delete(state)
-        if self._installs:
-            self._leader.check()
-            await self._installs.next(self.nodes, self.placements.values)
         return True
 
     async def _create(self, node: str) -> None:

@@ -1,4 +1,4 @@
-"""Which containers' sets become larger or smaller, by what they use: all containers of a node that are sized by demand.
+"""The sizes of sets by usage: all containers of a node that are sized by demand.
 Pure: whatever has the samples drives it, the daemon or a simulation. All times are of one clock that never goes back.
 
 How it is driven, in this order and as often as there is something new:
@@ -74,7 +74,7 @@ class ContainerSet:
 
 
 @dataclass(frozen=True)
-class Resize:
+class SizeChange:
     """A set that is to become another one. ``action``: grow, shrink, limit (back to its rung by limit).
 
     ``milli_size``: what its place is to hold, of which the smallest is to be taken; None = its rung by limit. The place is
@@ -95,7 +95,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class DemandReport:
-    """What is known of one container's demand, for ``explain``. Milli-CPUs, seconds.
+    """One container's demand, for ``explain``. Milli-CPUs, seconds.
 
     ``milli_demand`` 0: nothing yet. ``milli_need``: with headroom, inside of request and limit. ``seen_s`` of
     ``window_s``: before all of it is seen its set does not shrink. ``growths``: of the last hour, latest last. ``why``:
@@ -143,7 +143,7 @@ class DemandController:
 
     @settings.setter
     def settings(self, settings: DemandSettings) -> None:
-        """The options have changed: what was seen stays, as far as the new window goes back."""
+        """Take new options: samples stay, as far as the new window goes back."""
         if settings == self._settings:
             return
         self._settings, self._budget = settings, ShrinkBudget(settings.shrinks_per_minute)
@@ -153,7 +153,7 @@ class DemandController:
     # ------------------------------------------------------------------ which containers
 
     def follow(self, sets: Mapping[str, ContainerSet]) -> None:
-        """These are sized by demand now, by key; what is known of others is forgotten.
+        """These are sized by demand now, by key; the samples of others are forgotten.
 
         A container that is new here has seen nothing of its window, so that its set does not shrink before a full one.
         """
@@ -177,14 +177,14 @@ class DemandController:
 
     @property
     def wants_trigger(self) -> frozenset[str]:
-        """Those in shrunk sets: only they can grow, so only they need to be watched."""
+        """Containers in shrunk sets: only they can grow, so only they need to be watched."""
         return frozenset(key for key, each in self._followed.items() if each.set.is_shrunk)
 
     def set_triggers(self, keys: Collection[str]) -> None:
         """These have a PSI trigger now, and no others."""
         self._triggered = frozenset(keys)
 
-    # ------------------------------------------------------------------ what they use
+    # ------------------------------------------------------------------ usage
 
     def due(self, now_s: float) -> list[str]:
         """The containers to be sampled now; each is due again an interval later."""
@@ -206,7 +206,7 @@ class DemandController:
         return min(FAST_S, self._settings.interval_s) if is_fast else self._settings.interval_s
 
     def sample(self, key: str, sample: DemandSample, is_triggered: bool = False) -> None:
-        """What a container has used so far. ``is_triggered``: it was read since its PSI trigger has fired."""
+        """Take a container's usage so far. ``is_triggered``: it was read since its PSI trigger has fired."""
         each = self._followed.get(key)
         if each is not None:
             each.demand.add(sample, is_triggered)
@@ -214,14 +214,14 @@ class DemandController:
 
     # ------------------------------------------------------------------ what follows from it
 
-    def decide(self, now_s: float) -> list[Resize]:
-        """What is to be done by the samples since the last call: all growth, the largest need first, then shrinks.
+    def decide(self, now_s: float) -> list[SizeChange]:
+        """The changes due by the samples since the last call: all growth, the largest need first, then shrinks.
 
         Each is to be answered by ``made`` or ``refused`` before the next call. A shrink that the budget of this minute does
         not allow is found again by the next sample.
         """
-        growths: list[tuple[int, Resize]] = []
-        shrinks: list[tuple[int, Resize]] = []
+        growths: list[tuple[int, SizeChange]] = []
+        shrinks: list[tuple[int, SizeChange]] = []
         for key in self._news:
             each = self._followed[key]
             verdict = each.verdict = self._verdict(each, now_s)
@@ -247,7 +247,7 @@ class DemandController:
             now.steps, now.step, now.step_by_limit, now.milli_request, now.milli_limit, now_s, now.milli_set
         )
 
-    def made(self, resize: Resize, now_s: float) -> None:
+    def made(self, resize: SizeChange, now_s: float) -> None:
         """A set was changed: its window begins anew. Its new set comes by ``follow``."""
         if not resize.is_growth:
             self._budget.take(now_s)
@@ -256,7 +256,7 @@ class DemandController:
             each.again_s.clear()
             each.demand.changed(Verdict(resize.action, resize.step, resize.why), now_s)
 
-    def refused(self, resize: Resize, now_s: float) -> None:
+    def refused(self, resize: SizeChange, now_s: float) -> None:
         """There is no such place now: the same is not asked for again for a while."""
         each = self._followed.get(resize.key)
         if each is not None:
@@ -264,7 +264,7 @@ class DemandController:
             each.again_s[resize.is_growth] = now_s + wait_s
 
     def uses(self) -> dict[str, int]:
-        """What containers in the sets of their limits need, milli-CPUs, where that is by a fifth other than was told here
+        """The need of containers in the sets of their limits, milli-CPUs, where that is by a fifth other than was told here
         last: it is for the engine, so that others are placed by it."""
         found = {}
         for key, each in self._followed.items():
@@ -281,7 +281,7 @@ class DemandController:
     # ------------------------------------------------------------------ for people
 
     def report(self, key: str, now_s: float) -> Optional[DemandReport]:
-        """What is known of one container; None if it is not followed."""
+        """The report of one container; None if it is not followed."""
         each = self._followed.get(key)
         if each is None:
             return None
@@ -305,11 +305,11 @@ class DemandController:
         return len(self._followed), sum(each.set.is_shrunk for each in self._followed.values())
 
 
-def _resize_of(key: str, each: _Followed, verdict: Verdict) -> Resize:
+def _resize_of(key: str, each: _Followed, verdict: Verdict) -> SizeChange:
     now, step = each.set, verdict.step
     if step >= now.step_by_limit:
-        return Resize(key, verdict.action, step, None, verdict.why)
+        return SizeChange(key, verdict.action, step, None, verdict.why)
     need = each.demand.milli_need(now.milli_request, now.milli_limit)
     # More than the step below holds, so that the place is of this one.
     above = now.steps[step - 1] + 1 if step else 0
-    return Resize(key, verdict.action, step, max(min(need, now.steps[step]), above), verdict.why)
+    return SizeChange(key, verdict.action, step, max(min(need, now.steps[step]), above), verdict.why)

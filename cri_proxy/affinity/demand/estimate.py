@@ -1,4 +1,4 @@
-"""How many CPUs a container needs, by what it uses; and when its set becomes smaller or larger. Pure.
+"""The CPUs that a container needs by its usage; and when its set becomes smaller or larger. Pure.
 
 A sample says how much CPU time a container has used since it exists, how long it was throttled at its quota, and how
 long its tasks have waited for a CPU (PSI, line ``some``). Between two samples:
@@ -44,7 +44,7 @@ LONGEST_BAR_S = 86_400.0
 SHORTEST_NS = 10_000_000
 #: A set in which tasks wait grows to the step that holds so many times of it.
 GROWTH = 2
-#: The window of a PSI trigger, seconds: what it has seen to wait is a part of this.
+#: The window of a PSI trigger, seconds: its waiting time is a part of this.
 TRIGGER_S = 0.5
 
 
@@ -80,8 +80,8 @@ class DemandSample:
 
 
 @dataclass(frozen=True)
-class Between:
-    """What two samples say of the time between them: usage in milli-CPUs, parts of the time that it waited (None: not
+class UsageBetween:
+    """The time between two samples: usage in milli-CPUs, parts of the time that it waited (None: not
     told) and was throttled."""
 
     milli_usage: int
@@ -108,7 +108,7 @@ class _Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to become of a container's set. ``action``: start, keep, shrink, grow, limit (back to the step by limit).
+    """The verdict on a container's set. ``action``: start, keep, shrink, grow, limit (back to the step by limit).
 
     ``step``: of the staircase, from now on.
     """
@@ -118,7 +118,7 @@ class Verdict:
     why: str
 
 
-def between(earlier: DemandSample, later: DemandSample) -> Optional[Between]:
+def between(earlier: DemandSample, later: DemandSample) -> Optional[UsageBetween]:
     """None where the two do not say anything: they are too near, or counters have begun anew."""
     span = later.time_ns - earlier.time_ns
     used, throttled = later.usage_ns - earlier.usage_ns, later.throttled_ns - earlier.throttled_ns
@@ -127,7 +127,7 @@ def between(earlier: DemandSample, later: DemandSample) -> Optional[Between]:
     waiting: Optional[float] = None
     if earlier.waited_ns is not None and later.waited_ns is not None:
         waiting = min(max(later.waited_ns - earlier.waited_ns - throttled, 0) / span, 1.0)
-    return Between(used * 1000 // span, waiting, min(throttled / span, 1.0))
+    return UsageBetween(used * 1000 // span, waiting, min(throttled / span, 1.0))
 
 
 def weighted_percentile(values: Sequence[tuple[float, float]], part: float) -> float:
@@ -148,7 +148,7 @@ def step_for(steps: Sequence[int], milli: int) -> int:
 
 
 class Demand:
-    """What is known of one container's demand: the peaks of a window, and how often its set was too small."""
+    """One container's demand: the peaks of a window, and how often its set was too small."""
 
     def __init__(self, settings: DemandSettings) -> None:
         self.settings = settings
@@ -157,14 +157,14 @@ class Demand:
         self._peaks: deque[tuple[float, int]] = deque()
         self._since_s: Optional[float] = None
         self._last: Optional[DemandSample] = None
-        self._latest: Optional[Between] = None
+        self._latest: Optional[UsageBetween] = None
         self._bar = _Bar(0, 0, float("-inf"))
         #: A set that was found too small just now, though the estimate fits into it, milli-CPUs; else 0.
         self._misjudged = 0
         #: The estimate, until another peak is seen.
         self._estimate: Optional[int] = None
 
-    # ------------------------------------------------------------------ what was seen
+    # ------------------------------------------------------------------ samples
 
     def add(self, sample: DemandSample, is_triggered: bool = False) -> None:
         """Take in a sample. One that is too near to the last one, or older, is left out.
@@ -198,7 +198,7 @@ class Demand:
             self._peaks.popleft()
 
     def changed(self, verdict: Verdict, now_s: float) -> None:
-        """The set is another one, by this verdict: what was used before counts, but the window begins anew."""
+        """The set is another one, by this verdict: usage of before counts, but the window begins anew."""
         if verdict.action in ("grow", "limit"):
             self.growths.append(Growth(now_s, verdict.why))
             if self._misjudged:
@@ -215,7 +215,7 @@ class Demand:
         self._bar = _Bar(milli_set, times, now_s + min(HOUR_S * 2 ** min(times - 1, 10), LONGEST_BAR_S))
 
     def reconfigure(self, settings: DemandSettings) -> None:
-        """Go by other settings from now on; of what was seen, what is older than the window is left out."""
+        """Go by other settings from now on; samples older than the window are left out."""
         self.settings, self._estimate = settings, None
         while self._peaks and self._peaks[-1][0] - self._peaks[0][0] > settings.window_s:
             self._peaks.popleft()
@@ -253,7 +253,7 @@ class Demand:
         now_s: float,
         milli_set: Optional[int] = None,
     ) -> Verdict:
-        """What is to become of a set that is ``step`` of the staircase, by the sample that was added last.
+        """The verdict on a set that is ``step`` of the staircase, by the sample that was added last.
 
         ``steps``: milli-CPUs, ascending; ``milli_set``: how large the set is, where that is not its step. Once it is
         done the caller tells ``changed``; whether a shrink may be made now is the caller's to say (``ShrinkBudget``).
@@ -269,7 +269,7 @@ class Demand:
             self._bar = replace(self._bar, milli_set=0, times=self._bar.times - 1)
         # 1. Above its limit it never is: the limit was lowered, or the machine has changed.
         if step > step_by_limit:
-            return Verdict("start", step_by_limit, "its limit's rung")
+            return Verdict("start", step_by_limit, "its limit's domain level")
         # 2. Too small: at once.
         cause = self._is_too_small(milli_set) if step < step_by_limit else ""
         self._misjudged = milli_set if cause and wanted <= step else 0
@@ -296,7 +296,7 @@ class Demand:
         bar = self._bar
         if now_s < bar.until_s and steps[step - 1] <= bar.milli_set:
             left = f"not as small again for {math.ceil((bar.until_s - now_s) / 60)} minutes"
-            return Verdict("keep", step, f"a set of {bar.milli_set / 1000:g} CPUs was too small: {left}")
+            return Verdict("keep", step, f"a cpuset of {bar.milli_set / 1000:g} CPUs was too small: {left}")
         why = f"{need / 1000:g} CPUs needed for {self.settings.window_s:.0f} s"
         return Verdict("shrink", step - 1, why)
 
@@ -315,7 +315,7 @@ class Demand:
 
 
 def _too_often(times: int) -> str:
-    return f"its set was too small {times} times within an hour"
+    return f"its cpuset was too small {times} times within an hour"
 
 
 class ShrinkBudget:

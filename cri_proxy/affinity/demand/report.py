@@ -1,4 +1,4 @@
-"""What people are told of demand: of one container for ``explain``, of all for ``status``; as rows, and as text. Pure."""
+"""Demand as people read it: of one container for ``explain``, of all for ``status``; as rows, and as text. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Optional
 from cri_proxy.affinity.demand.controller import DemandController, DemandReport
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Grant, Stance
-from cri_proxy.text.terminal import duration_text
+from cri_proxy.text.terminal import duration_text, stance_text
 from policies.wanted import size_mode_of
 
 #: As many growths are told, the last ones.
@@ -17,7 +17,7 @@ TOLD = 5
 def demand_row(
     engine: Engine, grant: Grant, report: Optional[DemandReport], now_s: float
 ) -> Optional[dict[str, Any]]:
-    """What is known of a container's demand; None where it is to be sized by its limit.
+    """A container's demand; None where it is to be sized by its limit.
 
     CPUs in thousandths. ``why_not``: why it is not sized although it is to be; then there is nothing else.
     """
@@ -26,7 +26,7 @@ def demand_row(
     if report is None:
         why = engine.policy.why_not_sized(engine.node, grant.container)
         if not why and grant.stance is not Stance.PLACED:
-            why = f"its cpuset is not ours ({grant.stance.value})"
+            why = f"its cpuset is not ours ({stance_text(grant.stance.value)})"
         return {"why_not": why or "it was not looked at yet"}
     return {
         "why_not": "",
@@ -48,16 +48,16 @@ def demand_row(
 def demand_text(row: dict[str, Any]) -> list[str]:
     """A row of ``demand_row`` for the terminal."""
     if row["why_not"]:
-        return [f"not sized by demand: {row['why_not']}"]
+        return [f"no usage-based sizing: {row['why_not']}"]
     if not row["demand_milli"]:
         known = "nothing known yet"
     else:
         known = f"{_cpus(row['demand_milli'])} used, {_cpus(row['need_milli'])} with headroom"
     seen = f"{duration_text(row['seen_s'])} of a window of {duration_text(row['window_s'])} seen"
     lines = [
-        f"sized by demand: {known}; {seen}",
-        f"  rung by limit {_cpus(row['by_limit_milli'])}, by demand {_cpus(row['by_demand_milli'])}, "
-        f"its set {_cpus(row['set_milli'])}: {row['why']}",
+        f"usage-based sizing: {known}; {seen}",
+        f"  domain by limit {_cpus(row['by_limit_milli'])}, by usage {_cpus(row['by_demand_milli'])}, "
+        f"its cpuset {_cpus(row['set_milli'])}: {row['why']}",
     ]
     return lines + [f"  grew {duration_text(each['age_s'])} ago: {each['cause']}" for each in row["growths"]]
 
@@ -83,4 +83,4 @@ def status_line(row: dict[str, Any]) -> str:
     if not row.get("containers"):
         return ""
     watched = f", watched {row['watched']}" if row["watched"] else ""
-    return f"{row['containers']} containers sized by demand, {row['shrunk']} of them shrunk{watched}"
+    return f"by usage for {row['containers']} containers, {row['shrunk']} of them shrunk{watched}"

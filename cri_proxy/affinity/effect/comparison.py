@@ -18,9 +18,12 @@ Twice the spread: what one window differs from the next without a move is noise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
+
+from cri_proxy.affinity.effect.events import EventSet
 
 #: Windows before, and as many after.
 WINDOWS = 5
@@ -33,13 +36,13 @@ BETTER, WORSE, NOISE, UNKNOWN = "better", "worse", "within the noise", "not know
 
 @dataclass(frozen=True)
 class Counts:
-    """What a container's counters say: work, and how often each event came; since they were opened, or of one window."""
+    """A container's counters: work, and how often each event came; since they were opened, or of one window."""
 
     work: float
     events: tuple[float, ...]
 
     def since(self, earlier: Counts) -> Counts:
-        """What came between two looks."""
+        """The counts between two looks."""
         events = tuple(now - then for now, then in zip(self.events, earlier.events))
         return Counts(self.work - earlier.work, events)
 
@@ -117,3 +120,114 @@ def _is_above(high: Sequence[float], low: Sequence[float], noise: float) -> bool
         and mean(high) >= LEAST_RATIO * mean(low)
         and rise >= LEAST_RISE
     )
+
+
+# ---------------------------------------------------------------------- text
+
+# A gain is only a difference of counts on this machine, and is told so: so many fills before, so many after.
+
+
+def effect_row(events: EventSet, effect: Effect, left_out: int) -> dict[str, Any]:
+    """An effect as plain data. ``left_out``: containers that there were no counters for."""
+    known = effect.verdict != UNKNOWN
+    return {
+        "verdict": effect.verdict,
+        "cpu": events.cpu,
+        "per": events.per_words,
+        "events": [
+            {"name": event.name, "words": event.words, "before": before, "after": after}
+            for event, before, after in zip(events.events, effect.before, effect.after)
+            if known
+        ],
+        "noise": effect.noise,
+        "compared": effect.compared,
+        "idle": effect.idle,
+        "left_out": left_out,
+        "unseen": events.unseen,
+    }
+
+
+def effect_lines(row: Mapping[str, Any]) -> list[str]:
+    """The last measured plan, without indentation; nothing was measured yet: no line."""
+    if not row:
+        return []
+    lines = [
+        f"{event['words']} per {row['per']}: {event['before']:.3f} before, {event['after']:.3f} after"
+        for event in row["events"]
+    ]
+    lines.append(f"last plan {row['age_s']:.0f} s ago: {_verdict_text(row)}; {_of_what(row)}")
+    l3 = row.get("l3") or {}
+    for words, before, after in l3.get("shares", ()):
+        lines.append(f"{words}: {before:.1%} before, {after:.1%} after (of all that runs there)")
+    if row["unseen"]:
+        lines.append(row["unseen"])
+    return lines
+
+
+def _verdict_text(row: Mapping[str, Any]) -> str:
+    if row["verdict"] == UNKNOWN:
+        return "no effect is known, as no container was busy before and after"
+    return f"{row['verdict']} (windows before differ by {row['noise']:.3f})"
+
+
+def _of_what(row: Mapping[str, Any]) -> str:
+    parts = [f"{row['compared']} container{'' if row['compared'] == 1 else 's'} compared"]
+    if row["idle"]:
+        parts.append(f"{row['idle']} too idle")
+    if row["left_out"]:
+        parts.append(f"{row['left_out']} left out, for want of counters")
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------------- subjects
+
+# The containers that are counted around a plan: the moved ones, and their peers.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A container to count: its cgroup's path from the hierarchy's root, and its CPUs."""
+
+    key: str
+    path: str
+    cpus: frozenset[int]
+
+
+def in_order(
+    keys: Sequence[str], moved: Collection[str], near: Sequence[Sequence[tuple[float, int]]]
+) -> tuple[str, ...]:
+    """The moved containers and their peers, most important first: what moves before what stays, then by weight.
+
+    ``near``: the edges of each container of ``keys``, as weight and index of the other end. A peer's weight is that of its
+    edges to moved containers.
+    """
+    weights = {
+        key: sum(weight for weight, _ in edges if weight > 0)
+        for key, edges in zip(keys, near)
+        if key in moved
+    }
+    peers: dict[str, float] = {}
+    for key, edges in zip(keys, near):
+        for weight, other in edges if key in moved else ():
+            if weight > 0 and keys[other] not in moved:
+                peers[keys[other]] = peers.get(keys[other], 0.0) + weight
+    return (*_heaviest_first(weights), *_heaviest_first(peers))
+
+
+def _heaviest_first(weights: dict[str, float]) -> list[str]:
+    return sorted(weights, key=lambda key: (-weights[key], key))
+
+
+def fitting(subjects: Iterable[Subject], per_cpu: int, descriptors: int) -> tuple[Subject, ...]:
+    """The first ones whose descriptors, ``per_cpu`` for each of their CPUs, are at most ``descriptors`` in all.
+
+    A container too wide for the rest is passed over, and the next one looked at.
+    """
+    chosen: list[Subject] = []
+    left = descriptors
+    for subject in subjects:
+        needed = per_cpu * len(subject.cpus)
+        if 0 < needed <= left:
+            chosen.append(subject)
+            left -= needed
+    return tuple(chosen)

@@ -1,4 +1,4 @@
-"""Which events of which CPU count lines that come from another L3 or another NUMA node. Pure: a table.
+"""The events, by CPU model, that count lines that come from another L3 or another NUMA node. Pure: a table.
 
 PMCx043 of AMD's cores counts the data-cache fills that a load or store has waited for (demand fills), by where the line
 came from. The generic cache-miss event is of no use here: on these cores it counts misses of the L2.
@@ -9,10 +9,6 @@ of the same node has the unit mask of a fill from the own L3: only what comes fr
 Sources: Linux, tools/perf/pmu-events/arch/x86/: amdzen2/memory.json, amdzen3/memory.json, amdzen4/cache.json,
 amdzen5/load-store.json for the cores, amdzen1/cache.json to amdzen5/l3-cache.json for the L3s, mapfile.csv for the
 models. Linux has no PMCx043 for Zen 1: there likwid's src/includes/perfmon_zen_events.txt (DATA_CACHE_REFILLS).
-
-What a container fetches from memory is counted by the same unit masks (0x08 own node, 0x40 others): from Zen 3 on of
-PMCx044, all fills, prefetches included; on Zen 2 of PMCx043 and PMCx05A (fills by the hardware's prefetcher); before it of
-PMCx043 only.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ TYPE_SOFTWARE, TYPE_RAW = 1, 4
 
 @dataclass(frozen=True)
 class Event:
-    """What one counter counts. ``words``: as a figure of it is called; ``type`` and ``config``: of perf_event_attr."""
+    """The event of one counter. ``words``: the name of its figure; ``type`` and ``config``: of perf_event_attr."""
 
     name: str
     words: str
@@ -41,7 +37,6 @@ class EventSet:
 
     ``base``: what all others are counted per, so that load is no effect; ``per``: so many of it (the figures are
     ``events`` per ``per``), ``per_words`` names that. ``unseen``: what these events do not tell apart, a sentence.
-    ``fills``: what they count together are lines from memory, of whichever node.
     ``l3_misses``, ``l3_lookups``: configs of the L3's own PMU (amd_l3); 0 = not known.
     """
 
@@ -50,7 +45,6 @@ class EventSet:
     per: float
     per_words: str
     events: tuple[Event, ...]
-    fills: tuple[Event, ...] = ()
     unseen: str = ""
     l3_misses: int = 0
     l3_lookups: int = 0
@@ -67,27 +61,21 @@ def _config(event: int, unit_mask: int) -> int:
 
 _PERF = "tools/perf/pmu-events/arch/x86"
 _LIKWID = "likwid perfmon_zen_events.txt: DATA_CACHE_REFILLS"
-_FILLS, _ALL_FILLS, _PREFETCHED = 0x43, 0x44, 0x5A
-#: Unit masks: memory of the own node, and of others.
-_MEMORY = 0x48
+_FILLS = 0x43
 _INSTRUCTIONS = Event("instructions", "instructions", _config(0xC0, 0), f"{_PERF}: ex_ret_instr")
 _OTHER_L3, _OTHER_NODES_CACHE, _OTHER_NODES_MEMORY = (
     "fills from another L3",
-    "fills from a cache of another node",
-    "fills from memory of another node",
+    "fills from a cache of another NUMA node",
+    "fills from memory of another NUMA node",
 )
 _NOT_APART = (
-    "fills from another L3 of the same node are counted with those from the own L3, so they do not show"
+    "fills from another L3 of the same NUMA node are counted with those from the same L3, so they do not show"
 )
 _THOUSAND = "thousand instructions"
 
 
-def _from_memory(event: int, source: str) -> Event:
-    return Event("memory", "lines from memory", _config(event, _MEMORY), source)
-
-
-def _old(cpu: str, source: str, prefetched: str = "") -> EventSet:
-    """Zen 1 and 2: "remote" is by the address's home node. ``prefetched``: the source of PMCx05A, where it is known."""
+def _old(cpu: str, source: str) -> EventSet:
+    """Zen 1 and 2: "remote" is by the address's home node."""
     return EventSet(
         cpu,
         _INSTRUCTIONS,
@@ -97,14 +85,13 @@ def _old(cpu: str, source: str, prefetched: str = "") -> EventSet:
             Event("other_nodes_cache", _OTHER_NODES_CACHE, _config(_FILLS, 0x10), source),
             Event("other_nodes_memory", _OTHER_NODES_MEMORY, _config(_FILLS, 0x40), source),
         ),
-        (_from_memory(_FILLS, source), *([_from_memory(_PREFETCHED, prefetched)] if prefetched else ())),
         _NOT_APART,
         l3_misses=_config(0x06, 0x01),
         l3_lookups=_config(0x01, 0x80),
     )
 
 
-def _new(cpu: str, source: str, near: str, far: str, memory: str, own_memory: str) -> EventSet:
+def _new(cpu: str, source: str, near: str, far: str, memory: str) -> EventSet:
     """Zen 3 and later: 0x04 is another L3 of the same node, 0x10 one of another node."""
     return EventSet(
         cpu,
@@ -115,7 +102,6 @@ def _new(cpu: str, source: str, near: str, far: str, memory: str, own_memory: st
             Event("other_l3", _OTHER_L3, _config(_FILLS, 0x14), f"{_PERF}/{source}: {near}, {far}"),
             Event("other_nodes_memory", _OTHER_NODES_MEMORY, _config(_FILLS, 0x40), f"{_PERF}/{source}: {memory}"),
         ),
-        (_from_memory(_ALL_FILLS, f"{_PERF}/{source}: ls_any_fills_from_sys, {own_memory}, {memory}"),),
         l3_misses=_config(0x04, 0x01),
         l3_lookups=_config(0x04, 0xFF),
     )  # fmt: skip
@@ -123,12 +109,9 @@ def _new(cpu: str, source: str, near: str, far: str, memory: str, own_memory: st
 
 ZEN_1 = _old("Zen 1", _LIKWID)
 HYGON_1 = _old("Hygon family 18h", _LIKWID)
-_ZEN_2 = f"{_PERF}/amdzen2/memory.json"
-ZEN_2 = _old("Zen 2", f"{_ZEN_2}: ls_refills_from_sys", f"{_ZEN_2}: ls_hw_pf_dc_fill")
-_DRAM = ("near_cache", "far_cache", "dram_io_far", "dram_io_near")
-ZEN_3 = _new(
-    "Zen 3", "amdzen3/memory.json", "ext_cache_local", "ext_cache_remote", "mem_io_remote", "mem_io_local"
-)
+ZEN_2 = _old("Zen 2", f"{_PERF}/amdzen2/memory.json: ls_refills_from_sys")
+_DRAM = ("near_cache", "far_cache", "dram_io_far")
+ZEN_3 = _new("Zen 3", "amdzen3/memory.json", "ext_cache_local", "ext_cache_remote", "mem_io_remote")
 ZEN_4 = _new("Zen 4", "amdzen4/cache.json", *_DRAM)
 ZEN_5 = _new("Zen 5", "amdzen5/load-store.json", *_DRAM)
 

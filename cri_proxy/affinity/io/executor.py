@@ -1,28 +1,278 @@
-"""Carries out accepted plans: some moves at a time, none that was a mistake before, and each looked after.
+"""Carries out accepted plans: some moves at a time, in the engine, in the state, at the runtime; each is looked after.
 
-What was taken back (the runtime has refused it, containers wait for CPUs, or counters say that it made things worse) is
-banned for a while: neither the rest of this plan nor the next one makes it again.
+Two kinds of moves are undone: a container whose update the runtime refuses goes back at once, and containers that came
+into a place where containers then wait for CPUs (affinity/pressure_guard.py) go back after a look. Containers that change
+places go back together. A move that was taken back (the runtime has refused it, containers wait for CPUs, or counters say
+that it made things worse) is banned for a while: neither the rest of this plan nor the next one makes it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Optional
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Callable, Optional
 
-from cri_proxy.affinity.effect.comparison import WORSE
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter, Measured
-from cri_proxy.affinity.effect.text import worse_sentence
-from cri_proxy.affinity.io.mover import FailedMove, MoveOutcome, Mover
-from cri_proxy.affinity.moves import plan_of, without_banned
-from cri_proxy.affinity.pressure_guard import Ban, Bans
-from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
+from cri_proxy.affinity.io.pressure import NOTHING, PressureReader, PressureSample
+from cri_proxy.affinity.moves import in_exchanges, plan_of, without_banned
+from cri_proxy.affinity.pressure_guard import SHORTEST_S, Ban, Bans, PressureReading, shares, worse_places
+from cri_proxy.affinity.problem import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings
+from cri_proxy.bounded_files import read_number, read_text
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Move, Plan
+from cri_proxy.engine.notable import MOVED
+from cri_proxy.engine.pins import FROZEN
+from cri_proxy.engine.records import CpusetUpdate, Life, Move, Plan
 from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
+
+#: How long the runtime may take for the updates of a plan, seconds.
+WAIT_S = 30.0
+#: How long containers are left in their new places before they are compared: within the 10 to 30 seconds in which
+#: PSI says anything, and long enough that caches are warm again.
+GUARD_S = 20.0
+
+Wait = Callable[[float], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class FailedMove:
+    """A move that was made and could not be kept: what the runtime, or the guard, said."""
+
+    id: str
+    path: str
+    error: str
+
+
+@dataclass(frozen=True)
+class MoveOutcome:
+    """``made``: the moves that stand. ``failed``: those taken back. ``stopped``: why there is no use in trying more."""
+
+    made: tuple[Move, ...] = ()
+    failed: tuple[FailedMove, ...] = ()
+    stopped: str = ""
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether there was a move to make."""
+        return bool(self.made or self.failed)
+
+
+class Mover:
+    """Makes moves of one daemon."""
+
+    def __init__(self, services: Services, cgroup_root: Path, wait: Optional[Wait] = None) -> None:
+        """``wait``: for so many seconds, before containers are compared."""
+        self._services = services
+        self._root = cgroup_root
+        self._pressure = PressureReader(cgroup_root)
+        self._wait = wait or asyncio.sleep
+        #: The last two looks at how long containers wait, the older one first.
+        self._looks = (PressureSample({}, ""), PressureSample({}, ""))
+        self._looked_s = float("-inf")
+
+    @property
+    def can_guard(self) -> bool:
+        """Whether there is something to compare with after moves, or never will be."""
+        earlier, later = self._looks
+        return bool(earlier.readings) or later.source == NOTHING
+
+    @property
+    def guarded_by(self) -> str:
+        """The guard's source; ``pressure.NOTHING`` = there is no guard, "" = it was not looked at yet."""
+        return self._looks[1].source
+
+    async def make(self, engine: Engine, plan: Plan) -> MoveOutcome:
+        """Make the moves that still hold and wait for the runtime. A container it refuses is back at its old place then."""
+        node_state = self._services.node_state
+        # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
+        if stopped := self._stopped(engine):
+            return MoveOutcome(stopped=stopped)
+        updates = engine.apply(plan)
+        node_state.save()
+        made = [move for move in plan.moves if is_made(engine, move)]
+        kept = await self._send(updates, made)
+        failed = []
+        for together in in_exchanges(made):
+            failed += self._undo_refused(engine, together, kept)
+        node_state.send(kept.values())
+        node_state.save()
+        refused = {failure.id for failure in failed}
+        for move in [] if plan.is_order else made:
+            if move.id not in refused and move.id in engine.grants:
+                engine.notable.add(MOVED, engine.grants[move.id].container, move.why)
+        self._services.metrics.moves.labels("made").inc(len(made) - len(failed))
+        self._services.metrics.moves.labels("refused").inc(len(failed))
+        stands = tuple(move for move in made if move.id not in refused)
+        return MoveOutcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
+
+    async def _send(self, updates: Sequence[CpusetUpdate], made: Sequence[Move]) -> dict[str, CpusetUpdate]:
+        """Send updates and wait for the runtime. Those of an exchange go one after another, so that no more containers
+        are in one place than the plan has reckoned with; after one that is refused, the rest of it is kept: returned,
+        by id."""
+        sender = self._services.node_state.updates
+        exchange_of = {move.id: move.exchange for move in made if move.exchange}
+        kept: dict[str, CpusetUpdate] = {}
+        refused: set[int] = set()
+        wait_s = WAIT_S
+        for one_id, group in groupby(
+            updates, key=lambda update: update.id if update.id in exchange_of else ""
+        ):
+            listed = list(group)
+            exchange = exchange_of.get(one_id, 0)
+            if exchange in refused:
+                kept[one_id] = listed[0]
+                continue
+            await sender.send_and_wait(listed, wait_s)
+            if any(update.id in sender.pending and not sender.refusal(update.id) for update in listed):
+                wait_s = 0.0  # the runtime does not answer: one wait is enough
+            if exchange and sender.refusal(one_id):
+                refused.add(exchange)
+        return kept
+
+    def _undo_refused(
+        self, engine: Engine, together: Sequence[Move], kept: dict[str, CpusetUpdate]
+    ) -> list[FailedMove]:
+        """Take a move, or an exchange, back if the runtime has refused a part of it; takes those out of ``kept``."""
+        updates = self._services.node_state.updates
+        errors = {move.id: error for move in together if (error := updates.refusal(move.id))}
+        if not errors:
+            return []
+        [error, *_] = errors.values()
+        back = self._take_back(engine, together, f"the runtime refused it: {error}")
+        if not back:
+            return []
+        # Containers that have never left their old places need no update; others may have made room for them.
+        untold = {*errors, *(move.id for move in together if kept.pop(move.id, None))}
+        for key in untold:
+            updates.forget(key)
+        self._services.node_state.send(update for update in back if update.id not in untold)
+        paths = {move.id: path_of(engine, move.id) for move in together}
+        other = f"{paths[next(iter(errors))]}, with which it was to change places, was refused: {error}"
+        return [FailedMove(move.id, paths[move.id], errors.get(move.id, other)) for move in together]
+
+    def _stopped(self, engine: Engine) -> str:
+        """Why nothing may be moved in this engine (any more); "" = it may."""
+        node_state = self._services.node_state
+        if not node_state.enforcing:
+            return f"in mode {node_state.mode} nothing is moved"
+        if node_state.orders.freeze:
+            return FROZEN
+        return "" if engine is node_state.active() else "the engine was replaced meanwhile"
+
+    def _unanswered(self, made: tuple[Move, ...]) -> str:
+        updates = self._services.node_state.updates
+        waiting = [move for move in made if move.id in updates.pending and not updates.refusal(move.id)]
+        return "the runtime does not answer" if waiting else ""
+
+    def _take_back(self, engine: Engine, together: Sequence[Move], why: str) -> tuple[CpusetUpdate, ...]:
+        """The updates of a move or an exchange; none = the containers have to stay where they are."""
+        back = engine.take_back(together, why) if engine is self._services.node_state.engine else ()
+        said = "a move was taken back" if back else "a move could not be taken back"
+        for move in together:
+            self._services.log.warning(said, container=path_of(engine, move.id), why=why)
+        return back
+
+    # ------------------------------------------------------------------ the guard
+
+    async def look(self, engine: Engine) -> None:
+        """Read how long containers have waited so far; what comes between two looks is the time before a plan."""
+        now_s = self._services.node_state.clock()
+        if now_s - self._looked_s >= SHORTEST_S:  # between two that are nearer nothing can be said
+            self._looked_s = now_s
+            self._looks = (self._looks[1], await self._read(engine))
+
+    async def _read(self, engine: Engine) -> PressureSample:
+        return await asyncio.to_thread(
+            self._pressure.look, self._paths(engine), self._services.node_state.clock()
+        )
+
+    def _paths(self, engine: Engine) -> dict[str, str]:
+        """The cgroups of the containers that run, as far as they are known."""
+        of = self._services.reconciler.cgroup_of
+        running = [key for key, grant in engine.grants.items() if grant.life is Life.RUNNING]
+        return {key: path for key in running if (path := of(key)) is not None}
+
+    async def memory(self, engine: Engine) -> dict[str, int]:
+        """Bytes in use, by id, where cgroups tell."""
+        return await asyncio.to_thread(memory_in_use, self._root, self._paths(engine))
+
+    async def guard(self, engine: Engine, made: tuple[Move, ...]) -> tuple[FailedMove, ...]:
+        """Wait, compare, and take back moves into places where containers now wait longer. Returns these moves."""
+        before = shares(self._looks[0].readings, self._looks[1].readings)
+        if not before or not made:
+            return ()
+        start = await self._read(engine)
+        await self._wait(GUARD_S)
+        end = await self._read(engine)
+        if self._stopped(engine):
+            return ()
+        return await self._compare(engine, made, before, start.readings, end.readings)
+
+    async def _compare(
+        self,
+        engine: Engine,
+        made: tuple[Move, ...],
+        before: Mapping[str, float],
+        start: Mapping[str, PressureReading],
+        end: Mapping[str, PressureReading],
+    ) -> tuple[FailedMove, ...]:
+        cpus_of = {key: grant.cpus for key, grant in engine.grants.items()}
+        places = [move.home for move in made]
+        failed: list[FailedMove] = []
+        updates: list[CpusetUpdate] = []
+        groups = list(in_exchanges(made))
+        for worse in worse_places(places, cpus_of, before, shares(start, end)):
+            for together in reversed(
+                [group for group in groups if any(m.home == worse.place for m in group)]
+            ):
+                back = self._take_back(engine, together, worse.sentence)
+                if back:
+                    groups.remove(together)
+                    updates += back
+                    failed += [FailedMove(m.id, path_of(engine, m.id), worse.sentence) for m in together]
+        return await self._taken_back(failed, updates)
+
+    async def _taken_back(
+        self, failed: Sequence[FailedMove], updates: Sequence[CpusetUpdate]
+    ) -> tuple[FailedMove, ...]:
+        self._services.node_state.save()
+        self._services.metrics.moves.labels("taken_back").inc(len(failed))
+        await self._services.node_state.updates.send_and_wait(updates, WAIT_S)
+        return tuple(failed)
+
+
+def is_made(engine: Engine, move: Move) -> bool:
+    """Whether a move that was to be made has been: one that finds no room any more is not."""
+    grant = engine.grants.get(move.id)
+    return grant is not None and move.was is not None and grant.placement.home != move.was.home
+
+
+def path_of(engine: Engine, container_id: str) -> str:
+    """``namespace/pod/container``; the id of one that is gone."""
+    grant = engine.grants.get(container_id)
+    return container_id[:13] if grant is None else grant.container.path
+
+
+#: Where it is told: cgroup v2, and v1 with its own mount for memory. Page cache is part of it; it moves as well.
+_FILES = (("", "memory.current"), ("memory", "memory.usage_in_bytes"))
+
+
+def memory_in_use(root: Path, paths: Mapping[str, str]) -> dict[str, int]:
+    """Bytes by id for the cgroups of ``paths`` below ``root``; cgroups without a figure are left out. Blocks."""
+    found = {}
+    for key, path in paths.items():
+        for mount, name in _FILES:
+            try:
+                found[key] = read_number(read_text(root / mount / path.lstrip("/") / name))
+            except (OSError, ValueError):
+                continue
+            break
+    return found
+
 
 #: So many moves take the engine ten milliseconds, and no call is relayed meanwhile.
 AT_ONCE = 20
@@ -42,7 +292,7 @@ class Last:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A plan that is being carried out. ``settings``: those it was made with; ``measured``: what was counted before it."""
+    """A plan that is being carried out. ``settings``: of its making; ``measured``: the counts before it."""
 
     question: PlanningSnapshot
     proposal: Proposal
@@ -62,7 +312,7 @@ class Carrier:
     _guards: set[asyncio.Task[None]] = field(default_factory=set)
 
     def bans(self, now_s: float) -> Collection[Ban]:
-        """What is not to be tried again yet."""
+        """The moves not to be tried again yet."""
         return self._bans.at(now_s)
 
     async def part(self, engine: Engine, accepted: Accepted, most_moves: int) -> MoveOutcome:
@@ -110,17 +360,9 @@ class Carrier:
         return bool(failed)
 
     async def measure(self, engine: Engine, accepted: Accepted) -> None:
-        """Compare what was counted before a plan with now, its moves being made; take it back if that is to be."""
-        measured, settings = accepted.measured, accepted.settings
-        if measured is None or not measured.made:
-            return
-        effect = await self.meter.after(engine, measured, settings)
-        if effect is None or effect.verdict != WORSE or not settings.take_back_measured:
-            return
-        made = tuple(measured.made)
-        failed = await self.mover.take_back(engine, made, worse_sentence(effect, self.meter.per_words))
-        self._note_taken_back(failed, made, accepted)
-        self.meter.note_taken_back(len(failed))
+        """Compare the counts before a plan with now, its moves being made, and note the effect for ``status``."""
+        if accepted.measured is not None and accepted.measured.made:
+            await self.meter.after(engine, accepted.measured, accepted.settings)
 
     def _note_taken_back(
         self, failed: Collection[FailedMove], made: Collection[Move], accepted: Accepted
@@ -150,7 +392,7 @@ class Carrier:
 
 
 def followed_bytes(engine: Engine, question: PlanningSnapshot, outcome: MoveOutcome) -> int:
-    """Memory of those that are in another NUMA node now."""
+    """Bytes of the containers in another NUMA node now."""
     topology = engine.host.topology
     sizes = {vertex.key: vertex.memory_bytes for vertex in question.problem.vertices}
     return sum(

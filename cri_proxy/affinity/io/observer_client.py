@@ -2,7 +2,7 @@
 
 An observer that is absent, dead, hung or new never moves a container: the picture stays as it was and says why it is
 old (``Traffic.frozen``). It is kept on disk as well, so that a restart of the daemon begins with it. How a new
-observer's graph takes the place of what was known is in policies/affinity/picture.py.
+observer's graph takes the place of the old one is in policies/affinity/graph/replica.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AffinityClient:
         return self._picture.traffic(self._frozen)
 
     def status(self) -> dict[str, Any]:
-        """What the observer says of itself, for people; ``problem`` "" = it is there."""
+        """The observer's status, for people; ``problem`` "" = it is there."""
         told = self._status
         return {
             "problem": "" if self._frozen == _IS_NEW else self._frozen,
@@ -211,7 +211,7 @@ def _take_into(picture: GraphReplica, delta: pb.GraphDelta) -> bool:
 
 
 def read_delta(delta: pb.GraphDelta) -> News:
-    """What the observer says, in our words. Edges without two different ends or a weight are left out."""
+    """The observer's message in our words. Edges without two different ends or a weight are left out."""
     half_life_s = delta.status.half_life_s
     return News(
         edges=tuple(_edge(edge) for edge in delta.edges if edge.a and edge.b and edge.weight > 0),
@@ -225,7 +225,7 @@ def read_delta(delta: pb.GraphDelta) -> News:
 
 
 def read_remote(delta: pb.GraphDelta) -> tuple[RemotePeer, ...]:
-    """What it says of other nodes. What has no end, no address or no rate is left out."""
+    """Its rates to other nodes. A row without end, address or rate is left out."""
     return tuple(
         RemotePeer(peer.id, peer.address, peer.bytes_per_s)
         for peer in delta.remote_peers

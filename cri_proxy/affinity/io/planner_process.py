@@ -1,4 +1,4 @@
-"""Runs the planner in a process of its own: a plan takes tenths of a second, and what it imports 20 MB.
+"""Runs the planner in a process of its own: a plan takes tenths of a second, and its imports 20 MB.
 
 The worker is started with the first problem and ends after some idle minutes, so that its memory is given back.
 Both pipes speak in frames: four bytes of length, then a pickle (of our own classes, between our own processes).
@@ -36,7 +36,7 @@ class PlannerFailed(Exception):
 
 
 def worker_command() -> tuple[str, ...]:
-    """What starts a worker."""
+    """A function that starts a worker."""
     return (sys.executable, "-m", "cri_proxy.affinity.io.planner_process")
 
 
@@ -112,7 +112,7 @@ class PlannerWorker:
         )
 
     async def _last_words(self, error: BaseException) -> str:
-        """What a worker that has ended said last; for one that never began, why."""
+        """The last words of a worker that has ended; for one that never began, the reason."""
         process = self._process
         if process is None or process.stderr is None:
             return f"the planner could not be started: {error}"
@@ -183,7 +183,7 @@ def _main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")  # the daemon has -999, and starts another
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed does not spoil a frame
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print does not spoil a frame
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         serve(sys.stdin.buffer, replies)
 

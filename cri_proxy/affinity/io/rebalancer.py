@@ -1,7 +1,7 @@
 """Affinity in the daemon: the graph goes to the engine, and now and then a plan is made and carried out.
 
-The rules of the pace: a plan every ``affinity.rebalance_interval``, of which as much is done at once as the token
-buckets allow (affinity/rate_limit.py). The rest of an accepted plan goes on as tokens come, without being weighed again, as
+The rules of the pace: a plan every ``affinity_rebalance_interval_s``, of which as much is done at once as the token
+buckets allow (``MoveRateLimit``). The rest of an accepted plan goes on as tokens come, without being weighed again, as
 long as its moves still hold; what a person asks for by ``rebalance`` is done at once. Nothing moves by itself while
 the picture of the traffic is old: without an observer every container stays.
 """
@@ -13,28 +13,17 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional, Protocol
+from typing import Any, Callable, Optional, Protocol
 
 from cri_api.waiting import wait_within
-from cri_proxy.affinity.build_problem import (
-    AffinitySettings,
-    PlanningSnapshot,
-    affinity_settings,
-    describe,
-    snapshot_slices,
-)
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter, Measured
-from cri_proxy.affinity.effect.io.fill_meter import FillMeter
-from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, followed_bytes
-from cri_proxy.affinity.io.mover import Mover
+from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, Mover, followed_bytes
 from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
 from cri_proxy.affinity.io.pressure import NOTHING
-from cri_proxy.affinity.io.slices import ask_in_slices
-from cri_proxy.affinity.moves import waits_for
-from cri_proxy.affinity.pending_moves import PendingMove, pending_moves
+from cri_proxy.affinity.moves import PendingMove, describe, pending_moves, waits_for
 from cri_proxy.affinity.pressure_guard import forbid
-from cri_proxy.affinity.rate_limit import MoveRateLimit
-from cri_proxy.affinity.repelling import apart_row
+from cri_proxy.affinity.problem import PlanningSnapshot, Slices, snapshot_slices
+from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.pins import FROZEN
 from cri_proxy.engine.records import Grant
@@ -45,7 +34,7 @@ from policies.affinity.planner.problem import Proposal
 
 
 class TrafficSource(Protocol):
-    """What is known of the traffic, and what knows it (``AffinityClient``)."""
+    """The known traffic and its source (``AffinityClient``)."""
 
     @property
     def traffic(self) -> Traffic: ...
@@ -69,11 +58,10 @@ class AffinityController:
     planner: PlannerWorker
     mover: Mover
     meter: EffectMeter
-    fill_meter: FillMeter
     last: Optional[Last] = None
     #: What a better placement waits for, as the last plan has found it.
     waits_for: list[str] = field(default_factory=list)
-    #: The moves that the last plan has found, by id, each with what it waits for.
+    #: The moves that the last plan has found, by id, each with the reason why it waits.
     pending: Mapping[str, PendingMove] = field(default_factory=dict)
     _rest: Optional[Accepted] = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -85,11 +73,11 @@ class AffinityController:
     def __post_init__(self) -> None:
         self._carrier = Carrier(self.services, self.mover, self.meter)
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ traffic
 
     @property
     def settings(self) -> AffinitySettings:
-        """Those of the configuration in force."""
+        """The settings of the configuration in force."""
         return affinity_settings(self.services.config)
 
     def traffic(self) -> Traffic:
@@ -97,11 +85,11 @@ class AffinityController:
         return self.source.traffic if self.services.config["affinity.enabled"] else Traffic()
 
     def remote(self) -> tuple[tuple[RemotePeer, ...], int]:
-        """What containers exchange with other nodes, heaviest first, and how many more there are."""
+        """The containers' traffic with other nodes, heaviest first, and the number of rows left out."""
         return self.source.remote if self.services.config["affinity.enabled"] else ((), 0)
 
     def follow(self, engine: Optional[Engine] = None) -> None:
-        """The graph or the engine is another one: let the engine know what is known now."""
+        """The graph or the engine is another one: give the engine the traffic known now."""
         engine = engine or self.services.node_state.engine
         traffic, metrics = self.traffic(), self.services.metrics
         if engine is not None:
@@ -109,8 +97,8 @@ class AffinityController:
         metrics.edges.set(len(traffic.listed))
         said = self.source.status()
         metrics.observer_up.set(0 if said.get("problem") else 1)
-        for what, count in said.get("counters", {}).items():
-            metrics.observer_counts.labels(what).set(count)
+        for name, count in said.get("counters", {}).items():
+            metrics.observer_counts.labels(name).set(count)
 
     def reconfigured(self) -> None:
         """The configuration is another one."""
@@ -212,14 +200,11 @@ class AffinityController:
         :raises CannotRebalance: the engine is never still.
         """
         memory = await self.mover.memory(engine)
-        fills = await self.fill_meter.count(engine, settings)
         clock = self.services.node_state.clock
-        question = await ask_in_slices(
-            engine, lambda: snapshot_slices(engine, settings, clock(), memory, fills)
-        )
+        question = await ask_in_slices(engine, lambda: snapshot_slices(engine, settings, clock(), memory))
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
-        if not question.problem.edges and not any(vertex.fills for vertex in question.problem.vertices):
+        if not question.problem.edges:
             self.waits_for, self.pending = [], {}
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
@@ -273,7 +258,7 @@ class AffinityController:
     # ------------------------------------------------------------------ by command
 
     async def rebalance(self, dry_run: bool) -> dict[str, Any]:
-        """What a command asks for: a plan now, and all its moves at once; token buckets are for what no command asked for.
+        """A command's plan: now, and all its moves at once; token buckets are for plans without a command.
 
         Hysteresis, minimum age and the cost of moves count as always.
 
@@ -344,20 +329,14 @@ class AffinityController:
     # ------------------------------------------------------------------ the status
 
     def would_move(self, grant: Grant) -> Optional[dict[str, Any]]:
-        """For ``explain``: where a container would move, and what that waits for; None where nothing is known of that."""
+        """For ``explain``: where a container would move, and why it waits; None where no such move is known."""
         pending = self.pending.get(grant.key)
         if pending is None or not self.settings.enabled:
             return None
         return pending.row(grant, self._turn(), self.services.node_state.clock())
 
-    def apart(self, engine: Engine, grant: Grant) -> Optional[dict[str, Any]]:
-        """For ``explain``: from which others a container is kept apart; None where that is not asked for, or from none."""
-        if not self.settings.enabled:
-            return None
-        return apart_row(engine, grant.key, self.fill_meter.rates, self.settings, self.fill_meter.why_not)
-
     def _turn(self) -> str:
-        """What a move waits for that a plan has found to pay."""
+        """The reason why a move that pays still waits."""
         settings = self.settings
         if still := self.still(settings):
             return f"for cri-resmgr rebalance: {still}"
@@ -369,16 +348,15 @@ class AffinityController:
         """For ``status`` and ``affinity``."""
         settings, traffic, last = self.settings, self.traffic(), self.last
         still = self.still(settings)
-        how = f"containers are not moved: {still}" if still else f"a plan every {settings.interval_s:g} s"
+        pace = f"containers are not moved: {still}" if still else f"a plan every {settings.interval_s:g} s"
         return {
             "enabled": settings.enabled,
             "observer": self.source.status(),
             "edges": len(traffic.listed),
             "frozen": traffic.frozen,
-            "rebalance": how,
+            "rebalance": pace,
             "guard": self._guard_sentence(settings, bool(still)),
             "effect": self.meter.status(settings),
-            "repelling": self.fill_meter.status(settings),
             "waits_for": self.waits_for,
             "last_plan": None
             if last is None
@@ -405,4 +383,89 @@ class AffinityController:
         return f"moves are guarded by {self.mover.guarded_by}"
 
 
-__all__ = ["AffinityController", "CannotRebalance", "TrafficSource"]
+# ---------------------------------------------------------------------- slices
+
+# The engine is read for the planner's question in slices, between which calls pass, so that the loop is not held up.
+# All slices must have read one state. When a call has changed it in between, they begin anew a little later.
+
+#: How often it begins anew, and how long after the change: in a rush of creates there are gaps.
+TRIES, PAUSE_S = 20, 0.25
+
+
+async def ask_in_slices(
+    engine: Engine, begin: Callable[[], Slices[PlanningSnapshot]], pause_s: float = PAUSE_S
+) -> Optional[PlanningSnapshot]:
+    """The question (``question_slices`` of this engine) as things are at its end.
+
+    None: the engine changes faster than it can be read.
+    """
+    for _ in range(TRIES):
+        slices = begin()
+        read = _state(engine)
+        while _state(engine) == read:
+            try:
+                next(slices)
+            except StopIteration as end:
+                question: PlanningSnapshot = end.value
+                return question
+            await asyncio.sleep(0)
+        await asyncio.sleep(pause_s)
+    return None
+
+
+def _state(engine: Engine) -> tuple[object, ...]:
+    # Another node is another machine, or another configuration.
+    return engine.version, engine.node
+
+
+# ---------------------------------------------------------------------- rate limit
+
+# How fast plans are carried out: token buckets for containers moved and for memory that follows them. A bucket
+# holds one minute's worth at most and starts full, so that the first plan after a quiet time goes on at once and none goes
+# on for long.
+
+MINUTE_S = 60.0
+
+
+class Bucket:
+    """Tokens that come at a steady rate. Times in seconds, given by the caller; they never go back."""
+
+    def __init__(self, per_minute: float, now_s: float = 0.0) -> None:
+        self.per_minute = per_minute
+        self._tokens = float(per_minute)
+        self._at_s = now_s
+
+    def tokens(self, now_s: float) -> float:
+        """How many there are; negative while tokens taken in advance have not come yet."""
+        passed_s = max(0.0, now_s - self._at_s)
+        self._tokens = min(self.per_minute, self._tokens + passed_s * self.per_minute / MINUTE_S)
+        self._at_s = max(self._at_s, now_s)
+        return self._tokens
+
+    def take(self, count: float, now_s: float) -> None:
+        """Take tokens out, also more than there are."""
+        self._tokens = self.tokens(now_s) - count
+
+    def wait_s(self, count: float, now_s: float) -> float:
+        """How long until there are so many (or as many as it ever holds); infinite if none ever come."""
+        missing = min(count, self.per_minute) - self.tokens(now_s)
+        if not self.per_minute:
+            return float("inf")
+        return max(0.0, missing) * MINUTE_S / self.per_minute
+
+
+class MoveRateLimit:
+    """The moves allowed now: ``affinity.moves_per_minute`` containers, ``affinity.most_memory_moved`` GiB a minute."""
+
+    def __init__(self, settings: AffinitySettings, now_s: float = 0.0) -> None:
+        self.moves = Bucket(settings.moves_per_minute, now_s)
+        self.memory = Bucket(settings.most_memory_bytes, now_s)
+
+    def allowed(self, now_s: float) -> int:
+        """How many containers may be moved now; 0 as well while memory is still following those before."""
+        return max(0, int(self.moves.tokens(now_s) + 1e-9)) if self.memory.tokens(now_s) >= 0 else 0
+
+    def spend(self, moves: int, memory_bytes: float, now_s: float) -> None:
+        """So many were moved, and so much memory may follow them to other NUMA nodes."""
+        self.moves.take(moves, now_s)
+        self.memory.take(memory_bytes, now_s)

@@ -6,15 +6,17 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.config.cluster_policy import ClusterPolicy
 from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
+from cri_proxy.config.constants import VARIABLE, BadConstants, Constants, read_constants
 from cri_proxy.config.io.cluster_policy_file import NOTHING, StoredPolicy, read_kept
-from cri_proxy.config.options.table import SECTIONS
+from cri_proxy.config.options.table import OPTIONS, SECTIONS
+from cri_proxy.machine_root import below, machine_root
 from cri_proxy.text.sources import MAX_CHARACTERS, BadText, SettingsSource, read_entries
 
 Result = TypeVar("Result")
@@ -46,9 +48,16 @@ ESSENTIAL = frozenset(
         "nri.socket",
         "nri.plugin_path",
         "nri.plugin_config_path",
-        "nri.launcher",
     ]
 )
+
+
+def told_constants() -> Constants:
+    """The constants of this program, with what the environment changes of them; it ends where that cannot be read."""
+    try:
+        return read_constants(os.environ.get(VARIABLE, ""))
+    except BadConstants as error:
+        raise SystemExit(f"cri-resmgr: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -57,10 +66,18 @@ class Layers:
 
     below: tuple[SettingsSource, ...]
     above: tuple[SettingsSource, ...] = ()
+    constants: Constants = field(default_factory=Constants)
 
     def with_policy(self, policy: Optional[ClusterPolicy]) -> list[SettingsSource]:
         """All of them, with the policy at its place."""
         return [*self.below, *([] if policy is None else [policy.source]), *self.above]
+
+    def read(self, policy: Optional[ClusterPolicy] = None, strict: bool = False) -> LoadedConfig:
+        """The configuration they make.
+
+        :raises BadConfig: as ``read_config``.
+        """
+        return read_config(self.with_policy(policy), strict=strict, constants=self.constants)
 
 
 @dataclass(frozen=True)
@@ -73,14 +90,16 @@ class Files:
     overrides: Mapping[str, Any] = ()  # type: ignore[assignment]
     #: What is told in other ways than by files; it counts after config.yaml, and before what is forced.
     told: Callable[[], list[SettingsSource]] = list
-    #: What the usual places are below.
-    root: Path = Path("/")
+    #: What the usual places of files, sockets and state are below.
+    root: Path = field(default_factory=machine_root)
+    constants: Constants = field(default_factory=told_constants)
 
     def layers(self) -> Layers:
         """:raises BadConfig: a file that was named explicitly cannot be read."""
         found = [read_source(path) for path in self._paths()]
         at = len(found) - (self.force is not None)
-        return Layers((*found[:at], *self.told()), (*found[at:], *self._command_line()))
+        below = (*self._defaults(), *found[:at], *self.told())
+        return Layers(below, (*found[at:], *self._command_line()), self.constants)
 
     def layers_with(self, source: SettingsSource) -> Layers:
         """The same with one text in the place of the file it is named after; else in that of config.yaml.
@@ -94,7 +113,8 @@ class Files:
         if replaced is None:  # it comes after the fallback, and before what is forced
             found.insert(len(found) - (self.force is not None), source)
         at = len(found) - (self.force is not None)
-        return Layers(tuple(found[:at]), (*found[at:], *self._command_line()))
+        below = (*self._defaults(), *found[:at])
+        return Layers(below, (*found[at:], *self._command_line()), self.constants)
 
     def _paths(self) -> list[Path]:
         wanted = [self.fallback or self._usual(FALLBACK), self.config or self._usual(CONFIG), self.force]
@@ -102,7 +122,7 @@ class Files:
 
     def _usual(self, place: Path) -> Optional[Path]:
         """A usual place, unless nothing is there. Where that may not be told it is something, and reading it fails."""
-        path = self.root / str(place).lstrip("/")
+        path = below(self.root, place)
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -111,12 +131,26 @@ class Files:
             pass
         return path
 
+    def _defaults(self) -> list[SettingsSource]:
+        """Below another root than the machine's: our own paths, where nothing sets them."""
+        if self.root == Path("/"):
+            return []
+        values: dict[str, Any] = {}
+        for option in OPTIONS:
+            if option.beside:
+                continue  # it follows the other one
+            if isinstance(option.default, str) and "/cri-resmgr" in option.default:
+                values[option.key] = str(below(self.root, option.default))
+            elif "/cri-resmgr" in str(option.default):
+                values[option.key] = [str(below(self.root, path)) for path in option.default]
+        return [SettingsSource("root", values=values)]
+
     def _command_line(self) -> list[SettingsSource]:
         return [SettingsSource("command line", values=dict(self.overrides))] if self.overrides else []
 
     def essentials(self) -> list[SettingsSource]:
         """Settings of ``ESSENTIAL`` that are valid by themselves, whatever else is wrong with the files."""
-        sources: list[SettingsSource] = []
+        sources: list[SettingsSource] = self._defaults()
         for path in self._paths():
             with contextlib.suppress(BadConfig):
                 sources.append(read_source(path))
@@ -178,7 +212,7 @@ def load(files: Files, strict: bool = False, running: StoredPolicy = NOTHING) ->
     :raises BadConfig: they make no configuration.
     """
     layers = _answered(files.layers)
-    loaded: LoadedConfig = read_config(layers.with_policy(None), strict=strict)
+    loaded = layers.read(strict=strict)
     loaded, kept = with_kept_policy(layers, loaded, running=running)
     return ConfigInForce(
         loaded.config, loaded.warnings, sources=tuple(layers.with_policy(None)), cluster=kept
@@ -203,7 +237,7 @@ def with_kept_policy(
     if kept.policy is None:
         return loaded, kept
     try:
-        return read_config(layers.with_policy(kept.policy)), kept
+        return layers.read(kept.policy), kept
     except BadConfig as error:
         return loaded, StoredPolicy(problem=f"{kept.policy.title} is not used: {error.errors[0]}")
 
@@ -221,17 +255,16 @@ def last_or_default(files: Files, bad: BadConfig) -> ConfigInForce:
     essentials: list[SettingsSource] = []
     with contextlib.suppress(BadConfig):
         essentials = _answered(files.essentials)
-    defaults = read_config(essentials).config
+    defaults = Layers(tuple(essentials), constants=files.constants).read().config
     try:
         last = Path(defaults["state.directory"]) / LAST
         texts = json.loads(_answered(lambda: read_bytes(last, MAX_BYTES * 4)))
         kept = [SettingsSource(name, text, "last one that loaded") for name, text in texts]
-        command_line = (
-            [SettingsSource("command line", values=dict(files.overrides))] if files.overrides else []
-        )
         forced = [source for source in kept if source.name == str(files.force)]
-        layers = Layers(tuple(s for s in kept if s not in forced), (*forced, *command_line))
-        loaded, policy = with_kept_policy(layers, read_config(layers.with_policy(None)))
+        layers = Layers(
+            tuple(s for s in kept if s not in forced), (*forced, *files._command_line()), files.constants
+        )
+        loaded, policy = with_kept_policy(layers, layers.read())
         problem = f"the last configuration that loaded is in force: {_reason(bad)}"
         return ConfigInForce(loaded.config, problem=problem, cluster=policy)
     except (OSError, ValueError, TypeError, BadConfig):

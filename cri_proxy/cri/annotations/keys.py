@@ -97,7 +97,6 @@ KEYS: tuple[Key, ...] = (
     _ours("memory-type", "memory_types", read_memory_types),
     _ours("hints", "hints", read_hint_kinds),
     _ours("balloon", "balloon", read_name),
-    _ours("cpuset-file", "cpuset_file", read_bool),
     Key(f"require-isolated-cpus.{NRI}", "isolated", bool_as("require", None), _always),
     *_theirs(NRI),
     Key(f"hide-hyperthreads.{NRI}", "smt", bool_as("hide", "")),
@@ -127,6 +126,12 @@ NOT_DONE = {
     f"pick-resources-by-hints.{NRI}": "single CPUs chosen by device",
     f"dynamic-pool.dynamic-pools.{INTEL}": "dynamic pools",
     f"pool.podpools.{INTEL}": "pools of pods",
+}
+
+#: Names under our own namespace that had a meaning once, each with what holds now.
+GONE = {
+    "cpuset-file": "no container is given such a file any more: its own cgroup says its CPUs"
+    " (/sys/fs/cgroup/cpuset.cpus.effective)",
 }
 
 #: Names under our own namespace: those above, and what is read elsewhere.
@@ -165,6 +170,8 @@ def is_stranger(key: str) -> bool:
 def strangeness(key: str) -> str:
     """What is wrong with a stranger, as a phrase with the nearest key."""
     name, scope = _our_name(key) or ("", "")
+    if name in GONE:
+        return GONE[name]
     if name in OUR_NAMES:
         return f"{quote(scope)} is not understood, expected pod or container.NAME behind the slash"
     nearest = difflib.get_close_matches(name.lower()[:40], OUR_NAMES, n=1, cutoff=0.5)

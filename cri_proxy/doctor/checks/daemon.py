@@ -8,7 +8,7 @@ from typing import Any
 
 from cri_proxy.doctor.facts import Facts, FileFacts, StateFacts
 from cri_proxy.doctor.findings import NOTE, PROBLEM, WARNING, Finding, finding, note, ok, problem, warning
-from cri_proxy.text.terminal import duration_text
+from cri_proxy.text.terminal import duration_text, stance_text
 from policies.machine.cpus import format_cpus, parse_cpus
 
 _JOURNAL = "journalctl -u cri-resource-manager -n 50"
@@ -112,18 +112,18 @@ def _sockets(facts: Facts) -> Iterator[Finding]:
             sentence = f"{file.path} is no socket but a {file.kind}: kubelet cannot be served there"
             yield problem("socket", sentence, f"rm {file.path}; systemctl restart cri-resource-manager")
         elif not file.kind or not is_served:
-            what = "is not there" if not file.kind else "is there, and nobody listens on it"
-            hint = "systemctl restart cri-resource-manager.socket cri-resource-manager.service"
+            what = "is not there" if not file.kind else "is there, and nothing listens on it"
+            # A socket unit is not started beside its service that runs.
+            units = "cri-resource-manager.socket cri-resource-manager.service"
+            hint = f"systemctl stop cri-resource-manager.service; systemctl restart {units}"
             yield problem("socket", f"{file.path} {what}: kubelet would be refused", hint)
         elif file.mode & 0o002:  # to connect is to write
-            sentence = (
-                f"{file.path} has mode {file.mode:04o}: everybody on this host may use the runtime through it"
-            )
+            sentence = f"{file.path} has mode {file.mode:04o}: every user of this host may use the runtime through it"
             yield problem("socket", sentence, f"chmod 0660 {file.path}")
         elif runtime and runtime.socket.kind == "socket" and _access(file) != _access(runtime.socket):
             sentence = (
                 f"{file.path} has {_shown(file)}, the runtime's socket {_shown(runtime.socket)}: "
-                "who may use one may not use the other"
+                "users of one may not use the other"
             )
             yield note("socket", sentence, "systemctl restart cri-resource-manager, or SocketMode=")
         elif daemon.status is None:
@@ -218,11 +218,14 @@ def check_containers(facts: Facts) -> Iterator[Finding]:
     status = facts.status
     if status is None or "policy" not in status:
         return
-    counts = ", ".join(f"{count} {stance}" for stance, count in status["containers"].items()) or "none"
+    counts = (
+        ", ".join(f"{count} {stance_text(stance)}" for stance, count in status["containers"].items())
+        or "none"
+    )
     yield ok("containers", f"policy {status['policy']}, containers: {counts}")
     for sentence in status["invariants"]:
         yield problem("invariant", f"broken: {sentence}", "cri-resmgr reset-policy; and report it")
-    yield from _named(status["foreign"], "foreign", "another writer keeps changing the cpuset of {}",
+    yield from _named(status["foreign"], "foreign", "modified externally, again and again: the cpuset of {}",
                       "stop it, then: cri-resmgr adopt CONTAINER")  # fmt: skip
     yield from _named(status["unusable_fences"], "fence", "the caller's cpuset holds no usable CPU for {}",
                       "cri-resmgr explain CONTAINER")  # fmt: skip
@@ -232,7 +235,7 @@ def check_containers(facts: Facts) -> Iterator[Finding]:
     yield from _named(status["distrusted"], "distrusted", "failed to start where it was placed, so left alone: {}",
                       "compare cri-resmgr topology with lscpu")  # fmt: skip
     if status["in_doubt"]:
-        sentence = f"{status['in_doubt']} creates in doubt: their callers gave up before the runtime answered"
+        sentence = f"{status['in_doubt']} creates of unknown outcome: their callers gave up before the runtime answered"
         yield note("in-doubt", sentence, "resolved by itself within minutes; else see the runtime")
     waiting = status["updates_waiting"]
     if waiting:
@@ -258,7 +261,7 @@ def _unclean(facts: Facts) -> Iterator[Finding]:
         if own and any(own & parse_cpus(row["cpus"]) for row in others):
             unclean.append(f"{owner['namespace']}/{owner['pod']}/{owner['container']} ({format_cpus(own)})")
     yield from _named(unclean, "exclusive", "exclusive CPUs are used by others, too: {}",
-                      "cri-resmgr placements shows by whom")  # fmt: skip
+                      "cri-resmgr placements shows the containers")  # fmt: skip
 
 
 # ---------------------------------------------------------------------- traffic

@@ -81,7 +81,7 @@ def _not_pointing(kubelet: KubeletFacts, front_end: str) -> Finding:
     status, what = kubelet.status, RUNS_AS.get(front_end, front_end)
     if status.points_at_us:
         sentence = (
-            f"kubelet points at us ({status.endpoint}), and the daemon runs {what}: nobody serves it there"
+            f"kubelet points at us ({status.endpoint}), and the daemon runs {what}: nothing serves it there"
         )
         return problem("kubelet", sentence, "cri-resmgr kubelet disable --restart")
     sentence = f"kubelet's runtime is {status.endpoint}, as it should be: the daemon runs {what}"
@@ -91,7 +91,7 @@ def _not_pointing(kubelet: KubeletFacts, front_end: str) -> Finding:
 def _managers(kubelet: KubeletFacts) -> Iterator[Finding]:
     settings = kubelet.settings
     if settings.get("cpuManagerPolicy") == "static":
-        sentence = "kubelet's CPU manager is static: its exclusive CPUs are left to it, its shared set is a fence we stay in"
+        sentence = "kubelet's CPU manager is static: its exclusive CPUs are left to it, we stay inside its shared CPUs"
         yield warning("cpu-manager", sentence, "cpuManagerPolicy: none, and drain the node first")
     manager = settings.get("topologyManagerPolicy", "")
     if manager not in ("", "none"):
@@ -99,7 +99,7 @@ def _managers(kubelet: KubeletFacts) -> Iterator[Finding]:
         sentence = f"kubelet's topology manager is {manager}: it may refuse pods that we would place"
         yield finding("topology-manager", verdict, sentence, "topologyManagerPolicy: none")
     if settings.get("memoryManagerPolicy") == "Static":
-        sentence = "kubelet's memory manager is Static: its memory nodes are a fence that we stay in"
+        sentence = "kubelet's memory manager is Static: we stay inside its memory nodes"
         yield note("memory-manager", sentence, "memoryManagerPolicy: None")
     if settings.get("cpuCFSQuota") == "false":
         sentence = (

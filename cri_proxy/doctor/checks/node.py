@@ -35,7 +35,7 @@ WRITERS: Mapping[str, str] = {
 }
 #: Programs that are often beside us, and what there is to know of them.
 NEIGHBOURS: Mapping[str, str] = {
-    "irqbalance": "irqbalance runs: interrupts also go to CPUs that containers own",
+    "irqbalance": "irqbalance runs: interrupts also go to exclusive CPUs",
     "tuned": "tuned runs: a profile of its may isolate CPUs or set numa_balancing",
 }
 #: Where Intel's program runs under our name, this is what it is called among the facts.
@@ -61,7 +61,7 @@ def check_runtime(facts: Facts) -> Iterator[Finding]:
         yield note("nri", sentence)
     if runtime.socket.mode & 0o002:  # to connect is to write
         sentence = (
-            f"{runtime.path} has mode {runtime.socket.mode:04o}: everybody on this host may use the runtime"
+            f"{runtime.path} has mode {runtime.socket.mode:04o}: every user of this host may use the runtime"
         )
         yield warning("runtime-mode", sentence, f"chmod 0660 {runtime.path}")
 
@@ -122,7 +122,7 @@ def check_others(facts: Facts) -> Iterator[Finding]:
         yield problem("intel", sentence, "systemctl stop cri-resource-manager, and remove its package")
     for name in sorted(set(WRITERS) & set(system.programs)):
         found = True
-        sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes become foreign"
+        sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes are modified externally"
         yield warning("writer", sentence, "run one of them; here: cri-resmgr mode off")
     for name in system.nri_plugins:
         if facts.front_end == "nri-plugin" and name.endswith("-cri-resmgr"):
@@ -138,7 +138,7 @@ def check_others(facts: Facts) -> Iterator[Finding]:
         )
         yield note(name, NEIGHBOURS[name], hint)
     if not found:
-        yield ok("writer", "nobody else who places containers is known to run here")
+        yield ok("writer", "no other program that places containers is known to run here")
     if system.uid != 0:
         sentence = "the doctor does not run as root: some of this it could not see"
         yield warning("root", sentence, "sudo cri-resmgr doctor")
@@ -153,7 +153,7 @@ def check_units(facts: Facts) -> Iterator[Finding]:
     if system is None:
         return
     if not system.has_systemd:
-        yield note("systemd", "systemd does not run here: who starts the daemon again is not known")
+        yield note("systemd", "systemd does not run here: what starts the daemon again is not known")
         return
     needed = _NEEDED.get(facts.front_end, UNITS)
     if ((facts.status or {}).get("nri") or {}).get("launched_by_runtime"):
@@ -174,7 +174,7 @@ def check_units(facts: Facts) -> Iterator[Finding]:
 def _not_needed(unit: UnitFacts, front_end: str) -> Iterator[Finding]:
     runs = RUNS_AS.get(front_end, "as a proxy")
     if unit.active == "active":
-        what = "who connects there is not served" if unit.name == SOCKET else "it places nothing"
+        what = "connections there are not served" if unit.name == SOCKET else "it places nothing"
         sentence = f"{unit.name} is active, and the daemon runs {runs}: {what}"
         hint = f"systemctl {'mask' if unit.name == SOCKET else 'disable'} --now {unit.name}"
         yield warning(unit.name, sentence, hint)

@@ -21,7 +21,8 @@ from cri_proxy.kubelet.io.service import is_connected, look, our_sockets
 from cri_proxy.kubelet.settings import socket_of
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 
-ANSWER_S = 1.0
+#: How long the daemon and the runtime may take for an answer; a longer examination gives them this part of it.
+ANSWER_S, ANSWER_PART = 1.0, 0.2
 #: Of /proc/net/unix: the socket is listened on (include/uapi/linux/net.h, __SO_ACCEPTCON).
 _LISTENS = 0x10000
 _NRI_SOCKET = "run/nri/nri.sock"
@@ -38,12 +39,16 @@ _KUBELET_KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Places:
-    """``root`` is for tests, ``proc`` is where processes are. What the configuration names is taken as it says."""
+    """``root`` is for tests, ``proc`` is where processes are. What the configuration names is taken as it says.
+
+    ``answer_s``: how long the daemon and the runtime may take for an answer.
+    """
 
     root: Path
     proc: Path
     config: Config
     control: Path
+    answer_s: float = ANSWER_S
 
     def at(self, key: str) -> Path:
         """Where a path of the configuration is: below the root, unless it is set."""
@@ -66,20 +71,21 @@ def read_config_facts(files: settings.Files) -> tuple[ConfigFacts, Config]:
     except BadConfig as error:
         config = settings.last_or_default(files, error).config
         return ConfigFacts((), error.errors, error.warnings), config
-    return ConfigFacts(tuple(source.name for source in loaded.sources), (), loaded.warnings), loaded.config
+    files_read = tuple(source.name for source in loaded.sources if source.values is None)
+    return ConfigFacts(files_read, (), loaded.warnings), loaded.config
 
 
-def compared_with_daemon(facts: ConfigFacts, config: Config, control: Path) -> ConfigFacts:
+def compared_with_daemon(facts: ConfigFacts, places: Places) -> ConfigFacts:
     """Which keys the running daemon has other values of; only where it reads the same files."""
     try:
-        rows = ask(control, "config", timeout_s=ANSWER_S)
+        rows = ask(places.control, "config", timeout_s=places.answer_s)
     except (DaemonAbsent, ControlError):
         return facts
     names = {row["origin"].rsplit(":", 1)[0] for row in rows if row["origin"].startswith("/")}
     others = tuple(sorted(names - set(facts.files)))
     if others or facts.errors:
         return replace(facts, others=others)
-    ours = {key: value for key, value, _ in config.show()}
+    ours = {key: value for key, value, _ in places.config.show()}
     changed = tuple(
         row["key"]
         for row in rows
@@ -98,7 +104,7 @@ def read_daemon_facts(places: Places) -> DaemonFacts:
     status: Optional[Mapping[str, Any]] = None
     problem = hint = ""
     try:
-        status = ask(places.control, "status", timeout_s=ANSWER_S)
+        status = ask(places.control, "status", timeout_s=places.answer_s)
     except DaemonAbsent as error:
         problem, hint = str(error), error.hint
     except ControlError as error:
@@ -113,10 +119,10 @@ def read_daemon_facts(places: Places) -> DaemonFacts:
     return DaemonFacts(read_file_facts(places.control), status, problem, hint, sockets)
 
 
-def read_rows(control: Path) -> tuple[Mapping[str, Any], ...]:
+def read_rows(places: Places) -> tuple[Mapping[str, Any], ...]:
     """The placements; none where the daemon has none to tell."""
     try:
-        return tuple(ask(control, "placements", timeout_s=ANSWER_S))
+        return tuple(ask(places.control, "placements", timeout_s=places.answer_s))
     except (DaemonAbsent, ControlError):
         return ()
 
@@ -147,25 +153,25 @@ def read_runtime_facts(places: Places, known: str) -> RuntimeFacts:
     if facts.socket.kind != "socket":
         what = f"is a {facts.socket.kind}" if facts.socket.kind else "is not there"
         return replace(facts, problem=f"the runtime's socket {path} {what}")
-    return asyncio.run(_asked(facts))
+    return asyncio.run(_asked(facts, places.answer_s))
 
 
-async def _asked(facts: RuntimeFacts) -> RuntimeFacts:
+async def _asked(facts: RuntimeFacts, answer_s: float) -> RuntimeFacts:
     import grpc
 
     runtime = RuntimeClient(facts.path)
     asked = f"the runtime at {facts.path}"
     try:
-        await wait_within(ANSWER_S, runtime.identify())
+        await wait_within(answer_s, runtime.identify())
         facts = replace(facts, name=runtime.name, version=runtime.version, api=runtime.api)
         # One that is stuck may still say its name.
         asked = f"ListContainers of {asked}"
-        await wait_within(ANSWER_S, runtime.containers())
+        await wait_within(answer_s, runtime.containers())
         asked = ""
-        driver = await wait_within(ANSWER_S, _cgroup_driver(runtime))
+        driver = await wait_within(answer_s, _cgroup_driver(runtime))
         return replace(facts, cgroup_driver=driver)
     except asyncio.TimeoutError:
-        reason = f"has not answered within {ANSWER_S:.0f} s"
+        reason = f"has not answered within {answer_s:g} s"
     except grpc.aio.AioRpcError as error:
         reason = f"does not answer: {error.details()}"
     finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from cri_proxy.engine.records import DecisionRecord
-from cri_proxy.history.entries import Entry, Key, Query, entry_row, write_entry
+from cri_proxy.history.entries import Entry, EntryKey, Query, entry_row, write_entry
 
 FILE = "history.db"
 #: Grows when a version that knows only those before would misread the file.
@@ -178,7 +178,7 @@ def _transaction(db: sqlite3.Connection) -> Any:
 
 def _enter(db: sqlite3.Connection, handed: Handed) -> None:
     record = handed.record
-    key = Key(handed.boot, record.number, record.at_s)
+    key = EntryKey(handed.boot, record.number, record.at_s)
     known = db.execute(
         "SELECT place, time_s, names, value FROM entries WHERE boot = ? AND number = ? AND at_s = ?", key
     ).fetchone()
@@ -225,8 +225,9 @@ def read_page(db: sqlite3.Connection, query: Query) -> dict[str, Any]:
     wanted = ["time_s >= ?"]
     values: list[Union[float, str]] = [query.since_s]
     if query.name:
-        wanted.append("(instr(names, ?) OR instr(names, ?))")
-        values += query.patterns
+        patterns = _patterns(db, query)
+        wanted.append(f"({' OR '.join(['instr(names, ?)'] * len(patterns))})")
+        values += patterns
     order = "DESC"
     if query.after is not None:
         wanted.append("place > ?")
@@ -246,7 +247,7 @@ def read_page(db: sqlite3.Connection, query: Query) -> dict[str, Any]:
         if len(rows) >= query.most or size >= ANSWER_BYTES:
             is_more = True
             break
-        rows.append(entry_row(place, Entry(Key(boot, number, at_s), time_s, names, value)))
+        rows.append(entry_row(place, Entry(EntryKey(boot, number, at_s), time_s, names, value)))
         size += len(names) + len(value)
     found.close()
     newest = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
@@ -255,6 +256,14 @@ def read_page(db: sqlite3.Connection, query: Query) -> dict[str, Any]:
         # So that the next question goes on here.
         return {"entries": rows, "before": None, "newest": rows[-1]["place"]}
     return {"entries": rows, "before": before, "newest": newest[0] if newest else 0}
+
+
+def _patterns(db: sqlite3.Connection, query: Query) -> tuple[str, ...]:
+    """What the names of the entries hold that are meant: the name itself, or where none has it that of a workload."""
+    found = db.execute(
+        "SELECT 1 FROM entries WHERE instr(names, ?) OR instr(names, ?) LIMIT 1", query.patterns
+    )
+    return query.patterns if found.fetchone() else (query.beginning,)
 
 
 def read_file(path: Path, query: Query) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class KubeletFiles:
         try:
             for edit in edits:
                 if self._text(edit.path) != edit.before:
-                    raise OSError(0, "somebody has just changed it; try again")
+                    raise OSError(0, "another program has just changed it; try again")
                 self._write(edit.path, edit.after)
                 done.append(edit)
         except (OSError, BadKubeletFile) as error:

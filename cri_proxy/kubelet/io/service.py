@@ -1,21 +1,28 @@
-"""The running kubelet: what it was started with, what it is connected to, how it is restarted."""
+"""The running kubelet: what it was started with, what it is connected to, how it is restarted.
+
+And what is asked before it is switched: is the daemon fit to serve it, is the runtime there to go back to?
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
+from cri_api.control import ControlError
 from cri_proxy.config.config import Config
+from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.kubelet.io.files import KubeletFiles
 from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import Files, Setup, socket_of, survey
-from cri_proxy.kubelet.status import KubeletStatus, RunningKubelet, judge
+from cri_proxy.kubelet.status import KubeletStatus, RunningKubelet, judge, socket_to_write, unfit, unknown
+from cri_proxy.kubelet.switch import CannotSwitch, points_at
 
 #: kubelet is back in a few seconds; a node that boots gives it longer.
 WAIT_S = 60.0
@@ -27,6 +34,8 @@ _PROC = Path("/proc")
 #: In k3s kubelet is no process of its own (in rke2 it is).
 _KUBELET_INSIDE = ("k3s-server", "k3s-agent")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: A kubelet that was started just now connects within this.
+CONNECT_S = 10.0
 
 
 class CannotRestart(Exception):
@@ -250,3 +259,71 @@ def our_sockets(config: Config) -> tuple[str, ...]:
     # What the daemon serves on CRI-O besides: kubelet chooses its stats provider by this end of the name.
     crio = str(Path(config["control.socket"]).parent / "run/crio/crio.sock")
     return (str(config["relay.socket"]), *map(str, config["relay.extra_sockets"]), crio)
+
+
+def _status(control: Path) -> Mapping[str, Any]:
+    """What the daemon says of itself; nothing, if it does not answer."""
+    try:
+        found: Mapping[str, Any] = ask(control, "status")
+    except (DaemonAbsent, ControlError):
+        return {}
+    return found
+
+
+def front_end(control: Path) -> str:
+    """What the daemon runs as; one that does not answer is taken for the proxy."""
+    return str(_status(control).get("front_end", "proxy"))
+
+
+def likely_socket(control: Path, sockets: Sequence[str]) -> str:
+    """The socket kubelet is given, of a daemon that need not be healthy, nor there."""
+    status = _status(control)
+    return socket_to_write(status, sockets) if status else sockets[0]
+
+
+def separate_images(control: Path) -> str:
+    """The endpoint of an image service that the daemon does not relay to; "": none, or the daemon does not answer."""
+    images = _status(control).get("image_endpoint", "")
+    return f"unix://{images}" if images else ""
+
+
+def fit_socket(control: Path, sockets: Sequence[str], found: KubeletHost, wait_s: float = CONNECT_S) -> str:
+    """The socket kubelet is given, of a daemon that is healthy and has the runtime kubelet uses now.
+
+    :raises CannotSwitch: it is not, or has not.
+    :raises DaemonAbsent, ControlError: it does not answer.
+    """
+    daemon: Mapping[str, Any] = ask(control, "status")
+    socket, setup = socket_to_write(daemon, sockets), found.setup
+    ours = found.names(sockets)
+    current = [setup.endpoint] if setup.running is None else [setup.endpoint, setup.running]
+    reason = unfit(daemon, socket, [endpoint for endpoint in current if not points_at(endpoint, ours)])
+    if not reason and found.kubelet is not None and not points_at(current[-1], ours):
+        runtime = daemon["runtime"]["socket"]
+        is_known = is_soon_connected(found.kubelet.pid, [runtime, *daemon["sockets"]], wait_s)
+        reason = unknown(setup, runtime, is_known)
+    if reason:
+        raise CannotSwitch(reason, "cri-resmgr status tells more; --force switches kubelet all the same")
+    return socket
+
+
+def require_runtime(endpoint: str) -> None:
+    """:raises CannotSwitch: nothing would answer kubelet there."""
+    import grpc
+
+    from cri_proxy.runtime import RuntimeClient
+
+    async def identify() -> None:
+        runtime = RuntimeClient(socket_of(endpoint))
+        try:
+            await runtime.identify()
+        finally:
+            await runtime.close()
+
+    try:
+        asyncio.run(identify())
+    except grpc.aio.AioRpcError as error:
+        raise CannotSwitch(
+            f"the runtime at {endpoint} does not answer, kubelet would have none: {error.details()}",
+            "start it first; --force switches kubelet all the same",
+        ) from None

@@ -1,6 +1,6 @@
 """A connection between an NRI host and a plugin: calls both ways at once, over one stream socket.
 
-Either end of it, ``role``: the host calls the service Plugin and serves Runtime, the plugin the other way round.
+Either end, by ``role``: the host calls the service Plugin and serves Runtime, the plugin the reverse.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from cri_proxy.nri.ttrpc_frames import (
     TooLarge,
 )
 
-#: Message bytes and how long the caller waits (0 = it does not say) -> reply bytes. May raise CallFailed.
+#: Message bytes and the caller's timeout in seconds (0 = none) -> reply bytes. May raise CallFailed.
 Handler = Callable[[bytes, float], Awaitable[bytes]]
 
-#: So many calls of the peer are served at a time; each may hold a message of 4 MiB. Beyond these they are refused, and
-#: a peer that does not even read the refusals is not listened to for so long.
+#: Calls of the peer that are served at a time; each may hold a message of 4 MiB. More are refused; while the peer does
+#: not read the refusals, nothing more is read from it.
 MOST_SERVED, MOST_TAKEN = 16, 32
 _READ_BYTES = 1 << 18
-#: What is sent without waiting for the peer to take it: an event with its container, which has 7 KiB.
+#: Sent without waiting for the peer to read: an event with its container has 7 KiB.
 _SMALL_BYTES = 1 << 16
-#: Linux's number; Python does not name it.
+#: Linux's number; Python lacks its name.
 _SO_SNDBUFFORCE = 32
 
 
 class CallFailed(Exception):
-    """An error in the place of a reply: the peer's, or what a handler raises to answer with one.
+    """An error instead of a reply: the peer's, or raised by a handler as its answer.
 
-    ``is_last``: of a handler; the connection is closed once this is sent.
+    ``is_last``: a handler's; the connection is closed once it is sent.
     """
 
     def __init__(self, code: int, message: str, is_last: bool = False) -> None:
@@ -51,11 +51,11 @@ class CallFailed(Exception):
 
 
 class CallTimedOut(Exception):
-    """The peer has not answered in time; if it does later, that is ignored."""
+    """The peer has not answered in time; a late answer is ignored."""
 
 
 class ConnectionClosed(Exception):
-    """There is no connection any more; what the peer has done about the call is not known."""
+    """The connection is gone; whether the peer has carried out the call is not known."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -76,7 +76,7 @@ class NriConnection:
     ) -> None:
         """``role``: "host" or "plugin". ``handlers``: by the bare name of the RPC. ``log``: for bugs in them.
 
-        ``begun``: what has been read of the streams before; give ``take`` the calls that wait since then.
+        ``begun``: where an earlier reader stopped; give ``take`` the calls that wait since then.
         """
         self._reader = reader
         self._writer = writer
@@ -92,16 +92,16 @@ class NriConnection:
         self._served = 0
         self._writing = asyncio.Lock()
         self._reason = ""
-        #: Set once no call can be made any more.
+        #: Set when no more calls are possible.
         self.closed = asyncio.Event()
 
     @property
     def reason(self) -> str:
-        """Why the connection has ended; "" while it has not."""
+        """Why the connection has ended; "" before."""
         return self._reason
 
     async def run(self) -> str:
-        """Receive until the connection ends; returns why it has, in a few words. Handlers are then cancelled."""
+        """Receive until the connection ends; returns the reason, in a few words. Handlers are cancelled."""
         try:
             while not self.closed.is_set():
                 data = await self._reader.read(_READ_BYTES)
@@ -136,11 +136,11 @@ class NriConnection:
             if not future.done():
                 future.set_exception(ConnectionClosed(reason))
         self._waiting.clear()
-        # Not close(): it would first send what a peer that does not read will never take.
+        # Not close(): it would first send bytes that such a peer never reads.
         self._writer.transport.abort()
 
     async def call(self, method: str, message: bytes, timeout_s: float) -> bytes:
-        """The peer's reply to one call. ``timeout_s`` 0 = wait as long as it takes.
+        """The peer's reply to one call. ``timeout_s`` 0 = no limit.
 
         :raises CallFailed: the peer answers with an error; or, with code 8, the message is larger than 4 MiB and
             was not sent.
@@ -172,7 +172,7 @@ class NriConnection:
                 future.exception()  # seen, also if no call waited for it to the end
 
     def _is_sent_at_once(self, out: bytes) -> bool:
-        """Send what is small while nothing else waits; there is nothing to wait for then."""
+        """Send a small message at once while nothing else waits to be sent."""
         if (
             len(out) > _SMALL_BYTES
             or self._writing.locked()
@@ -183,7 +183,7 @@ class NriConnection:
         return True
 
     async def _send(self, out: bytes) -> None:
-        # One message at a time, and the next one only when this is nearly gone: what waits here is bounded.
+        # One message at a time, the next one when this is nearly sent: the buffer is bounded.
         async with self._writing:
             if self.closed.is_set():
                 raise ConnectionClosed(self._reason)
@@ -195,7 +195,7 @@ class NriConnection:
                 raise ConnectionClosed(self._reason) from None
 
     def take(self, event: ttrpc.Event) -> None:
-        """Serve a call of the peer, or hand its reply to whatever waits for it."""
+        """Serve a call of the peer, or hand its reply to the waiting call."""
         if isinstance(event, ttrpc.Reply):
             future = self._waiting.get(event.stream)
             if future is None or future.done():
@@ -246,7 +246,7 @@ class NriConnection:
             self._served -= 1
 
     async def _end(self) -> None:
-        # A handler may be what has closed us.
+        # A handler may have closed us.
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -257,7 +257,7 @@ class NriConnection:
 
 
 def _make_room(end: Any) -> None:
-    """Let the kernel take a whole message at once: else we and the peer take turns, two hundred kilobytes at a time."""
+    """Let the kernel buffer a whole message: else we and the peer take turns, 200 KB at a time."""
     for option in (socket.SO_SNDBUF, _SO_SNDBUFFORCE):  # the second goes beyond the system's bound, if we may
         with contextlib.suppress(OSError):
             end.setsockopt(socket.SOL_SOCKET, option, MAX_DATA_BYTES)

@@ -2,7 +2,7 @@
 
 As a child of the daemon (``python -I launcher.py child PARENT DESCRIPTOR PATH``), or as the program of the unit
 cri-resmgr-nri@NN-NAME.service (``cri-resmgr nri launch NN-NAME``), which fetches both from the daemon. Standard
-library only: it is started often, and is gone when the plugin is there.
+library only: it starts often, and becomes the plugin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-#: Where the daemon hands connections out.
+#: Here the daemon hands connections out.
 SOCKET = "/run/cri-resmgr/nri/launch.sock"
 #: The descriptor that NRI_PLUGIN_SOCKET names.
 PLUGIN_FD = 3
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
 
 
 def unit_name(title: str) -> str:
-    """The unit of a plugin ``NN-NAME``: what systemd does not take in names goes as a code (systemd.unit(5))."""
+    """The unit of a plugin ``NN-NAME``: characters not allowed in unit names are escaped (systemd.unit(5))."""
     escaped = re.sub(r"[^A-Za-z0-9_.:-]", lambda match: f"\\x{ord(match[0]):02x}", title)
     return f"cri-resmgr-nri@{escaped}.service"
 
@@ -44,7 +44,7 @@ def _unescaped(instance: str) -> str:
 
 
 def _child(parent: int, descriptor: int, path: str) -> int:
-    with contextlib.suppress(Exception):  # without it, a plugin ends when its connection does
+    with contextlib.suppress(Exception):  # without it, a plugin ends with its connection
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Optional
 
-from cri_proxy.relay.http2.feed import RuntimeStream
 from cri_proxy.relay.http2.frames import (
     ACK,
     DATA,
@@ -41,17 +40,14 @@ _OK_FIELDS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 
 
 class Caller:
-    """``source`` gets the head and the end; messages come out of ``take_messages`` and go there when they were noted.
-
-    ``to_runtime`` is emptied by the caller, which writes it.
-    """
+    """Messages come out of ``take_messages``; ``to_runtime`` is emptied by the owner, which writes it."""
 
     def __init__(self, headers: Headers, message: bytes) -> None:
-        self.source = RuntimeStream()
-        #: The runtime takes no new calls on this connection.
-        self.is_leaving = False
-        #: How the call ended, until the messages before that are noted; see ``close_source``.
-        self._end: tuple[Headers, int] = ((), -1)
+        #: The response headers.
+        self.head: Optional[Headers] = None
+        #: How the call ended: the trailers (without ``head``: all of it, "trailers-only") and -1, or none and the HTTP/2
+        #: error of a reset.
+        self.end: tuple[Headers, int] = ((), -1)
         self._is_over = False
         self._reader = HeaderReader()
         self._hold = ReplyHold()
@@ -103,19 +99,11 @@ class Caller:
     @property
     def status(self) -> tuple[int, str]:
         """The code and the message that the call ended with."""
-        headers, reset = self._end
+        headers, reset = self.end
         if reset >= 0:
             return INTERNAL, f"the runtime has reset the call (HTTP/2 error {reset})"
         code, details = status_of(headers)
         return (UNKNOWN if code is None else code), details
-
-    def close_source(self) -> None:
-        """All messages are passed on, and the call is over: so is the source."""
-        headers, reset = self._end
-        if reset >= 0:
-            self.source.reset = reset
-        else:
-            self.source.end = headers
 
     # ------------------------------------------------------------------ frames
 
@@ -132,7 +120,6 @@ class Caller:
         elif frame.kind == RST_STREAM:
             self._finish((), int.from_bytes(frame.payload, "big"))
         elif frame.kind == GOAWAY:
-            self.is_leaving = True
             if int.from_bytes(frame.payload[:4], "big") & STREAM_MASK < _CALL:
                 self._fail(UNAVAILABLE, "the runtime has ended the connection")
         elif frame.kind in (SETTINGS, PING) and not frame.flags & ACK:
@@ -145,14 +132,14 @@ class Caller:
         if is_end:
             self._finish(headers)
         else:
-            self.source.head = headers
+            self.head = headers
             self._hold.encoding = value_of(headers, b"grpc-encoding")
 
     def _fail(self, code: int, details: str) -> None:
         fields = ((b"grpc-status", b"%d" % code), (b"grpc-message", details.encode("ascii", "replace")))
-        self._finish(fields if self.source.head is not None else (*_OK_FIELDS, *fields))
+        self._finish(fields if self.head is not None else (*_OK_FIELDS, *fields))
 
     def _finish(self, headers: Headers, reset: int = -1) -> None:
         if not self._is_over:
             self._is_over = True
-            self._end = (headers, reset)
+            self.end = (headers, reset)

@@ -202,20 +202,6 @@ class Outlet:
         """Send bytes that were kept, or are ours, as soon as there is a window for them; then ``raw``."""
         self._put(stream, _Piece(memoryview(payload), end_stream, raw, False))
 
-    def put_whole(self, stream: int, payload: bytes) -> bool:
-        """Send bytes of ours in one frame, now. False: they were not sent, for there is no window for all of them."""
-        connection, ledger, size = self.connection, self._streams.get(stream), len(payload)
-        if ledger is None or stream in self._waiting:
-            return False
-        if size > ledger.window or size > connection.window or size > self.frame_bytes:
-            return False
-        self._out.append(HEAD.pack(size << 8 | DATA, 0, stream) + payload)
-        connection.window -= size
-        connection.surplus += size
-        ledger.window -= size
-        ledger.surplus += size
-        return True
-
     def delay(self, stream: int, payload: Buffer, size: int, end_stream: bool) -> None:
         """Keep a DATA frame of ``size`` bytes that does not pass now, until it does; without its padding."""
         self.keep(stream, size)

@@ -211,9 +211,9 @@ def write_window_update(stream: int, credit: int) -> bytes:
     return write_frame(WINDOW_UPDATE, 0, stream, credit.to_bytes(4, "big"))
 
 
-def write_reset(stream: int, code: Error) -> bytes:
+def write_reset(stream: int, code: int) -> bytes:
     """RST_STREAM."""
-    return write_frame(RST_STREAM, 0, stream, int(code).to_bytes(4, "big"))
+    return write_frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
 
 def write_goaway(last_stream: int, code: Error, why: str = "") -> bytes:

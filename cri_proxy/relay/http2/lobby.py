@@ -6,8 +6,16 @@ come from here; the runtime's follow with the first call. What was said is kept 
 
 from __future__ import annotations
 
-from cri_proxy.relay.frame_reader import PREFACE_BYTES, FrameReader
-from cri_proxy.relay.http2.frames import PREFACE, SETTINGS, WINDOW_UPDATE, Buffer, write_settings
+from cri_proxy.relay.http2.frames import (
+    HEAD,
+    HEAD_BYTES,
+    PREFACE,
+    SETTINGS,
+    STREAM_MASK,
+    WINDOW_UPDATE,
+    Buffer,
+    write_settings,
+)
 
 #: More than this is not said before a first call, and not kept for one.
 MOST_BYTES = 4_096
@@ -25,25 +33,36 @@ class Lobby:
         self.is_greeted = is_greeted
         #: The client has begun something, or what it says is not HTTP/2: the lobby is left, with ``early``.
         self.is_over = False
-        self._frames = FrameReader(skip=PREFACE_BYTES)
+        #: Where in ``early`` the first frame begins that is not whole yet.
+        self._at = len(PREFACE)
 
     @property
     def has_begun(self) -> bool:
         """Whether the client has said that it speaks HTTP/2."""
-        return len(self.early) >= PREFACE_BYTES and self.is_http2
+        return len(self.early) >= len(PREFACE) and self.is_http2
 
     @property
     def is_http2(self) -> bool:
         """Whether what the client has said is a preface, as far as it goes."""
-        return PREFACE.startswith(self.early[:PREFACE_BYTES])
+        return PREFACE.startswith(self.early[: len(PREFACE)])
 
     def from_client(self, data: bytes) -> None:
         """Bytes of the client."""
         self.early += data
-        frames = self._frames.read(data)
         if self.has_begun and not self.is_greeted:
             self.is_greeted = True
             self.to_client.append(write_settings())
-        # The head of a frame of another kind would do; its end is never far.
-        said_more = any(frame.kind not in _QUIET or frame.stream for frame in frames)
-        self.is_over = said_more or not self.is_http2 or len(self.early) > MOST_BYTES
+        self.is_over = self._has_said_more() or not self.is_http2 or len(self.early) > MOST_BYTES
+
+    def _has_said_more(self) -> bool:
+        """Whether a frame has come that the greeting does not answer."""
+        # The head of such a frame would do; its end is never far.
+        while len(self.early) >= self._at + HEAD_BYTES:
+            length_kind, _flags, stream = HEAD.unpack_from(self.early, self._at)
+            end = self._at + HEAD_BYTES + (length_kind >> 8)
+            if len(self.early) < end:
+                break
+            if length_kind & 0xFF not in _QUIET or stream & STREAM_MASK:
+                return True
+            self._at = end
+        return False

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from cri_proxy.relay.http2.feed import Feed, RuntimeStream
 from cri_proxy.relay.http2.frames import (
+    DEFAULT_FRAME_BYTES,
     PREFACE,
     Buffer,
     Error,
@@ -21,7 +21,7 @@ from cri_proxy.relay.http2.frames import (
     write_reset,
     write_settings,
 )
-from cri_proxy.relay.http2.headers import Headers, Metadata, write_response, write_trailers
+from cri_proxy.relay.http2.headers import Headers, Metadata, write_fields, write_response, write_trailers
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.replies import Replies
 from cri_proxy.relay.http2.requests import OpenCall, Requests
@@ -50,8 +50,6 @@ class RelayedConnection:
         self.to_runtime = self._wire.to_runtime
         #: What has happened; taken with ``take_events``.
         self.events = self._wire.events
-        #: Streams that were taken over and get what a stream elsewhere says.
-        self.feed = Feed(self._wire)
         self._preface = b""
         self._is_over = False
         self._is_runtime_lost = False
@@ -113,11 +111,6 @@ class RelayedConnection:
         return unhandled + waiting + wire.held_bytes + wire.asked_bytes + len(wire.streams) * STREAM_BYTES
 
     @property
-    def answered_s(self) -> Optional[float]:
-        """When the runtime has last ended a call of this connection; None: it has not."""
-        return self._wire.answered_s
-
-    @property
     def is_noting(self) -> bool:
         """Whether the runtime's direction waits for ``resume``."""
         return self._replies.is_noting
@@ -163,7 +156,6 @@ class RelayedConnection:
         """Time passes; called every second or so."""
         self._wire.now_s = now_s
         self._guarded(self._requests.expire)
-        self.feed.retry()
         for stream in list(self._wire.streams.values()):
             if stream.stage is Stage.TAKEN and not stream.is_clear and now_s >= stream.taken_s + CLEAR_S:
                 self._clear(stream)
@@ -244,10 +236,32 @@ class RelayedConnection:
             self._when_clear(stream, lambda: self._put_end(stream, code, details, metadata))
             stream.is_answered = True
 
-    def read_along(self, stream_id: int, source: RuntimeStream, at: int) -> None:
-        """A call that gets what ``source`` says from place ``at`` on; it is taken over."""
-        self.take_over(stream_id)
-        self.feed.read_along(stream_id, source, at)
+    def takes(self, stream_id: int, size: int) -> bool:
+        """Whether the client of a call that was taken over takes so many bytes of messages now, or a frame of them."""
+        stream, replies = self._wire.streams.get(stream_id), self._wire.replies
+        ledger = replies.ledger(stream_id)
+        if stream is None or ledger is None or not stream.is_clear or replies.is_waiting(stream_id):
+            return False
+        return min(ledger.window, replies.connection.window) >= min(size, DEFAULT_FRAME_BYTES)
+
+    def pass_head(self, stream_id: int, head: Headers) -> None:
+        """Response headers from elsewhere, as they came, for a call that was taken over."""
+        stream = self._wire.streams.get(stream_id)
+        if stream is not None and not stream.is_answered:
+            self._when_clear(stream, lambda: self._put_head(stream, write_fields(head)))
+
+    def pass_messages(self, stream_id: int, messages: bytes) -> None:
+        """Messages with their prefixes, behind ``pass_head``."""
+        stream = self._wire.streams.get(stream_id)
+        if stream is not None and not stream.is_answered:
+            self._when_clear(stream, lambda: self._wire.replies.put(stream_id, messages))
+
+    def pass_end(self, stream_id: int, end: Headers, reset: int) -> None:
+        """The end of a call from elsewhere: its trailers, or (not -1) the HTTP/2 error that it was reset with."""
+        stream = self._wire.streams.get(stream_id)
+        if stream is not None and not stream.is_answered:
+            self._when_clear(stream, lambda: self._put_end_as_it_came(stream, end, reset))
+            stream.is_answered = True
 
     def headers_of(self, stream_id: int) -> Headers:
         """The request headers of an intercepted call; none of one that is over."""
@@ -261,6 +275,18 @@ class RelayedConnection:
             return None
         return stream.headers if len(stream.hold.data) == stream.hold.wanted else None
 
+    def end_unread(self, stream_id: int, code: int, details: str) -> None:
+        """End a call that was taken over, whose client does not read; what waits of it is dropped.
+
+        In the middle of a message, behind which no trailers can be, by a reset that gRPC reads as RESOURCE_EXHAUSTED.
+        """
+        stream, replies = self._wire.streams.get(stream_id), self._wire.replies
+        if stream is None or not replies.is_waiting(stream_id):
+            self.finish(stream_id, code, details)
+            return
+        replies.close(stream_id)
+        self.pass_end(stream_id, (), int(Error.ENHANCE_YOUR_CALM))
+
     def _when_clear(self, stream: Stream, action: Callable[[], None]) -> None:
         if stream.is_clear:
             action()
@@ -272,7 +298,6 @@ class RelayedConnection:
         if stream.is_clear or self._wire.streams.get(stream.id) is not stream:
             return
         stream.is_clear = True
-        self._wire.credited.add(stream.id)
         actions, stream.answer = stream.answer, []
         for action in actions:
             action()
@@ -280,17 +305,30 @@ class RelayedConnection:
             self._wire.forget(stream)
 
     def _put_message(self, stream: Stream, message: bytes, metadata: Metadata) -> None:
+        self._put_head(stream, write_response(metadata))
+        self._wire.replies.put(stream.id, write_message(message))
+
+    def _put_head(self, stream: Stream, block: bytes) -> None:
         replies = self._wire.replies
         if not stream.has_reply:
             stream.has_reply = True
-            block = write_response(metadata)
             replies.put(stream.id, b"", raw=write_headers(stream.id, block, replies.frame_bytes, False))
-        replies.put(stream.id, write_message(message))
 
     def _put_end(self, stream: Stream, code: int, details: str, metadata: Metadata) -> None:
+        self._put_last(stream, self._trailers(stream, code, details, metadata))
+
+    def _put_end_as_it_came(self, stream: Stream, end: Headers, reset: int) -> None:
+        if reset >= 0:
+            self._put_last(stream, write_reset(stream.id, reset), is_reset=True)
+            return
+        # With a response there has been a :status already.
+        fields = [field for field in end if not (stream.has_reply and field[0].startswith(b":"))]
+        raw = write_headers(stream.id, write_fields(fields), self._wire.replies.frame_bytes, True)
+        self._put_last(stream, raw)
+
+    def _put_last(self, stream: Stream, raw: bytes, is_reset: bool = False) -> None:
         wire = self._wire
-        raw = self._trailers(stream, code, details, metadata)
-        if not stream.client_done:
+        if not (stream.client_done or is_reset):
             raw += write_reset(stream.id, Error.NO_ERROR)
         # Until the client has read this, frames of it may come that are not for the runtime.
         raw += wire.ping_client(lambda: wire.forget(stream))

@@ -168,7 +168,6 @@ class Replies:
         """
         wire = self._wire
         wire.patience.regain()
-        wire.answered_s = wire.now_s
         if stream.client_done or (stream.hold is None and not wire.requests.is_waiting(stream.id)):
             wire.forget(stream)
             return None

@@ -252,7 +252,6 @@ class Requests:
         left = wire.replies.credit(frame.stream, credit)
         self.other.client_takes_more()
         if stream is not None and stream.stage is Stage.TAKEN:
-            wire.credited.add(stream.id)
             return b""
         return None if left == credit else write_credit(frame.stream, left)
 

@@ -86,14 +86,10 @@ class Wire:
         #: The last stream that the client has begun, and the last that it was told is served.
         self.last_stream = 0
         self.served_to = ANY_STREAM
-        #: Streams that were taken over and have got credit of their client's, or have become clear.
-        self.credited: set[int] = set()
         self._pings: dict[bytes, Callable[[], None]] = {}
         self._pinged = 0
         #: The runtime has sent part of a reply since a PING was passed to it.
         self.has_replied = False
-        #: When the runtime has last ended a call; None: it has not.
-        self.answered_s: Optional[float] = None
         #: SETTINGS that the runtime has not acknowledged; None: the client's.
         self._settings: deque[Optional[Callable[[], None]]] = deque()
 
@@ -107,7 +103,6 @@ class Wire:
         if self.streams.pop(stream.id, None) is stream:
             self.asked_bytes -= stream.asked_bytes
         self.watched.discard(stream.id)
-        self.credited.discard(stream.id)
         self.drop_hold(stream)
         self.requests.close(stream.id)
         self.replies.close(stream.id)

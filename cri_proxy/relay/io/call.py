@@ -24,8 +24,7 @@ from cri_proxy.relay.interception import (
     Refuse,
     end_of,
 )
-from cri_proxy.relay.io.drain import DrainedCall, grace_of
-from cri_proxy.relay.io.grpc_server import STOPPING
+from cri_proxy.relay.io.drain import STOPPING, DrainedCall, grace_of
 
 #: What is sent for each message that was shown; nothing: the messages.
 Instead = Sequence[Optional[bytes]]
@@ -82,8 +81,7 @@ class FrameCall:
             if not isinstance(outcome, Refuse):
                 ended = Ended(asked.stream, self, CallEnd.UNKNOWN, UNAVAILABLE, STOPPING)
             if isinstance(outcome, Forward):
-                self._link.forward(asked.stream, outcome.delta)
-                ended, done = await self._watch()
+                ended, done = await self._pass(asked, outcome)
             elif isinstance(outcome, Refuse):
                 self._link.take_over(asked.stream)
                 ended = Ended(asked.stream, self, CallEnd.REFUSED, outcome.code, outcome.message)
@@ -104,8 +102,9 @@ class FrameCall:
             self._link.failed_open(error)
             return Forward()
 
-    async def _watch(self) -> tuple[Ended, Done]:
-        """Show the reply to the interception as it comes."""
+    async def _pass(self, asked: RequestReceived, outcome: Forward) -> tuple[Ended, Done]:
+        """Send the request on, and show the reply to the interception as it comes."""
+        self._link.forward(asked.stream, outcome.delta)
         while True:
             while not self._steps:
                 self._more.clear()

@@ -1,4 +1,4 @@
-"""How long a stop of the daemon serves on for the calls under way; the same for both transports.
+"""How long a stop of the daemon serves on for the calls under way.
 
 Nothing is lost by that wait but time: everything is served meanwhile, new calls and new connections too.
 """
@@ -15,6 +15,12 @@ from cri_proxy.relay.interception import runtime_method
 
 #: Younger calls are taken to end soon. Most take a few milliseconds, a create or start some hundred.
 YOUNG_S = 0.5
+#: Calls that may last for minutes: they are ended when the daemon stops; clients call again.
+LONG_CALLS = frozenset(["GetContainerEvents", "PullImage"])
+#: What a stop of the daemon takes at most besides the calls under way.
+STOP_S = 5.0
+#: What a call ends with that a stop of the daemon ends.
+STOPPING = "cri-resmgr is stopping; call again"
 
 
 @dataclass(eq=False)
@@ -62,6 +68,17 @@ class Settling:
             return latest_s
         # At its end the container is killed, which takes a moment, too.
         return min(latest_s, max(self.begun_s, call.since_s + call.grace_s) + self._drain_s)
+
+
+def is_long(method: str) -> bool:
+    """Whether calls of a method last for minutes, so that a stop does not wait for them."""
+    name = method.rpartition("/")[2]
+    return name in LONG_CALLS or name.startswith("Stream")
+
+
+def longest_stop_us(drain_s: float) -> int:
+    """For systemd, which kills what takes longer. Before the drain there may be a wait as long as it."""
+    return int((2 * drain_s + STOP_S) * 1e6)
 
 
 def is_stop(method: str) -> bool:

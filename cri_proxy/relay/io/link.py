@@ -11,7 +11,6 @@ import socket
 from typing import Any, Callable, Optional, Protocol, Union
 
 from cri_api.waiting import wait_within
-from cri_proxy.relay.http2.feed import RuntimeStream
 from cri_proxy.relay.http2.frames import Error, write_goaway
 from cri_proxy.relay.http2.headers import Headers, Metadata
 from cri_proxy.relay.http2.lobby import Lobby
@@ -25,19 +24,18 @@ from cri_proxy.relay.http2.stream import (
     ReplyReceived,
     RequestReceived,
 )
-from cri_proxy.relay.interception import Around, Interception, Interceptor
+from cri_proxy.relay.interception import Around, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import DrainedCall
 from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, Endpoint
 from cri_proxy.relay.io.links import Kind
+from cri_proxy.relay.io.subscription import Subscription, is_subscription
 
 #: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
 CONNECT_S = 5.0
 BACKLOG_LOOK_S = 0.01
 #: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
 NOTE_S = 2.0
-#: What is written at once of a stream that many read.
-FEED_BYTES = 1 << 17
 #: A client that was sent away has so long to read that and to go by itself.
 LINGER_S = 1.0
 #: How long a client waits for the word that its connection was closed for a doubt, and with that for its next one. Told
@@ -47,20 +45,10 @@ DOUBT_S = 0.5
 TAKE_S = 10.0
 #: A connection on which nothing is said: grpc-go's server gives it 120 s.
 SILENT_S = 120.0
-#: A connection on which the runtime has answered no call for so long is an idle one.
-IDLE_S = 60.0
-
-
-class Fan(Protocol):
-    """What makes a client's call."""
-
-    def call(self, method: str, interception: Interception, link: Link) -> FrameCall: ...
 
 
 class LinkOwner(Protocol):
     """What a link needs of the relay."""
-
-    fan: Fan
 
     runtime: str
     interceptor: Interceptor
@@ -68,6 +56,8 @@ class LinkOwner(Protocol):
     tasks: set[asyncio.Task[Any]]
     #: Connections to the runtime that are being made.
     joining: set[asyncio.Task[None]]
+    #: Subscriptions to events with a connection of their own.
+    subscriptions: set[Subscription]
 
     def failed_open(self, method: str, reason: str) -> None: ...
     def failed(self, error: Exception) -> None: ...
@@ -97,6 +87,7 @@ class Link:
         self._notes = 0
         #: ``kept_bytes``, as the owner was told last.
         self._accounted = 0
+        self._is_given_up = False
         self._owner = owner
         self._is_closing = False
         self._is_farewell_said = False
@@ -207,13 +198,12 @@ class Link:
                 if self.local.is_over:
                     self.close()
             return
-        connection, feed = self.connection, self.connection.feed
+        connection = self.connection
         self._handle_events(connection)
         if not self._is_gathering or self._is_silent:
             self._write(connection)
-        while feed.readers and not (self.client.is_full or self._is_silent) and feed.flush(FEED_BYTES):
-            self._handle_events(connection)
-            self._write(connection)
+        for subscription in self._behind():
+            subscription.wake()
         self._regulate()
         kind = Kind.BUSY if connection.has_calls else self._resting_kind
         if kind is not self.kind:
@@ -247,7 +237,9 @@ class Link:
             self.client.write(pieces)
 
     def _account(self) -> None:
-        if self.client.is_open and (size := self.kept_bytes) != self._accounted:
+        if self._is_given_up or not self.client.is_open:
+            return
+        if (size := self.kept_bytes) != self._accounted:
             self._accounted = size
             self._owner.keeps(self, size)
 
@@ -259,18 +251,10 @@ class Link:
         queued = self.client.queued_bytes + self.runtime.queued_bytes
         return unwritten + queued + (0 if end is None else end.kept_bytes)
 
-    def count(self) -> None:
-        """Count again what is kept: the other sides have read some of it since."""
+    def ask_queued(self) -> None:
+        """Ask the kernel what the other sides have not read yet."""
         self.client.ask_queued()
         self.runtime.ask_queued()
-        self._account()
-
-    @property
-    def value(self) -> tuple[bool, float]:
-        """Where there is no memory for all, the least goes first: what is idle, and of that what is newest."""
-        answered_s = None if self.connection is None else self.connection.answered_s
-        is_in_use = answered_s is not None and self._loop.time() < answered_s + IDLE_S
-        return is_in_use, -self._since_s
 
     def _pump_lobby(self, lobby: Lobby) -> None:
         self.client.write(lobby.to_client)
@@ -303,7 +287,7 @@ class Link:
     def _client_takes(self) -> None:
         """More than is wanted in memory waits for the client, or no more."""
         self._regulate()
-        if not self.client.is_full and self.connection is not None and self.connection.feed.readers:
+        if not self.client.is_full and self._behind():
             self._loop.call_soon(self._pump)
 
     def _client_lost(self) -> None:
@@ -318,7 +302,15 @@ class Link:
 
     def _open_call(self, method: str) -> Optional[FrameCall]:
         interception = self._owner.interceptor.open(method)
-        return None if interception is None else self._owner.fan.call(method, interception, self)
+        if interception is None:
+            return None
+        if not is_subscription(method):
+            return FrameCall(method, interception, self)
+        return Subscription(method, interception, self, self._owner.subscriptions, NOTE_S)
+
+    def _behind(self) -> list[Subscription]:
+        """This client's subscriptions that have something for it which it did not take yet."""
+        return [one for one in self._owner.subscriptions if one.client is self and one.is_behind]
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, RequestReceived):
@@ -373,22 +365,32 @@ class Link:
         """The request headers of a call that was asked about, if its request is one message and its end."""
         return None if self.connection is None else self.connection.unary_headers(stream)
 
-    def read_along(self, stream: int, source: RuntimeStream, at: int) -> None:
-        """A call gets what ``source`` says, from place ``at`` on."""
-        self._on_connection(lambda connection: connection.read_along(stream, source, at))
+    async def connected(self) -> Optional[socket.socket]:
+        """A further connection to the runtime; None: there is none to be had."""
+        try:
+            return await wait_within(CONNECT_S, connected(self._owner.runtime))
+        except (OSError, asyncio.TimeoutError):
+            return None
 
-    def stop_reading(self, stream: int) -> None:
-        """A call that has read along is over."""
-        if self.connection is not None:
-            self.connection.feed.leave(stream)
+    def takes(self, stream: int, size: int) -> bool:
+        """Whether the client of a call that was taken over takes so many bytes of messages now, or a frame of them."""
+        return self.connection is not None and not self.client.is_full and self.connection.takes(stream, size)
 
-    def feed(self, source: RuntimeStream) -> None:
-        """A source has said more."""
-        self._on_connection(lambda connection: connection.feed.said(source))
+    def pass_head(self, stream: int, head: Headers) -> None:
+        self._on_connection(lambda connection: connection.pass_head(stream, head))
 
-    def has_slow(self, source: RuntimeStream) -> bool:
-        """Whether one of the calls that read a source may soon be too slow for it."""
-        return self.connection is not None and not self._is_closing and self.connection.feed.has_slow(source)
+    def pass_messages(self, stream: int, messages: bytes) -> None:
+        self._on_connection(lambda connection: connection.pass_messages(stream, messages))
+
+    def pass_end(self, stream: int, end: Headers, reset: int) -> None:
+        self._on_connection(lambda connection: connection.pass_end(stream, end, reset))
+
+    def end_unread(self, stream: int, code: int, details: str) -> None:
+        self._on_connection(lambda connection: connection.end_unread(stream, code, details))
+
+    def passed_unseen(self, method: str) -> None:
+        """A message was not noted in time, and was passed on."""
+        self._owner.failed_open(method, "slow state")
 
     def answer(self, stream: int, message: bytes) -> None:
         self._on_connection(lambda connection: connection.answer(stream, message))
@@ -411,7 +413,7 @@ class Link:
         if self.runtime.is_full and self.client.is_deserted:
             self.abort()
         self._on_connection(lambda connection: connection.tick(now_s))
-        self.count()
+        self.ask_queued()
 
     def _on_connection(self, work: Callable[[RelayedConnection], None]) -> None:
         if not self._is_closing:
@@ -498,7 +500,7 @@ class Link:
 
     def give_up(self, why: str) -> None:
         """Close at once, and drop what is kept; the client is told why, if it reads."""
-        self._is_gathering = False
+        self._is_given_up, self._is_gathering = True, False
         self._on_connection(lambda connection: connection.give_up(why))
         self.abort()
 

@@ -1,8 +1,7 @@
-"""The transport that relays HTTP/2 frames: serves clients' sockets, has one connection to the runtime for each of theirs.
+"""The relay of HTTP/2 frames: serves clients' sockets, has one connection to the runtime for each of theirs.
 
-It takes the place of ``Relay`` and ``Serving`` together: the same ``open``, ``start_behind``, ``copy_access``,
-``sockets`` and ``close``. Nothing is decided here: what passes and what does not is ``relay.http2.relay``'s, what
-becomes of a call is the interceptor's.
+Nothing is decided here: what passes and what does not is ``relay.http2.relay``'s, what becomes of a call is the
+interceptor's.
 """
 
 from __future__ import annotations
@@ -11,20 +10,16 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy import greeting
 from cri_proxy.relay.interception import UNAVAILABLE, Around, Interceptor, as_it_is
-from cri_proxy.relay.io.drain import DrainedCall, Settling
-from cri_proxy.relay.io.event_fan import EventFan
-from cri_proxy.relay.io.given_back import GivingBack
-from cri_proxy.relay.io.grpc_server import STOPPING, is_long
-from cri_proxy.relay.io.link import Fan, Link
-from cri_proxy.relay.io.links import RESTING, BufferBudget, Kind, Links
-from cri_proxy.relay.io.serving import LAST_BYTES_S, behind
-from cri_proxy.relay.io.splice import ACCEPT_AGAIN_S, FAREWELL_S
+from cri_proxy.relay.io.drain import STOPPING, DrainedCall, Settling, is_long
+from cri_proxy.relay.io.link import Link
+from cri_proxy.relay.io.links import RESTING, Kind, Links
+from cri_proxy.relay.io.subscription import Subscription
 from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access
 
 #: How often a runtime that is away is looked for.
@@ -33,11 +28,21 @@ LOOK_FOR_RUNTIME_S = 0.1
 MAX_BUSY, SPARE_DESCRIPTORS = 4_000, 256
 #: Connections without calls, by default, and those that were closed and whose clients have yet to go.
 MAX_IDLE, MAX_GOING = 1_024, 256
-#: Bytes in memory for all connections together, by default.
+#: Bytes in memory for all connections together: each that keeps more than ``SMALL`` has an equal share of it.
 MAX_KEPT = 128 << 20
+#: What a connection may keep whatever there is; a call costs as much, and so does a greeting.
+SMALL = 4096
 #: Connections accepted in one turn of the event loop; in the next one, what they say is read.
 ACCEPT_AT_ONCE = 16
+#: Out of descriptors: look again so much later.
+ACCEPT_AGAIN_S = 0.5
 BACKLOG = 4096
+#: How long calls wait at a start. kubelet waits 5 s for an answer to its connection.
+START_BEHIND_S = 2.0
+#: A client that does not answer our ping within this is none that waits for anything.
+FAREWELL_S = 2.0
+#: How long clients have to take the last bytes of their calls.
+LAST_BYTES_S = 1.0
 _TICK_S = 1.0
 _LOOK_S = 0.01
 
@@ -53,8 +58,8 @@ class FrameRelay:
     ``on_closing``: why a connection was closed about which there was a doubt. ``on_bug``: what an interception has
     raised, which passes its call on unchanged, or we have, which ends its connection. ``on_trouble``: why clients wait
     (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
-    missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together;
-    with more, ``BufferBudget.loser`` goes, which ``on_loss`` is told with a sentence. ``around``: put around interceptions.
+    missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together; one
+    with more than its share is closed, which ``on_loss`` is told with a sentence. ``around``: put around interceptions.
     """
 
     def __init__(
@@ -81,16 +86,16 @@ class FrameRelay:
         self.failed_open = on_failed_open
         self.closing = on_closing
         self.failed = on_bug
-        self.fan: Fan = EventFan(self)
         self._note_trouble = on_trouble
         #: Connections to the runtime that are being made.
         self.joining: set[asyncio.Task[None]] = set()
+        self.subscriptions: set[Subscription] = set()
         self._dismissed = on_dismissal
         self._most_idle = most_idle
         self._lost = on_loss
-        self._kept: BufferBudget[Link] = BufferBudget(most_kept)
-        self._giving_back = GivingBack()
-        self._is_shedding = False
+        self._most_kept = most_kept
+        #: Those that keep more than ``SMALL``.
+        self._keeping: set[Link] = set()
         self._most_busy = min(
             MAX_BUSY, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2
         )
@@ -199,27 +204,22 @@ class FrameRelay:
     def left(self, link: Link) -> None:
         """A client has gone."""
         self._links.discard(link)
-        self._kept.discard(link)
+        self._keeping.discard(link)
 
     def keeps(self, link: Link, size: int) -> None:
-        """So many bytes are in memory for a connection."""
-        if self._kept.note(link, size) and not self._is_shedding:
-            self._is_shedding = True
-            try:
-                self._shed()
-            finally:
-                self._is_shedding = False
-
-    def _shed(self) -> None:
-        for link in self._links:  # what was taken from them since is not counted at once
-            link.count()
-        while (loser := self._kept.loser(lambda link: link.value)) is not None:
-            size = loser.kept_bytes
-            loser.give_up("cri-resmgr keeps too much in memory for all connections together")
-            self._kept.discard(loser)
-            self._lost(
-                f"{size >> 10} KiB were kept for it, and more than {self._kept.most >> 20} MiB for all"
-            )
+        """So many bytes are in memory for a connection; with more than its share it is closed."""
+        if size <= SMALL or not link.client.is_open:
+            self._keeping.discard(link)
+            return
+        self._keeping.add(link)
+        share = max(SMALL, self._most_kept // len(self._keeping))
+        if size <= share:
+            return
+        link.ask_queued()  # what was taken from it since is not counted at once
+        if (kept := link.kept_bytes) > share:
+            of_all = f"an equal share of {self._most_kept >> 20} MiB for {len(self._keeping)}"
+            link.give_up(f"cri-resmgr keeps more in memory for this connection than {of_all}")
+            self._lost(f"{kept >> 10} KiB were kept for it, more than {of_all}")
 
     async def _look_for_runtime(self) -> None:
         """While clients are here that have no runtime: when it is there again they connect anew."""
@@ -237,10 +237,10 @@ class FrameRelay:
             for link in self._links:
                 try:
                     link.tick(now_s)
+                    self.keeps(link, link.kept_bytes)  # the more others there are, the less each may keep
                 except Exception as error:  # of one; the others' time passes all the same
                     self.failed(error)
                     link.abort()
-            self._giving_back.tick(self._kept.total)
 
     # ------------------------------------------------------------------ the end
 
@@ -318,6 +318,21 @@ class FrameRelay:
         deadline = loop.time() + seconds
         while not all(holds(link) for link in self._links) and loop.time() < deadline:
             await asyncio.sleep(_LOOK_S)
+
+
+@contextlib.asynccontextmanager
+async def behind(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """A block that begins as soon as ``work`` is done, or it has taken too long; it ends with the work.
+
+    What is waited for is the engine: no create of those that wait since a restart goes unplaced.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=START_BEHIND_S)
+        yield
+        await task
+    finally:
+        task.cancel()
 
 
 def _bound(path: Path) -> socket.socket:

@@ -1,7 +1,7 @@
-"""Which edges of a graph count: those that matter to both of their ends. Pure.
+"""The edges of a graph that count: they matter to both of their ends. Pure.
 
-What is to be kept out are the edges to what all call (name servers, metrics collectors, the control
-plane of a mesh): they are light for those that call, or light for the one that is called. The rule, by weight w in
+Kept out are the edges to services that all call (name servers, metrics collectors, the control
+plane of a mesh): they are light for the caller or for the service. The rule, by weight w in
 lines a second, with total(e) = the sum of all edges of an end e, each capped at most_weight *before* anything is
 summed, so that made-up traffic cannot push a neighbour's real edges under a floor:
 

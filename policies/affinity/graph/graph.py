@@ -1,7 +1,7 @@
 """The graph of traffic: samples in, smoothed edges out. Pure and deterministic.
 
 *Weight*: cache lines a second that must cross, bytes / 64 + K x messages. *Smoothing*: each sample of s seconds
-moves a rate by the part 1 - 2^(-s / half-life) of the way to what was seen, so that what has stopped counts half
+moves a rate by the part 1 - 2^(-s / half-life) of the way to the seen rate, so that a flow that has stopped counts half
 after a half-life, and a burst of one sample counts little. *Expiry*: an edge on which nothing was seen for 10
 half-lives is gone; one whose container has ended is gone at once. *Which edges count*: floors.py. *Owners*:
 owner_memory.py, which outlives the containers.
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 
-from policies.affinity.graph.changes import Changes, Difference
 from policies.affinity.graph.floors import counted
 from policies.affinity.graph.owner_memory import OwnerMemory
-from policies.affinity.graph.steady import SteadyWeight
 from policies.affinity.graph.traffic import (
     LINE_BYTES,
     POD_PREFIX,
@@ -51,7 +49,7 @@ class SeenFlow(Protocol):
 
 @dataclass(frozen=True)
 class EndpointIdentity:
-    """What an endpoint is called; all but ``id`` may be unknown (""). ``owner``: owners.py."""
+    """The names of an endpoint; all but ``id`` may be unknown (""). ``owner``: owners.py."""
 
     id: str
     pod_uid: str = ""
@@ -102,7 +100,7 @@ class OwnerEdge(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphChanges:
-    """What has changed after a version that a reader has."""
+    """The changes after a version that a reader has."""
 
     edges: Difference[Key, GraphEdge]
     owners: Difference[Key, OwnerEdge]
@@ -110,7 +108,7 @@ class GraphChanges:
 
 
 class _Rates:
-    """What an edge has, smoothed; ``silent_s``: for how long nothing was seen on it."""
+    """The rates of an edge, smoothed; ``silent_s``: for how long nothing was seen on it."""
 
     __slots__ = ("ab", "ba", "kinds", "messages", "silent_s", "steady")
 
@@ -121,6 +119,46 @@ class _Rates:
         self.kinds: frozenset[str] = frozenset()
         self.silent_s = 0.0
         self.steady = SteadyWeight()
+
+
+# *Steady weight*, which placements go by: a mean over a long window while a flow is steady, the fast one once it changes.
+# The rates of the graph forget half within a half-life of about a minute, so that they follow a change; of a flow that
+# comes in bursts they are off by half at any moment, and plans made from them would never come to an end. So:
+#
+# 1. A flow that is new, or has just changed, has the fast one, for ``FOLLOWING`` half-lives of it.
+# 2. After that it has the mean of the rates since, over ``WINDOW`` half-lives at most, exponentially.
+# 3. When the fast one is more than ``FACTOR`` times the mean, or less than one in ``FACTOR`` of it, in ``SAMPLES``
+#    samples one after another, the flow has changed: 1.
+
+FOLLOWING = 3.0
+WINDOW = 10.0
+FACTOR = 2.5
+SAMPLES = 3
+
+
+class SteadyWeight:
+    """Of one edge, lines a second. ``since_s``: for how long the flow has not changed; ``apart``: samples in a row in which
+    the fast weight was far from this one."""
+
+    __slots__ = ("apart", "since_s", "value")
+
+    def __init__(self, value: float = 0.0, since_s: float = 0.0) -> None:
+        self.value = value
+        self.since_s = since_s
+        self.apart = 0
+
+    def follow(self, fast: float, seen: float, seconds: float, half_life_s: float) -> None:
+        """Take in a sample. ``fast``: the weight after it; ``seen``: lines a second in it."""
+        self.since_s += seconds
+        if self.since_s <= FOLLOWING * half_life_s:
+            self.value = fast
+            return
+        part = max(1.0 - 2.0 ** (-seconds / (WINDOW * half_life_s)), seconds / self.since_s)
+        self.value += part * (seen - self.value)
+        is_near = fast <= FACTOR * self.value and self.value <= FACTOR * fast
+        self.apart = 0 if is_near else self.apart + 1
+        if self.apart >= SAMPLES:
+            self.value, self.since_s, self.apart = fast, 0.0, 0
 
 
 class Graph:
@@ -189,7 +227,7 @@ class Graph:
         for key in expired:
             if key not in seen:
                 del self._rates[key]
-        # 2. What was seen is added.
+        # 2. The traffic seen is added.
         part = (1.0 - keep) / seconds
         for key, amounts in seen.items():
             found = self._rates.get(key)
@@ -235,7 +273,7 @@ class Graph:
         known, found = self._edges.values, {}
         for key in counted(weights, self.settings.least_weight, self.settings.least_share):
             edge, rates = known.get(key), self._rates[key]
-            # What is as it was is not made anew: that would be most of the work.
+            # An unchanged edge is not made anew: that would be most of the work.
             is_known = (
                 edge is not None
                 and _is_near(edge.weight, min(most, self._lines(rates)))
@@ -284,7 +322,7 @@ class Graph:
         return self._endpoints.values
 
     def identity(self, endpoint: str) -> EndpointIdentity:
-        """What it is called; of an endpoint that is not known nothing but its id."""
+        """Its identity; of an endpoint that is not known nothing but its id."""
         return self._identities.get(endpoint) or EndpointIdentity(endpoint)
 
     def traffic(self) -> Traffic:
@@ -293,7 +331,7 @@ class Graph:
         return traffic_of(self.version, map(_as_listed, self._edges.values.values()), owners)
 
     def changes_since(self, version: int) -> Optional[GraphChanges]:
-        """What a reader of ``version`` does not have; None = it must be told everything."""
+        """The changes that a reader of ``version`` lacks; None = it must be told everything."""
         edges, owners = self._edges.since(version), self._owner_edges.since(version)
         endpoints = self._endpoints.since(version)
         if version > self.version or edges is None or owners is None or endpoints is None:
@@ -362,7 +400,7 @@ def _as_listed(edge: GraphEdge) -> Edge:
 
 
 def _summed(flows: Iterable[SeenFlow]) -> dict[Key, _Rates]:
-    """What was seen by pair of endpoints, the lower one first. What talks to itself is left out."""
+    """The traffic by pair of endpoints, the lower one first. An endpoint's traffic with itself is left out."""
     seen: dict[Key, _Rates] = {}
     for flow in flows:
         a, b, ab, ba = flow.a, flow.b, flow.bytes_ab, flow.bytes_ba
@@ -391,7 +429,7 @@ def _is_near(old: float, new: float) -> bool:
 
 
 def _scope(owner: str, within: str) -> str:
-    """What two owners must have in common: nothing, the namespace, or namespace and workload."""
+    """The scope that two owners must have in common: nothing, the namespace, or namespace and workload."""
     if within == "node":
         return ""
     namespace, _, rest = owner.partition("/")
@@ -408,3 +446,114 @@ def _read_row(row: Any) -> tuple[Key, _Rates]:
     rates.kinds = frozenset(map(str, kinds))
     rates.steady = SteadyWeight(*map(read_amount, steady))
     return (str(a), str(b)), rates
+
+
+# ---------------------------------------------------------------------- trust
+
+# *Trust*: the part of an endpoint's messages that was seen, where a provider had no room for some, both smoothed as the
+# graph's rates are. A connection that found no room had two messages at least, a request and its response; how many more
+# is not known.
+
+MESSAGES_OF_A_CONNECTION = 2
+#: A part so near to all is not told.
+_NEARLY_ALL = 0.95
+_LEAST_RATE = 1e-3
+
+
+class SeenParts:
+    """Messages seen and lost, by endpoint that has lost some."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, list[float]] = {}
+
+    def observe(
+        self, seconds: float, flows: Iterable[SeenFlow], lost: Mapping[str, int], half_life_s: float
+    ) -> None:
+        """Take in an interval. ``lost``: connections without room, by endpoint."""
+        if seconds <= 0:
+            return
+        keep = 2.0 ** (-seconds / half_life_s)
+        part = (1.0 - keep) / seconds
+        # 1. All fade; what has nothing lost any more is forgotten.
+        self._rates = {
+            end: [seen * keep, missed * keep]
+            for end, (seen, missed) in self._rates.items()
+            if missed * keep >= _LEAST_RATE or end in lost
+        }
+        # 2. The messages lost and seen are added.
+        for end, connections in lost.items():
+            rates = self._rates.setdefault(end, [0.0, 0.0])
+            rates[1] += part * MESSAGES_OF_A_CONNECTION * connections
+        for flow in flows:
+            for end in {flow.a, flow.b} & self._rates.keys():
+                self._rates[end][0] += part * flow.messages
+
+    def forget(self, endpoints: Iterable[str]) -> None:
+        """Drop containers that have ended."""
+        for end in endpoints:
+            self._rates.pop(end, None)
+
+    @property
+    def trust(self) -> dict[str, float]:
+        """The seen part, in tenths, of those of which it is not nearly all."""
+        parts = {end: seen / (seen + missed) for end, (seen, missed) in sorted(self._rates.items())}
+        return {end: round(part, 1) for end, part in parts.items() if part < _NEARLY_ALL}
+
+
+# ---------------------------------------------------------------------- differences
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: Of more keys, a reader that is that far behind is told everything.
+MOST_GONE = 10_000
+
+
+@dataclass(frozen=True)
+class Difference(Generic[K, V]):
+    """The values that are new or changed, and the keys that are gone."""
+
+    changed: list[V]
+    gone: list[K]
+
+
+class Changes(Generic[K, V]):
+    """Values by key, each with the version at which it came; gone keys are remembered, ``MOST_GONE`` of them."""
+
+    def __init__(self, is_same: Callable[[V, V], bool]) -> None:
+        self._is_same = is_same
+        self.values: dict[K, V] = {}
+        #: What readers know: of a value that is the same for ``is_same``, the older one.
+        self._told: dict[K, V] = {}
+        self._versions: dict[K, int] = {}
+        self._gone: dict[K, int] = {}
+        #: Differences from before this version are not known any more.
+        self._oldest = 0
+
+    def update(self, values: Mapping[K, V], version: int) -> bool:
+        """Take new values; True if readers must be told of one, as it is not the same as what they know."""
+        changed = [
+            key
+            for key, value in values.items()
+            if key not in self._told or not self._is_same(self._told[key], value)
+        ]
+        gone = [key for key in self._told if key not in values]
+        self.values = dict(values)
+        for key in changed:
+            self._told[key] = values[key]
+            self._versions[key] = version
+            self._gone.pop(key, None)
+        for key in gone:
+            del self._told[key], self._versions[key]
+            self._gone[key] = version
+        if len(self._gone) > MOST_GONE:
+            self._gone.clear()
+            self._oldest = version
+        return bool(changed or gone)
+
+    def since(self, version: int) -> Optional[Difference[K, V]]:
+        """The changes after ``version``; None = that is too long ago, everything must be told."""
+        if version < self._oldest:
+            return None
+        changed = [self.values[key] for key, at in self._versions.items() if at > version]
+        return Difference(changed, [key for key, at in self._gone.items() if at > version])

@@ -3,7 +3,7 @@
 For people and dashboards; placement works on the edges themselves, because belonging together this way is
 transitive, and a chain of neighbours may fill a machine. The rule: an edge joins its ends if it is at least a
 quarter of the heaviest edge of each of them, and neither is a hub (an end whose heaviest edge is less than a tenth
-of all its traffic). What is joined to none is in no group.
+of all its traffic). A container joined to none is in no group.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class WeightedEdge(Protocol):
 
 
 @dataclass(frozen=True)
-class Group:
+class TrafficGroup:
     """``members`` by id; ``weight``: of all edges between them, lines a second."""
 
     members: tuple[str, ...]
     weight: float
 
 
-def groups_of(edges: Iterable[WeightedEdge]) -> list[Group]:
+def groups_of(edges: Iterable[WeightedEdge]) -> list[TrafficGroup]:
     """The groups, heaviest first."""
     weights = {(edge.a, edge.b): edge.weight for edge in edges}
     total, heaviest = totals_of(weights)
@@ -48,7 +48,7 @@ def groups_of(edges: Iterable[WeightedEdge]) -> list[Group]:
         is_strong = weight >= LEAST_OF_HEAVIEST * max(heaviest[a], heaviest[b])
         if is_strong and a not in hubs and b not in hubs:
             leader[_find(leader, a)] = _find(leader, b)
-    # 2. Collect what has the same leader, and what is exchanged inside.
+    # 2. Collect the ends with the same leader, and their traffic inside.
     members: dict[str, list[str]] = {}
     for end in sorted(leader):
         members.setdefault(_find(leader, end), []).append(end)
@@ -56,7 +56,7 @@ def groups_of(edges: Iterable[WeightedEdge]) -> list[Group]:
     for (a, b), weight in weights.items():
         if a in leader and b in leader and _find(leader, a) == _find(leader, b):
             inside[_find(leader, a)] += weight
-    groups = [Group(tuple(found), inside[first]) for first, found in members.items()]
+    groups = [TrafficGroup(tuple(found), inside[first]) for first, found in members.items()]
     return sorted(groups, key=lambda group: (-group.weight, group.members))
 
 

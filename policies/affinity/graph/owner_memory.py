@@ -1,4 +1,4 @@
-"""What the replicas of two owners exchange, remembered longer than the replicas live. Pure.
+"""The traffic between replicas of two owners, remembered longer than the replicas live. Pure.
 
 The weight of two owners is the mean, in lines a second, of what all their replicas exchanged while both owners had
 some: a plain mean in the first hour and a half, later one in which what lies a half-life back (an hour, however

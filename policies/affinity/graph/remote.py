@@ -1,7 +1,7 @@
 """Traffic between endpoints of this node and addresses of others: samples in, smoothed rates out. Pure.
 
 Bounded, whatever addresses come: of an endpoint ``MOST_KEPT`` rates are kept and the ``MOST_OF_ENDPOINT`` largest told,
-of all ``MOST_TOLD``; what is not told is counted. More are kept than told, so that an address that has just begun, whose
+of all ``MOST_TOLD``; the others are counted. More are kept than told, so that an address that has just begun, whose
 rate is still small, may grow. Smoothing and expiry are those of the graph (graph.py).
 """
 
@@ -73,7 +73,7 @@ class RemoteRates:
             self.told = tuple(peer for peer in self.told if peer.end not in ended)
 
     def state(self) -> list[list[Any]]:
-        """What is told, as JSON."""
+        """The rates told, as JSON."""
         return [list(peer) for peer in self.told]
 
     def restore(self, state: Any) -> None:

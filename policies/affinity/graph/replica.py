@@ -1,7 +1,7 @@
 """The daemon's picture of the graph, put together from what the observer tells, and kept when it does not. Pure.
 
 The rule for an observer that has just started: until its graph has been observed for one half-life of its rates,
-what was known before stays beside it, and of an edge that both know the heavier weight counts. So nothing is moved
+the old graph stays beside it, and of an edge that both know the heavier weight counts. So nothing is moved
 because an observer was restarted. After that the old edges go, and what the new graph says counts alone; an observer
 that has kept its own graph over the restart is not new.
 """
@@ -17,7 +17,7 @@ from policies.affinity.graph.traffic import Edge, Key, Traffic, read_amount, tra
 
 @dataclass(frozen=True)
 class News:
-    """What the observer says: what is new or has changed, and what is gone. ``is_whole``: forget what was before."""
+    """The observer's news: edges that are new, changed or gone. ``is_whole``: forget the edges before."""
 
     edges: tuple[Edge, ...] = ()
     owners: Mapping[Key, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class GraphReplica:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the observer is new, and what was known before still counts."""
+        """Whether the observer is new, and the old edges still count."""
         return bool(self._old_edges or self._old_owners)
 
     def take(self, news: News) -> bool:
@@ -84,7 +84,7 @@ class GraphReplica:
         self._traffic = traffic_of(known.version + 1, edges.values(), owners, known.frozen, self._trust)
 
     def _both(self) -> tuple[dict[Key, Edge], dict[Key, float]]:
-        """What counts: the new, and of the old what is heavier or not known to the new."""
+        """The edges that count: new ones, and old ones that are heavier or not known to it."""
         edges, owners = dict(self._old_edges), dict(self._old_owners)
         for key, edge in self._edges.items():
             if key not in edges or edges[key].weight < edge.weight:
@@ -96,7 +96,7 @@ class GraphReplica:
     # ------------------------------------------------------------------ over restarts of the daemon
 
     def state(self) -> dict[str, Any]:
-        """What counts, as JSON."""
+        """The edges that count, as JSON."""
         edges, owners = self._both()
         return {
             "edges": [

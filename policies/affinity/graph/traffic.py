@@ -14,7 +14,7 @@ from typing import Any, Optional
 #: What endpoints are called of which only the pod is known.
 POD_PREFIX = "pod:"
 LINE_BYTES = 64
-#: A container of whose traffic a smaller part was seen is not moved: what pulls it most may be what was not seen.
+#: A container of whose traffic a smaller part was seen is not moved: its heaviest peer may not have been seen.
 LEAST_TRUST = 0.5
 
 #: The two ends of an edge.
@@ -26,8 +26,8 @@ Weights = Mapping[str, Mapping[str, float]]
 class Edge:
     """One undirected edge, for tables: rates in bytes and messages a second, ``weight`` in lines a second.
 
-    ``kinds``: what it was seen on (tcp, udp, unix, shm). ``is_pod_level``: an end is a pod, not a container.
-    ``steady_weight``: the one that placements go by (steady.py); 0 = ``weight`` is.
+    ``kinds``: tcp, udp, unix, shm. ``is_pod_level``: an end is a pod, not a container.
+    ``steady_weight``: the one that placements go by (``SteadyWeight``); 0 = ``weight`` is.
     """
 
     a: str

@@ -71,7 +71,7 @@ class Arrangement:
         ]
 
     def pull_of(self, vertices: Iterable[int]) -> dict[int, float]:
-        """By site: the weight between these and those that are there."""
+        """By site: the weight between these and the vertices there."""
         at, near = self.at, self.instance.near
         pull: dict[int, float] = {}
         for vertex in vertices:
@@ -82,7 +82,7 @@ class Arrangement:
         return pull
 
     def crowding_row(self, fills: int, source: int = -1) -> list[float]:
-        """What each site costs by so many lines a second there, beside what the others fetch; ``source``: the site that
+        """The cost of each site by so many lines a second there, beside what the others fetch; ``source``: the site that
         they are at now."""
         instance, fetched = self.instance, list(self.fetched)
         for cache, lines in instance.fill_parts(fills, source) if source >= 0 else ():

@@ -2,7 +2,7 @@
 
 Chosen figures: core to core, one cache line costs 23 ns inside a CCX, 107 ns to another one and 197 ns to the other
 socket on Milan (nviennot/core-to-core-latency), so that the border of an L3 is the largest step: 84 ns by default.
-What is beyond it follows the SLIT, which is all that firmware tells. Between clusters of cores inside an L3 a third of
+Beyond it the SLIT is followed, which is all that firmware tells. Between clusters of cores inside an L3 a third of
 that step is taken: no published figure was found, but Linux keeps wake-ups inside a cluster for it, which is worth 12 to
 18 % to tbench on Kunpeng 920 (sched/fair: Scan cluster before scanning LLC in wake-up path).
 """
@@ -30,7 +30,7 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 def distance_ns(topology: Topology, l3_ns: float, slit_ns: float, cluster_ns: float = CLUSTER_NS) -> Matrix:
-    """What a cache line between two leaves costs more than inside one, by index of ``Topology.leaves``.
+    """The extra cost of a cache line between two leaves, by index of ``Topology.leaves``.
 
     0 in a leaf, ``cluster_ns`` between leaves of one L3 (or of a NUMA node without one): clusters of cores; ``l3_ns``
     between L3s of a NUMA node, and ``slit_ns`` more for each point of the SLIT above 10 between nodes. Both directions of

@@ -66,7 +66,7 @@ class Instance:
         self._farthest = max([max(row) for row in self.rows])
 
     def merged(self, members: Sequence[Sequence[int]], free: frozenset[int]) -> tuple[Instance, list[int]]:
-        """The same with vertices merged, and by vertex what it is merged into; ``free``: those that can move.
+        """The same with vertices merged, and by vertex its merged one; ``free``: the movable ones.
 
         Vertices of one group have the same sites, or stay where they are. It has all that an arrangement and a
         refinement read; its problem is still the one of single vertices.
@@ -90,7 +90,7 @@ class Instance:
         return coarse, owner
 
     def parts(self, size: int, site: int) -> list[tuple[int, int]]:
-        """What a demand at a site charges: (leaf, micro-CPUs)."""
+        """The charges of a demand at a site: (leaf, micro-CPUs)."""
         known = self._parts.get((size, site))
         if known is None:
             shares = self._shares[site]
@@ -100,7 +100,7 @@ class Instance:
         return known
 
     def fill_parts(self, fills: int, site: int) -> list[tuple[int, int]]:
-        """Of what is fetched past the L3s of a site, by whom is there: (L3, lines a second)."""
+        """Lines fetched past the L3s of a site by its vertices: (L3, lines a second)."""
         known = self._fill_parts.get((fills, site))
         if known is None:
             shares = self._cache_shares[site]
@@ -110,7 +110,7 @@ class Instance:
         return known
 
     def crowding(self, fetched: int) -> float:
-        """What it costs that an L3 fetches so many lines a second, in CPU-seconds a second."""
+        """The cost of an L3 that fetches so many lines a second, in CPU-seconds a second."""
         return self.repel_s * max(0, fetched - self.problem.settings.saturated_fills)
 
     def cost(self, at: Sequence[int]) -> float:
@@ -129,7 +129,7 @@ class Instance:
         return total + self._crowding_of(at) if self.filling else total
 
     def migrated_bytes(self, vertex: int, source: int, target: int) -> float:
-        """What would have to follow a vertex: nothing inside its NUMA nodes, else the part that is to be on new ones."""
+        """The memory that would follow a vertex: none inside its NUMA nodes, else the part that is to be on new ones."""
         memory = self.problem.vertices[vertex].memory_bytes
         new = self.nodes[target] - self.nodes[source]
         return memory * len(new) / len(self.nodes[target]) if memory and new else 0.0

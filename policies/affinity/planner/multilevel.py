@@ -1,7 +1,7 @@
 """A placement made coarse first: clusters of containers are divided along the tree, and refined as they are opened again.
 
 Multilevel partitioning after Karypis and Kumar (A fast and high quality multilevel scheme for partitioning irregular
-graphs, SIAM J. Sci. Comput. 20(1), 1998): heavy edges are merged level by level (``clusters``), the coarsest graph is
+graphs, SIAM J. Sci. Comput. 20(1), 1998): heavy edges are merged level by level (``Clustering``), the coarsest graph is
 divided by recursive bisection (sockets, then NUMA nodes, then L3s), grown greedily and improved by passes that go on
 through losses (Fiduccia and Mattheyses, DAC 1982), and every level is refined on the way back by the planner's own
 moves. Two placements are combined as KaFFPaE does (Sanders and Schulz, ALENEX 2012): what both have together is not
@@ -15,12 +15,23 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Optional
 
 from policies.affinity.planner.arrangement import Arrangement
-from policies.affinity.planner.assign import least_overfull, usual_leaf
-from policies.affinity.planner.chance import Chance
-from policies.affinity.planner.clusters import Clustering
+from policies.affinity.planner.assign import Clustering, least_overfull, usual_leaf
 from policies.affinity.planner.instance import LEAST_SIZE, Instance
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.repair import repair
+
+
+class Chance:
+    """A fixed sequence of numbers: Knuth's MMIX generator."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = (seed * 2862933555777941757 + 3037000493) % (1 << 64)
+
+    def below(self, count: int) -> int:
+        """A number from 0 to ``count`` - 1."""
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return (self._state >> 33) * count >> 31
+
 
 #: Clusters grow by this factor from level to level.
 _GROWTH = 2.0
@@ -54,7 +65,7 @@ def divided(
 ) -> tuple[list[int], int]:
     """A placement of ``vertices`` made anew around the others, which stay ``at``; and the work that it took.
 
-    ``largest``: the part of an L3 that a cluster of the coarsest graph may have; ``exponent``: see ``clusters``.
+    ``largest``: the part of an L3 that a cluster of the coarsest graph may have; ``exponent``: see ``Clustering``.
     """
     levels, spent = _coarsened(instance, at, vertices, largest, exponent, [()] * len(at))
     coarsest = levels[-1]
@@ -142,7 +153,7 @@ def _refined(
 
 
 class _Bisection:
-    """Vertices that are nowhere (-1) divided among the leaves. ``at``: the result; ``work``: what it took."""
+    """Vertices that are nowhere (-1) divided among the leaves. ``at``: the result; ``work``: its steps."""
 
     def __init__(self, instance: Instance, at: Sequence[int], chance: Chance) -> None:
         self.instance = instance
@@ -297,7 +308,7 @@ class _Halving:
                 if other not in moved:
                     gain[other] += 2 * weight if side[other] == here else -2 * weight
                     heappush(heap, (-gain[other], other))
-            # There may be room now for those that had none.
+            # There may be room now for vertices that had none.
             for entry in full:
                 heappush(heap, entry)
             full = []
@@ -321,6 +332,6 @@ class _Halving:
         return max(0.0, load[0] - self.most[0]) + max(0.0, load[1] - self.most[1])
 
     def _value(self, side: dict[int, int]) -> tuple[float, float]:
-        """What is above the bounds, then what is cut: the less the better."""
+        """The load above the bounds, then the weight cut: the less the better."""
         cut = sum([w for u in self.vertices for other, w in self.near[u] if side[u] and not side[other]])
         return self._over(self._loads(side)), cut - sum([self.pull[u] for u in self.vertices if side[u]])

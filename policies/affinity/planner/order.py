@@ -8,7 +8,7 @@ meanwhile. Each container does so at most once.
 If none finds a third place, containers change places: the fewest found that, moved at once, leave no leaf fuller than
 it may be. Only containers that share their CPUs do so, since two of them are in one place meanwhile, and in an order
 in which no leaf is above its capacity by more than ``exchange_overcommit`` and no NUMA node needs more memory than it
-has free. What is left then is blocked, and is said.
+has free. A move left then is blocked, and is reported.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Order:
         self.gains = {u: self._gain(u, wanted[u]) for u, (a, b) in enumerate(zip(present, wanted)) if a != b}
         self.heap = [(-gain, u) for u, gain in self.gains.items()]
         heapify(self.heap)
-        #: Those that wait, by the leaves they wait for.
+        #: Waiting moves, by the leaves they wait for.
         self.waiting: dict[int, list[int]] = {}
         self.bounced: set[int] = set()
         self.exchanges = 0
@@ -97,7 +97,7 @@ class Order:
             if other in gains:
                 gains[other] = self._gain(other, self.wanted[other])
                 heappush(self.heap, (-gains[other], other))
-        # 3. Those that waited for its place try again.
+        # 3. Moves that waited for its place try again.
         for leaf in instance.leaves[source]:
             for other in self.waiting.pop(leaf, ()):
                 if other in gains:
@@ -128,7 +128,7 @@ class Order:
         return False
 
     def _enables(self, vertex: int) -> bool:
-        """Whether one of those that wait could come at once if this one left."""
+        """Whether a waiting move could come at once if this one left."""
         instance, arrangement = self.instance, self.arrangement
         for leaf, part in instance.parts(instance.sizes[vertex], arrangement.at[vertex]):
             room = arrangement.limits[leaf] - arrangement.load[leaf] + part
@@ -238,7 +238,7 @@ class Order:
             owning = [u for u in (vertex, *there) if not vertices[u].may_overlap and u in self.gains]
             overcommit = instance.problem.settings.exchange_overcommit
             why = (
-                "containers with CPUs of their own never overlap"
+                "containers with exclusive CPUs never overlap"
                 if owning
                 else "no exchange stays within the memory that is free and "
                 f"{overcommit:.0%} above the CPUs of a place, of at most {LONGEST_EXCHANGE} containers"
@@ -267,7 +267,7 @@ def _has_memory(instance: Instance, free: dict[int, int], vertex: int, source: i
 
 
 def _follow(instance: Instance, free: dict[int, int], vertex: int, source: int, target: int) -> None:
-    """What is free of each NUMA node once the memory of a vertex has followed it."""
+    """Free bytes of each NUMA node once the memory of a vertex has followed it."""
     memory = instance.problem.vertices[vertex].memory_bytes
     here, there = instance.nodes[source], instance.nodes[target]
     for nodes, gone, sign in ((here, here - there, 1), (there, there - here, -1)):

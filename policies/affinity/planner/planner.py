@@ -1,10 +1,10 @@
-"""The planner: what should move where, so that those that talk to each other are near each other; and whether it pays.
+"""The planner: moves after which containers with much traffic are near each other; and whether they pay.
 
-Where asked for (``repel_ns``), the same cost has what the containers of an L3 fetch past it beyond saturation.
+Where asked for (``repel_ns``), the same cost has the lines that the containers of an L3 fetch past it beyond saturation.
 
 The problem is graph mapping with capacities on a tree, which holds minimum bisection and multiple knapsack and is
-NP-hard; what is used instead of an exact method, and where it comes from, stands in ``clusters``, ``assign``,
-``multilevel``, ``refine``, ``repair``, ``relabel`` and ``search``.
+NP-hard; the methods used instead of an exact one, and their sources, stand in ``assign``, ``multilevel``,
+``refine``, ``repair``, ``relabel`` and ``search``.
 
 A plan is accepted
 
@@ -52,8 +52,8 @@ def plan(problem: Problem) -> Proposal:
     steps, said = _with_repairs(instance, present, bias, paying, why)
     # 3. Repairs go leaf by leaf: where they end short of what the search has found, that is the repair.
     if held and _excess(instance, present, held) < _excess(instance, present, steps):
-        what = _repair_text(instance, present, held)
-        steps, said = _with_repairs(instance, present, bias, held, f"{what}; beside that, {why}")
+        repair = _repair_text(instance, present, held)
+        steps, said = _with_repairs(instance, present, bias, held, f"{repair}; beside that, {why}")
         held = []
     reached = _reached(present, steps)
     after = instance.cost(reached)
@@ -79,7 +79,7 @@ def _proposed(instance: Instance, steps: Sequence[Step]) -> tuple[ProposedMove, 
 
 
 def _settled(instance: Instance) -> tuple[list[int], list[Step]]:
-    """A place for each: those that are nowhere come where their neighbours pull them, the heaviest first."""
+    """A place for each: unplaced vertices come where their neighbours pull them, the heaviest first."""
     arrangement = Arrangement(instance, [vertex.at for vertex in instance.problem.vertices])
     nowhere = [u for u, site in enumerate(arrangement.at) if site < 0]
     steps: list[Step] = []
@@ -98,7 +98,7 @@ def _prices(instance: Instance, present: Sequence[int]) -> list[list[float]]:
     known: dict[tuple[int, int], list[float]] = {}
     rows = []
     for u, vertex in enumerate(instance.problem.vertices):
-        # Without memory to move, vertices of one site have the same prices. What was nowhere has none.
+        # Without memory to move, vertices of one site have the same prices. An unplaced vertex has none.
         key = (vertex.at, vertex.memory_bytes)
         if key not in known:
             known[key] = [
@@ -114,9 +114,9 @@ def _prices(instance: Instance, present: Sequence[int]) -> list[list[float]]:
 def _accepted(
     instance: Instance, present: list[int], search: Search, before: float
 ) -> tuple[list[Step], list[Step], tuple[BlockedMove, ...], str]:
-    """The moves to what was found if they pay, or else as those that are held; what blocks the rest, and why.
+    """The moves to the best found if they pay, or else as held ones; the blocked rest, and why.
 
-    What is blocked counts only if it would pay: then a better placement is out of reach.
+    A blocked move counts only if it would pay: then a better placement is out of reach.
     """
     settings = instance.problem.settings
     if search.best == present:
@@ -129,7 +129,7 @@ def _accepted(
     more = after - instance.cost(search.best)
     blocked = tuple(missing) if saved + more > settings.hysteresis * before and more > 0 else ()
     beyond = f"; {more:.3g} CPUs more are out of reach: {_blocked_text(blocked)}" if blocked else ""
-    what = f"{len(steps)} moves save {saved:.3g} of {before:.3g} CPUs ({share:.1%})"
+    gain = f"{len(steps)} moves save {saved:.3g} of {before:.3g} CPUs ({share:.1%})"
     excess, excess_after = _excess(instance, present, ()), _excess(instance, present, steps)
     if excess_after > excess:
         fault = f"would leave {excess_after / 1e6:.3g} CPUs above capacity, now {excess / 1e6:.3g}"
@@ -139,8 +139,8 @@ def _accepted(
         fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
     else:
         paid = f"and cost {price:.3g} over {settings.horizon_s:.0f} s"
-        return steps, [], blocked, f"{what} {paid}; found from {search.start}{beyond}"
-    return [], steps, blocked, f"{what}, but {fault}{beyond}"
+        return steps, [], blocked, f"{gain} {paid}; found from {search.start}{beyond}"
+    return [], steps, blocked, f"{gain}, but {fault}{beyond}"
 
 
 def _blocked_text(blocked: Sequence[BlockedMove]) -> str:
@@ -184,12 +184,12 @@ def _repaired(
 
 def _repair_text(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> str:
     before, after = _excess(instance, present, ()), _excess(instance, present, steps)
-    what = f"{len(steps)} moves take {(before - after) / 1e6:.3g} of {before / 1e6:.3g} CPUs"
-    return f"repair, without hysteresis: {what} above capacity away"
+    gain = f"{len(steps)} moves take {(before - after) / 1e6:.3g} of {before / 1e6:.3g} CPUs"
+    return f"repair, without hysteresis: {gain} above capacity away"
 
 
 def _excess(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> int:
-    """What leaves hold above their capacities once the moves are made, in micro-CPUs."""
+    """The load of leaves above their capacities once the moves are made, in micro-CPUs."""
     return Arrangement(instance, _reached(present, steps)).excess()
 
 

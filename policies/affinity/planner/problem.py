@@ -1,4 +1,4 @@
-"""What the planner is asked and what it answers: machine, containers, weights in; moves out. Frozen values only.
+"""The planner's question and answer: machine, containers, weights in; moves out. Frozen values only.
 
 A *site* is a place a container can be given: one leaf (L3), one NUMA node, a socket, the machine. A container
 stays at its level: one that fits one L3 moves between L3s, one that needs a NUMA node between NUMA nodes.

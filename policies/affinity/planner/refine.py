@@ -4,7 +4,7 @@ After Fiduccia and Mattheyses (DAC 1982): vertices move one at a time, by gain, 
 that moved are looked at again. Where the better place is full, a vertex goes there if another one leaves: for the
 first one's place (Kernighan and Lin's swap) or, in a ``deep`` search, for any place that has room (an ejection).
 
-What is made small is the cost of communication and crowding plus a ``bias`` for each vertex and site: what being there
+Minimised is the cost of communication and crowding plus a ``bias`` for each vertex and site: what being there
 costs by itself, as the price of a move is. Leaves never become fuller than they may be, or were.
 """
 
@@ -45,7 +45,7 @@ class Refinement:
         self._fills = arrangement.instance.fills
 
     def run(self, vertices: Iterable[int], most_work: int) -> None:
-        """Improve, these vertices first and then what is touched by it."""
+        """Improve, these vertices first and then the ones touched."""
         instance = self.arrangement.instance
         queue = deque([vertex for vertex in vertices if instance.movable[vertex]])
         waiting = [False] * len(instance.near)
@@ -85,8 +85,8 @@ class Refinement:
             rows[other] = None
 
     def row(self, vertex: int) -> list[float]:
-        """What each site costs a vertex while all others stay: the weight and distance of neighbours, the bias, and what
-        it makes L3s fetch beyond saturation."""
+        """The cost of each site for a vertex while all others stay: the weight and distance of neighbours, the bias, and the
+        lines it makes L3s fetch beyond saturation."""
         known = self._rows[vertex]
         if known is None:
             known = self._still_row(vertex)
@@ -133,7 +133,7 @@ class Refinement:
         return best_moves
 
     def _chain(self, vertex: int, site: int, gain: float) -> tuple[float, list[Move]]:
-        """What should leave a full site so that ``vertex``, which gains by it, can come."""
+        """The vertex that should leave a full site so that ``vertex``, which gains by it, can come."""
         arrangement = self.arrangement
         instance, here = arrangement.instance, arrangement.at[vertex]
         sizes, capacities, load = instance.sizes, instance.capacities, arrangement.load

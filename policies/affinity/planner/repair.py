@@ -95,7 +95,7 @@ def pack_anew(refinement: Refinement) -> bool:
     """Take out all that can move and put them back, widest and largest first, where they leave least room that fits.
 
     Whether nothing is overfull now; if not, all is as it was. Best fit decreasing uses at most 11/9 of the bins that
-    are needed (Johnson 1973), so that what is feasible at ordinary utilisation is found.
+    are needed (Johnson 1973), so that a feasible packing at ordinary utilisation is found.
     """
     arrangement = refinement.arrangement
     instance, before = arrangement.instance, list(arrangement.at)

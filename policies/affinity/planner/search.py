@@ -1,9 +1,8 @@
 """The search for a better placement: several starts, then the best of them shaken and refined again.
 
-What is made small, first: the CPUs that leaves hold above their capacity; then the cost of communication and the
-price of the moves, per second of the horizon. So a move that does not pay for itself is not in the result, and what
-stays where it is for its price today stays tomorrow (the price is a metric: moving on costs no less than moving
-there at once).
+Minimised first: the CPUs that leaves hold above their capacity; then the cost of communication and the price of the
+moves, per second of the horizon. So a move that does not pay for itself is not in the result, and a container that stays
+for the price of its move today stays tomorrow (the price is a metric: moving on costs no less than moving there at once).
 
 Everything is counted in work, not in time, and chance is a fixed sequence: the same problem gives the same plan.
 """
@@ -15,9 +14,8 @@ from typing import Optional
 
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.assign import assign
-from policies.affinity.planner.chance import Chance
 from policies.affinity.planner.instance import Instance
-from policies.affinity.planner.multilevel import combined, divided
+from policies.affinity.planner.multilevel import Chance, combined, divided
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.relabel import relabel
 from policies.affinity.planner.repair import repair_or_pack
@@ -44,7 +42,7 @@ _WORK_OF_SHAKING_A_VERTEX = 3_000
 _WORK_OF_A_VERTEX = 12
 #: Up to so many vertices times sites, ejections are looked for as well as swaps.
 _DEEP = 3_000
-#: Up to the first number, the search may look at more: what it finds then is worth a quarter of a second of the planner;
+#: Up to the first number, the search may look at more: its finds are then worth a quarter of a second of the planner;
 #: from the second one on at no more, and evenly less between them.
 _MIDDLE, _LARGE, _MORE = 8_000, 24_000, 4
 
@@ -109,7 +107,7 @@ class Search:
         """Refine a placement and keep it if it is the best; what became of it."""
         refinement = self._refinement(Arrangement(self.instance, at))
         repair_or_pack(refinement)
-        # Those that none pulls are looked at only if they had to make room: they may go home.
+        # Vertices without pull are looked at only if they had to make room: they may go home.
         vertices = range(len(at)) if refinement.journal else self.instance.connected
         refinement.run(vertices, max(len(at), self.left))
         self.left -= refinement.work
@@ -124,7 +122,7 @@ class Search:
             self._try(made, f"{self.start.partition(', combined')[0]}, combined with another")
 
     def _roaming(self) -> list[int]:
-        """Those that starts place anew."""
+        """The vertices that starts place anew."""
         instance = self.instance
         return [
             u for u in instance.connected if instance.movable[u] and instance.single[self.present[u]] >= 0

@@ -11,6 +11,7 @@ distance between nodes: 1.6 to 3.2 as a rule. An anti-affinity's weight is negat
 
 from __future__ import annotations
 
+from collections.abc import Container as Keys
 from collections.abc import Iterable, Mapping
 from typing import Callable, Optional
 
@@ -61,13 +62,13 @@ def declared_weights(
 ) -> dict[frozenset[int], int]:
     """By the CPUs that peers run on: how much they pull a container by declaration, or push it away."""
     weights: dict[frozenset[int], int] = {}
-    # 1. Those that the container's own terms mean; without terms, those of its pod or namespace.
+    # 1. Containers that its own terms mean; without terms, those of its pod or namespace.
     for resident, weight in _meant(node, container, settings):
         weights[resident.cpus] = weights.get(resident.cpus, 0) + weight
-    # 2. Those whose terms mean the container.
+    # 2. Containers with terms that mean it.
     for resident, weight in _meaning(node, container):
         weights[resident.cpus] = weights.get(resident.cpus, 0) + weight
-    # 3. What is drawn and pushed alike by containers in one place is not moved by it.
+    # 3. A place that draws and pushes a container alike does not move it.
     return {cpus: weight for cpus, weight in weights.items() if weight and cpus}
 
 
@@ -82,7 +83,7 @@ def _meant(node: Node, container: Container, settings: PlacementSettings) -> Ite
 
 
 def terms_of(container: Container, settings: PlacementSettings) -> tuple[AffinityTerm, ...]:
-    """What a container declares; without terms of its own, what the configuration declares for it."""
+    """The terms of a container; without its own, those of the configuration for it."""
     return container.preferences.affinity or _implicit_terms(container, settings)
 
 
@@ -186,3 +187,67 @@ def _pull_by_leaf(
 def _distance(topology: Topology, mine: frozenset[int], theirs: frozenset[int]) -> int:
     """Between the two nearest nodes. A leaf is in one node, except where it is an L3 that nodes share."""
     return min([topology.distance(a, b) for a in mine for b in theirs])
+
+
+# ---------------------------------------------------------------------- edges
+
+
+#: A term that means more containers than this says little about any place, and would make edges by the square.
+MOST_MEANT = 50
+
+
+class DeclaredEdges:
+    """The weights that are declared between some containers in the books; built one container after another."""
+
+    def __init__(self, node: Node, settings: PlacementSettings, keys: Iterable[str]) -> None:
+        self._node = node
+        self._settings = settings
+        self._known = frozenset(keys)
+        # Replicas repeat each other's terms: what one means is found out once.
+        self._means: dict[tuple[MatchExpression, MatchExpression], list[tuple[str, Container]]] = {}
+        self._found: dict[tuple[str, str], int] = {}
+        self._by_configuration: set[tuple[str, str, MatchExpression]] = set()
+
+    def add(self, key: str) -> None:
+        """Add the terms of one of them, or of the configuration for it."""
+        container = self._node.residents[key].container
+        for term in () if container is None else terms_of(container, self._settings):
+            name = (term.scope, term.match)
+            if name not in self._means:
+                self._means[name] = _meant_among(self._node, self._known, *name)
+            if container is None or len(self._means[name]) > MOST_MEANT:
+                continue
+            for other, peer in self._means[name]:
+                if not is_same(peer, container):
+                    self._add(key, other, container, term)
+
+    def _add(self, key: str, other: str, container: Container, term: AffinityTerm) -> None:
+        pair = (key, other) if key < other else (other, key)
+        # What the configuration declares for both of them counts once, as when one of them is placed.
+        if not container.preferences.affinity:
+            if (*pair, term.scope) in self._by_configuration:
+                return
+            self._by_configuration.add((*pair, term.scope))
+        self._found[pair] = self._found.get(pair, 0) + term.weight
+
+    @property
+    def weights(self) -> dict[tuple[str, str], int]:
+        """Each pair once, lesser key first."""
+        return {pair: weight for pair, weight in sorted(self._found.items()) if weight}
+
+
+def declares_any(node: Node, settings: PlacementSettings) -> bool:
+    """Whether anything is declared at all."""
+    return bool(node.with_terms or settings.colocate_pods or settings.colocate_namespaces)
+
+
+def _meant_among(
+    node: Node, known: Keys[str], scope: MatchExpression, match: MatchExpression
+) -> list[tuple[str, Container]]:
+    matches = predicate_of(match)
+    found = []
+    for key in in_scope(node, scope):
+        peer = node.residents[key].container
+        if key in known and peer is not None and matches(peer):
+            found.append((key, peer))
+    return found

@@ -47,7 +47,7 @@ _QOS_CLASSES = {Qos.GUARANTEED: "Guaranteed", Qos.BURSTABLE: "Burstable", Qos.BE
 
 
 def fault_of(condition: MatchExpression) -> str:
-    """What is wrong with a condition, as a phrase; "" if it can be evaluated."""
+    """The fault of a condition, as a phrase; "" if it can be evaluated."""
     operator, count = condition.operator, len(condition.values)
     if operator not in OPERATORS:
         return f'operator "{operator:.40}" is not known, expected one of {", ".join(OPERATORS)}'
@@ -105,7 +105,7 @@ def _any_glob(globs: tuple[str, ...]) -> Optional[re.Pattern[str]]:
 
 
 def getter_of(key: str) -> Getter:
-    """What reads the value of a key, or the joined values of a joint one."""
+    """A function that reads the value of a key, or the joined values of a joint one."""
     keys, separator = _split(key)
     if len(keys) == 1:
         return _single(keys[0])
@@ -122,7 +122,7 @@ def getter_of(key: str) -> Getter:
 
 
 def _split(key: str) -> tuple[list[str], str]:
-    """The keys of a joint key, and what is put between their values."""
+    """The keys of a joint key, and the separator of their values."""
     if not key.startswith(":") or len(key) < 4:
         return [key], ""
     if _can_separate(key[1]) and _can_separate(key[2]):

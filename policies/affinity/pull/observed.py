@@ -2,7 +2,7 @@
 
 A container that the graph knows is pulled by its own edges. One that it does not know yet, since it is about to be
 created, is pulled by what its owner's replicas have talked to: an edge between two owners is the traffic of all
-replicas of both, and is divided over the pairs of those that are in the books now. An endpoint ``pod:UID`` stands
+replicas of both, and is divided over the pairs in the books now. An endpoint ``pod:UID`` stands
 for all containers of a pod, where no more is known.
 
 The cost of a place is counted as for declared affinity (declared.py): weight times distance to the nearest CPU.
@@ -37,7 +37,7 @@ class Peer:
 
 
 class Observed:
-    """A picture of the traffic, with what is looked up in it."""
+    """A picture of the traffic, with its indices."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -52,9 +52,9 @@ class Observed:
     def peers(
         self, node: Node, replicas: Mapping[str, Collection[str]], container: Container, key: str = ""
     ) -> tuple[Peer, ...]:
-        """What in the ledger pulls a container, the strongest first.
+        """The pulls on a container by the ledger, the strongest first.
 
-        ``replicas``: keys by owner, those that are not in the books as well. ``key``: the container's own, if it has one.
+        ``replicas``: keys by owner, also of containers not in the books. ``key``: the container's own, if it has one.
         """
         traffic = self.traffic
         if not traffic.edges and not traffic.owners:
@@ -118,7 +118,7 @@ def owner_of_container(container: Container) -> str:
 
 
 def _others(node: Node, keys: Iterable[str], container: Container) -> list[str]:
-    """Of the replicas of an owner those that are in the books, without the container itself; one record for each."""
+    """The replicas of an owner in the books, without the container itself; one record for each."""
     found: dict[tuple[str, str], str] = {}
     for key in sorted(keys):
         resident = node.residents.get(key)
@@ -137,7 +137,7 @@ def pull_of(
     declared: Mapping[frozenset[int], int],
     declared_weight: float,
 ) -> Optional[DeclaredAffinity]:
-    """What was seen and what is declared as one affinity; a declared weight of 1 counts ``declared_weight``."""
+    """Observed and declared weights as one affinity; a declared weight of 1 counts ``declared_weight``."""
     weights = {cpus: round(weight * declared_weight) for cpus, weight in declared.items()}
     for peer in peers:
         cpus = node.residents[peer.key].cpus

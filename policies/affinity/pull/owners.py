@@ -1,6 +1,6 @@
-"""Whose replica a container is: ``namespace/workload/container``, told by the pod's name and labels alone.
+"""The owner of a container: ``namespace/workload/container``, told by the pod's name and labels alone.
 
-A restarted or scaled pod has a new name, but the same owner: what is remembered of an owner is there before the
+A restarted or scaled pod has a new name, but the same owner: the traffic of an owner is known before the
 new pod has sent a byte. Controllers name pods OWNER-suffix, and say in a label what the suffix is made of
 (kubernetes: pkg/controller/controller_utils.go, statefulset/stateful_set_utils.go, cronjob/utils.go).
 """
@@ -18,7 +18,7 @@ _STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
 _REVISION = "controller-revision-hash"
 _JOB_NAMES = ("batch.kubernetes.io/job-name", "job-name")
 
-#: The apiserver cuts what it makes a name of (generateName) here, and adds five letters or digits.
+#: The API server cuts generateName here, and adds five letters or digits.
 _MOST_GENERATED = 58
 _RANDOM = re.compile(r"[a-z0-9]{5}\Z")
 _ORDINAL = re.compile(r"-\d+\Z")
@@ -87,7 +87,7 @@ def _by_revision(pod_name: str, labels: Mapping[str, str]) -> Optional[str]:
 
 
 def _without_random(pod_name: str) -> str:
-    """What a generated name was made of, its hyphen included where it was not cut off; "" = not generated."""
+    """The base of a generated name, its hyphen included where it was not cut off; "" = not generated."""
     if not _RANDOM.search(pod_name):
         return ""
     base = pod_name[:-5]
@@ -95,7 +95,7 @@ def _without_random(pod_name: str) -> str:
 
 
 def _without_cut(base: str, suffix: str) -> str:
-    """A name whose end was cut off, without what is left of the suffix."""
+    """A name whose end was cut off, without the rest of the suffix."""
     for length in range(len(suffix) - 1, 0, -1):
         if base.endswith(suffix[:length]):
             return base[:-length]

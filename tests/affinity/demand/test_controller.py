@@ -15,7 +15,7 @@ from cri_proxy.affinity.demand.controller import (
     SHRINK_AGAIN_S,
     ContainerSet,
     DemandController,
-    Resize,
+    SizeChange,
 )
 from cri_proxy.affinity.demand.estimate import DemandSample, DemandSettings
 
@@ -38,7 +38,9 @@ class SimulatedNode:
         self.refuses = False
         self.controller.follow(self.sets)
 
-    def run(self, seconds: float, milli: Mapping[str, int], waiting: Optional[float] = 0.0) -> list[Resize]:
+    def run(
+        self, seconds: float, milli: Mapping[str, int], waiting: Optional[float] = 0.0
+    ) -> list[SizeChange]:
         """Time in which containers use so much; everything that was asked for meanwhile."""
         end_s, asked = self.now_s + seconds, []
         self.looked = []
@@ -60,7 +62,7 @@ class SimulatedNode:
         waited = self.waited_ns[key] if has_psi else None
         return DemandSample(int(self.now_s * S), self.used_ns[key], 0, waited)
 
-    def answer(self) -> list[Resize]:
+    def answer(self) -> list[SizeChange]:
         asked = self.controller.decide(self.now_s)
         for resize in asked:
             if self.refuses:

@@ -179,7 +179,7 @@ def test_while_a_size_is_barred_larger_ones_are_not_and_the_verdict_says_so():
     load.carry_out(load.runs(3_000))
     verdict = [load.carry_out(load.runs(3_000)) for _ in range(40)][-1]
     assert load.steps[load.step] == 40_000
-    assert "a set of 32 CPUs was too small: not as small again for" in verdict.why
+    assert "a cpuset of 32 CPUs was too small: not as small again for" in verdict.why
 
 
 def test_growth_that_the_estimate_explains_bars_nothing():

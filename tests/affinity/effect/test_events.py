@@ -64,22 +64,3 @@ def test_where_a_near_l3_cannot_be_told_from_the_own_that_is_said() -> None:
     for events in (ZEN_3, ZEN_4, ZEN_5):
         assert events.unseen == ""
         assert [event.config for event in events.events] == [0x1443, 0x4043]
-
-
-@pytest.mark.parametrize(
-    ("events", "configs"),
-    [
-        (ZEN_1, [0x4843]),
-        (HYGON_1, [0x4843]),
-        (ZEN_2, [0x4843, 0x485A]),
-        (ZEN_3, [0x4844]),
-        (ZEN_4, [0x4844]),
-        (ZEN_5, [0x4844]),
-    ],
-    ids=lambda value: value.cpu if isinstance(value, EventSet) else "",
-)
-def test_lines_from_memory_are_those_of_all_nodes_with_what_is_known_of_prefetches(
-    events: EventSet, configs: list[int]
-) -> None:
-    assert [event.config for event in events.fills] == configs
-    assert all(event.source for event in events.fills)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cri_proxy.affinity.effect.subjects import Subject, fitting, in_order
+from cri_proxy.affinity.effect.comparison import Subject, fitting, in_order
 
 KEYS = ("web", "db", "cache", "batch", "queue")
 #: web - db 5, web - cache 9, db - queue 1, batch is kept apart from web.

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
-from cri_proxy.affinity.effect.io.fill_meter import FillMeter
-from cri_proxy.affinity.io.mover import MoveOutcome, Mover
+from cri_proxy.affinity.io.executor import MoveOutcome, Mover
 from cri_proxy.affinity.io.planner_process import PlannerWorker
 from cri_proxy.affinity.io.rebalancer import AffinityController
 from cri_proxy.config.config import Config, read_config
+from cri_proxy.config.constants import Constants
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.orders import Orders
@@ -80,8 +80,9 @@ class FaultyMover(Mover):
 
 
 def config_of(**values: Any) -> Config:
-    """A configuration of these sections."""
-    return read_config([SettingsSource("test", values=values)]).config
+    """A configuration of these sections; ``constants``: those that differ."""
+    constants = Constants(**values.pop("constants", {}))
+    return read_config([SettingsSource("test", values=values)], constants=constants).config
 
 
 class Node:
@@ -94,7 +95,6 @@ class Node:
         config: Optional[dict[str, Any]] = None,
         machine: Optional[Topology] = None,
         meter: Optional[Callable[[Node], EffectMeter]] = None,
-        fill_meter: Optional[Callable[[Node], FillMeter]] = None,
     ) -> None:
         """By default of a Hygon with two sockets, whose counters cannot be had."""
         self.runtime, self.folder = runtime, folder
@@ -104,11 +104,7 @@ class Node:
         self.mover = FaultyMover(self.services, folder / "cgroup", wait=self._wait)
         self.planner = InterruptedPlanner()
         self.meter = meter(self) if meter else EffectMeter(self.services, folder, folder, folder, self._wait)
-        parts = (self.services, folder, folder, folder, self._wait)
-        self.fill_meter = fill_meter(self) if fill_meter else FillMeter(*parts)
-        self.affinity = AffinityController(
-            self.services, self.source, self.planner, self.mover, self.meter, self.fill_meter
-        )
+        self.affinity = AffinityController(self.services, self.source, self.planner, self.mover, self.meter)
         host, _ = make_host(self.services.config, Machine(machine or topology(HYGON_7285_2S)))
         self.services.node_state.engine = make_engine(self.services.config, host)
         #: What containers wait while the guard does, in seconds by name.

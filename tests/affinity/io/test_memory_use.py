@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.affinity.io.memory_use import memory_in_use
+from cri_proxy.affinity.io.executor import memory_in_use
 
 POD = "/kubepods/pod1/c1"
 

@@ -8,8 +8,9 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.affinity.build_problem import AffinitySettings, PlanningSnapshot, snapshot_of, snapshot_slices
-from cri_proxy.affinity.io.slices import TRIES, ask_in_slices
+from cri_proxy.affinity.io.rebalancer import TRIES, ask_in_slices
+from cri_proxy.affinity.problem import PlanningSnapshot, snapshot_of, snapshot_slices
+from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
 from policies.affinity.graph.traffic import Edge, Traffic
 from tests.machines import HYGON_7285_2S

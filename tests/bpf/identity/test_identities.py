@@ -94,7 +94,7 @@ async def test_of_what_seems_to_have_ended_the_runtime_is_asked(folder: Path, ru
 async def test_a_runtime_that_is_away_costs_names_only(folder: Path) -> None:
     identities = Identities([str(folder / "absent.sock")])
     assert await identities.refresh(["x"], 0.0) == frozenset()
-    assert identities.problem.startswith("the runtime does not say who its containers are: No such file")
+    assert identities.problem.startswith("the runtime does not name its containers: No such file")
 
 
 async def test_an_old_runtime_is_asked_in_its_version(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bpf.service.graph_file import GraphFile
+from bpf.service.service import GraphFile
 from bpf.sources.samples import Flow, RemoteFlow
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemoteRates

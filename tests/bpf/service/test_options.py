@@ -40,7 +40,6 @@ BAD: dict[str, tuple[Any, str]] = {
     "no list": ({"runtime_sockets": "x"}, 'runtime_sockets: "x" is not a list of strings'),
     "no socket": ({"socket": ""}, "socket: a path is needed"),
     "no scope": ({"within": "world"}, "within: 'world' is not one of node, namespace, owner"),
-    "no replay": ({"provider": "replay"}, "provider replay needs the name of a file"),
     "no port": ({"listen": "localhost"}, "listen: 'localhost' is not HOST:PORT"),
     "no key": ({"listen": "[::1]:7001", "tls_certificate": "c.pem"}, "tls_key: serving [::1]:7001 needs it"),
 }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bpf.service.sample_pace import SamplePace, next_pause_s
+from bpf.service.service import SamplePace, next_pause_s
 
 intervals = st.floats(0.02, 3600.0)
 #: What an earlier interval has left, too.

@@ -195,7 +195,6 @@ def test_systemd_is_told(folder: Path, observer: ObserverProcess, monkeypatch: p
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown option": ({"sokcet": "x"}, "there is no option 'sokcet'"),
-    "replay without a file": ({"replay": "/no/such/file"}, "/no/such/file cannot be read: No such file"),
     "unknown provider": ({"provider": "magic"}, "'magic' is not one of auto"),
     "TCP without certificates": ({"listen": "127.0.0.1:7001"}, "TCP is with mutual TLS only"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Union
 
@@ -11,7 +12,7 @@ import pytest
 
 from bpf.kernel.conntrack import Conntrack, TranslatedFlow
 from tests.bpf.pods import Talker
-from tests.bpf.talkers import Stage, between, needs_bcc
+from tests.bpf.talkers import Stage, StandingProvider, between, needs_bcc
 
 pytestmark = needs_bcc
 
@@ -23,18 +24,26 @@ SHORT, MANY_SHORT, LONG, BULK = (
     (500, 1, 100, 900),
     (4, 1, 100, 20_000_000),
 )
+Load = tuple[int, int, int, int]
 ON_TCP = 0.01
 ON_UDP = 0.05
 
 
+@pytest.fixture(scope="module")
+def observer() -> Iterator[StandingProvider]:
+    """For the tests that begin with an observer at rest; a provider of its own where its history matters."""
+    with closing(StandingProvider()) as standing:
+        yield standing
+
+
 def assert_tcp(
-    stage: Stage, client: Talker, address: str, port: int, load: tuple[int, int, int, int]
+    observer: StandingProvider, stage: Stage, client: Talker, address: str, port: int, load: Load
 ) -> None:
     """Make the calls while a provider looks on, and compare."""
     count, connections, request, response = load
-    provider = stage.provider()
+    provider = observer.follow(stage)
     client.do(f"call_tcp({address!r}, {port}, {request}, {response}, {count}, {connections})")
-    sample = provider.sample(0.0)
+    sample = provider.sample()
     calls = count * connections
     assert between(sample.flows, "tcp") == (
         pytest.approx(calls * request, rel=ON_TCP, abs=2),
@@ -44,45 +53,47 @@ def assert_tcp(
 
 @pytest.mark.parametrize("load", [SHORT, MANY_SHORT, LONG, BULK], ids=["short", "many short", "long", "bulk"])
 def test_tcp_over_a_bridge_counts_what_the_programs_sent(
-    stage: Stage, load: tuple[int, int, int, int]
+    observer: StandingProvider, stage: Stage, load: Load
 ) -> None:
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, client, f"{stage.net}.3", port, load)
+    assert_tcp(observer, stage, client, f"{stage.net}.3", port, load)
 
 
 @pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
-def test_tcp_over_ipv6_counts_what_the_programs_sent(stage: Stage, load: tuple[int, int, int, int]) -> None:
+def test_tcp_over_ipv6_counts_what_the_programs_sent(
+    observer: StandingProvider, stage: Stage, load: Load
+) -> None:
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET6, '{stage.net6}::3', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, client, f"{stage.net6}::3", port, load)
+    assert_tcp(observer, stage, client, f"{stage.net6}::3", port, load)
 
 
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
 @pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
 def test_tcp_over_a_pods_loopback_counts_what_the_programs_sent(
-    stage: Stage, family: str, address: str, load: tuple[int, int, int, int]
+    observer: StandingProvider, stage: Stage, family: str, address: str, load: Load
 ) -> None:
     client, server = stage.one_pod()
     port = int(server.do(f"serve_tcp(socket.{family}, '{address}', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, client, address, port, load)
+    assert_tcp(observer, stage, client, address, port, load)
 
 
 @pytest.mark.parametrize("masquerade", [False, True], ids=["DNAT", "DNAT and MASQUERADE --random"])
 @pytest.mark.parametrize("load", [MANY_SHORT, LONG], ids=["many short", "long"])
 def test_tcp_through_nat_counts_what_the_programs_sent(
-    stage: Stage, masquerade: bool, load: tuple[int, int, int, int]
+    observer: StandingProvider, stage: Stage, masquerade: bool, load: Load
 ) -> None:
     client, server = stage.routed()
     server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.130', 8080, {load[2]}, {load[3]})")
-    assert_tcp(stage, client, stage.service("tcp", masquerade), 80, load)
+    assert_tcp(observer, stage, client, stage.service("tcp", masquerade), 80, load)
 
 
-def test_a_storm_of_a_thousand_connections_loses_none(stage: Stage) -> None:
+def test_a_storm_of_a_thousand_connections_loses_none(observer: StandingProvider, stage: Stage) -> None:
     load = (1, 1000, 100, 1000)
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, {load[2]}, {load[3]})"))
-    assert_tcp(stage, client, f"{stage.net}.3", port, load)
+    assert_tcp(observer, stage, client, f"{stage.net}.3", port, load)
 
 
 @pytest.mark.parametrize("masquerade", [False, True], ids=["DNAT", "DNAT and MASQUERADE --random"])
@@ -99,28 +110,32 @@ def test_a_connection_older_than_the_observer_counts_from_then_on(stage: Stage, 
     assert between(flows, "tcp") == (pytest.approx(100_000, rel=0.02), pytest.approx(400_000, rel=0.02))
 
 
-def test_traffic_of_a_connection_that_stays_open_is_seen_while_it_does(stage: Stage) -> None:
+def test_traffic_of_a_connection_that_stays_open_is_seen_while_it_does(
+    observer: StandingProvider, stage: Stage
+) -> None:
     client, server = stage.bridged()
     port = int(server.do(f"serve_tcp(socket.AF_INET, '{stage.net}.3', 0, 100, 400)"))
-    provider = stage.provider()
+    provider = observer.follow(stage)
     client.do(f"c = socket.create_connection(('{stage.net}.3', {port}), timeout=30)")
     client.do("for _ in range(2000):\n    c.sendall(bytes(100)); assert read(c, 400)\n")
-    flows = provider.sample(0.0).flows
+    flows = provider.sample().flows
     assert between(flows, "tcp") == (pytest.approx(200_000, rel=ON_TCP), pytest.approx(800_000, rel=ON_TCP))
 
 
 @pytest.mark.parametrize("count", [1, 5, 500])
 @pytest.mark.parametrize("path", ["bridge", "loopback"])
-def test_tcp_fast_open_counts_what_the_programs_sent(stage: Stage, path: str, count: int) -> None:
+def test_tcp_fast_open_counts_what_the_programs_sent(
+    observer: StandingProvider, stage: Stage, path: str, count: int
+) -> None:
     client, server = stage.one_pod() if path == "loopback" else stage.bridged()
     for talker in (client, server):
         talker.do("allow_fast_open()")
     address = "127.0.0.1" if path == "loopback" else f"{stage.net}.3"
     port = int(server.do(f"serve_tcp(socket.AF_INET, {address!r}, 0, 100, 1000)"))
-    provider = stage.provider()
+    provider = observer.follow(stage)
     client.do(f"call_fast({address!r}, {port}, 100, 1000, {count}, 20)")
     assert int(client.do("fast_opened()")) >= 20
-    assert between(provider.sample(0.0).flows, "tcp") == (
+    assert between(provider.sample().flows, "tcp") == (
         pytest.approx(20 * count * 100, rel=ON_TCP),
         pytest.approx(20 * count * 1000, rel=ON_TCP),
     )
@@ -128,7 +143,9 @@ def test_tcp_fast_open_counts_what_the_programs_sent(stage: Stage, path: str, co
 
 @pytest.mark.parametrize("path", ["bridge", "loopback"])
 @pytest.mark.parametrize("by", ["client", "server", "server that has not read all"])
-def test_short_connections_that_end_by_a_reset_count(stage: Stage, path: str, by: str) -> None:
+def test_short_connections_that_end_by_a_reset_count(
+    observer: StandingProvider, stage: Stage, path: str, by: str
+) -> None:
     client, server = stage.one_pod() if path == "loopback" else stage.bridged()
     address = "127.0.0.1" if path == "loopback" else f"{stage.net}.3"
     serve, call = {
@@ -140,15 +157,17 @@ def test_short_connections_that_end_by_a_reset_count(stage: Stage, path: str, by
         ),
     }[by]
     port = int(server.do(serve.format(address)))
-    provider = stage.provider()
+    provider = observer.follow(stage)
     client.do(call.format(address, port))
-    assert between(provider.sample(0.0).flows, "tcp") == (10_000, 100_000)
+    assert between(provider.sample().flows, "tcp") == (10_000, 100_000)
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "not connected"])
 @pytest.mark.parametrize("count", [1, 5, 300])
 @pytest.mark.parametrize("path", ["bridge", "IPv6", "loopback", "DNAT"])
-def test_udp_counts_what_the_programs_sent(stage: Stage, path: str, count: int, connected: bool) -> None:
+def test_udp_counts_what_the_programs_sent(
+    observer: StandingProvider, stage: Stage, path: str, count: int, connected: bool
+) -> None:
     client, server = (
         stage.one_pod() if path == "loopback" else stage.routed() if path == "DNAT" else stage.bridged()
     )
@@ -158,9 +177,9 @@ def test_udp_counts_what_the_programs_sent(stage: Stage, path: str, count: int, 
     port = int(server.do(f"serve_udp({family}, {address!r}, {8080 if path == 'DNAT' else 0}, 500)"))
     if path == "DNAT":
         address, port = stage.service("udp"), 80
-    provider = stage.provider()
+    provider = observer.follow(stage)
     client.do(f"call_udp({family}, {address!r}, {port}, 100, 500, {count}, {connected})")
-    flows = provider.sample(0.0).flows
+    flows = provider.sample().flows
     assert between(flows, "udp") == (
         pytest.approx(count * 100, rel=ON_UDP),
         pytest.approx(count * 500, rel=ON_UDP),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bpf.sources.search_pace import SearchPace
+from bpf.sources.udp_paths import SearchPace
 
 CASES = {
     "nothing waits": [(0, 0, 0, False), (10, 0, 0, False)],

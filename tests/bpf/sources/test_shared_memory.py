@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bpf.identity.attribution import Attribution
-from bpf.sources.shared_memory import find_memory_peers, shared_segments
+from bpf.sources.peer_search import find_memory_peers, shared_segments
 from bpf.sources.wakeups import pair
 from tests.bpf.pods import Host, container_id, needs_hybrid, pod_uid
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bpf.identity.attribution import Attribution
-from bpf.sources.unix_peers import find_unix_peers
+from bpf.sources.peer_search import find_unix_peers
 from bpf.sources.wakeups import pair
 from tests.bpf.pods import Host, Talker, container_id, needs_hybrid, pod_uid
 

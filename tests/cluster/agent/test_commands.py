@@ -102,6 +102,7 @@ OVERRIDE = {"namespace": "shop", "pod": "web", "container": "main", "zone": "nod
         ({"freeze": True}, ["freeze"]),
         ({"policy": policy()}, ["cluster-policy"]),
         ({"overrides": [OVERRIDE]}, ["overrides"]),
+        ({"overrides": [{**OVERRIDE, "zone": "numa-0"}]}, ["overrides"]),
         (
             {"mode": "observe", "freeze": True, "policy": policy(), "overrides": [OVERRIDE]},
             ["freeze", "mode", "cluster-policy", "overrides"],
@@ -280,9 +281,11 @@ def test_keys_that_count_after_a_restart_are_told() -> None:
 def test_an_override_that_was_refused_is_told_with_its_reason() -> None:
     node = Node(overrides=[OVERRIDE])
     node.run()
-    node.report["cluster"]["overrides"] = [{**OVERRIDE, "state": "refused", "sentence": "node-0 is full"}]
-    assert node.told()["overrides"] == [{**OVERRIDE, "state": "Refused", "message": "node-0 is full"}]
-    assert node.condition()[2] == "override of shop/web/main: node-0 is full"
+    node.report["cluster"]["overrides"] = [{**OVERRIDE, "state": "refused", "sentence": "numa-0 is full"}]
+    assert node.told()["overrides"] == [
+        {**OVERRIDE, "zone": "numa-0", "state": "Refused", "message": "numa-0 is full"}
+    ]
+    assert node.condition()[2] == "override of shop/web/main: numa-0 is full"
 
 
 @pytest.mark.parametrize(

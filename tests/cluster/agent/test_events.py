@@ -32,6 +32,7 @@ def test_an_event_names_its_pod_its_container_and_its_node() -> None:
     assert (involved["uid"], involved["fieldPath"]) == ("uid-web", "spec.containers{main}")
     assert write.body["metadata"]["namespace"] == "shop"
     assert write.body["source"] == {"component": "cri-resmgr-agent", "host": "node-1"}
+    assert write.body["reason"] == "LargerDomain"
 
 
 def test_the_same_reason_on_the_same_container_counts_in_one_event() -> None:

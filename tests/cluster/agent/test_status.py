@@ -155,8 +155,7 @@ def test_a_daemon_that_is_away_is_not_ready_and_what_was_known_stays() -> None:
 
 def test_a_daemon_that_has_never_answered_is_not_ready_and_nothing_else_is_told() -> None:
     found = status_of(AgentView(None, "refused"), {}, NOW)
-    assert set(found) == {"conditions", "doctor"}
-    assert found["doctor"] == {}
+    assert set(found) == {"conditions"}
 
 
 def test_what_doctor_has_said_stays_until_it_says_something_else() -> None:
@@ -193,3 +192,13 @@ def test_a_spec_on_a_node_that_only_reports_is_answered(
 ) -> None:
     found = conditions(AgentView(report(), "", None, is_report_only, asked))
     assert ("ConfigApplied" in found) is there
+
+
+def test_a_numa_node_is_named_so_that_it_is_no_machine() -> None:
+    l3 = zone(name="l3-0", type="L3", parent="node-0")
+    found = status(
+        zones=[zone(), l3], placements=[placement(zone="node-0")], affinity_groups=[group("a", "b")]
+    )
+    assert [row["name"] for row in found["zones"]] == ["numa-0", "l3-0"]
+    assert found["zones"][1]["parent"] == "numa-0"
+    assert found["placements"][0]["zone"] == found["affinityGroups"][0]["zone"] == "numa-0"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cluster.api.allowed import MAX_SENTENCES, NotAllowed, check, refused
-from cluster.api.allowed_options import OPTIONS as ALLOWED
+from cluster.api.allowed import OPTIONS as ALLOWED
 from cri_proxy.config.documents import sample_config
 from cri_proxy.config.options.table import OPTIONS
 from tests.config.configs import read
@@ -33,7 +33,7 @@ def test_the_defaults_of_all_allowed_options_are_allowed_as_the_sample_has_them(
     # As kubectl reads it, but for `off`, which is false to it.
     sample = yaml.load(lines, yaml.BaseLoader)
     config: dict[str, Any] = {}
-    for key in ALLOWED:
+    for key in (option.key for option in OPTIONS if option.cluster):
         value: Any = sample
         where = config
         *sections, name = key.split(".")
@@ -66,8 +66,8 @@ def _typed(text: Any, schema: dict[str, Any]) -> Any:
         ({"affinity": {"hysteresis": float("nan")}}, "affinity.hysteresis is NaN, expected a number from 0 to 1"),
         ({"placement": {"hints": ["disks"]}},
          'placement.hints[0] is "disks", expected one of devices, mounts'),
-        ({"placement": {"restart_hold": "soon"}}, 'placement.restart_hold is "soon", expected a duration above 0'),
-        ({"placement": {"restart_hold": 0}}, "placement.restart_hold is 0, expected a duration above 0"),
+        ({"affinity": {"cooldown": "soon"}}, 'affinity.cooldown is "soon", expected a duration above 0'),
+        ({"affinity": {"cooldown": 0}}, "affinity.cooldown is 0, expected a duration above 0"),
         ({"placement": {"reserved_namespaces": ["a b"]}}, 'placement.reserved_namespaces[0] is "a b", expected'),
         ({"policy": {"ReservedResources": {"CPU": "cgroup:/system"}}},
          'policy.ReservedResources.CPU is "cgroup:/system", expected a quantity such as 750m or 4'),
@@ -93,9 +93,9 @@ def test_bad_input_has_one_sentence_that_names_the_key(config: Any, sentence: st
 
 def test_what_the_schema_lets_through_is_what_the_daemon_reads() -> None:
     for config in (
-        {"placement": {"restart_hold": 300}},
-        {"placement": {"restart_hold": "1h30m"}},
-        {"placement": {"restart_hold": "250ms"}},
+        {"affinity": {"cooldown": 300}},
+        {"affinity": {"cooldown": "1h30m"}},
+        {"affinity": {"cooldown": "250ms"}},
         {"placement": {"memory": "off", "memory_only_nodes": "2-3,5"}},
         {"placement": {"memory_only_nodes": 2, "unmanaged_namespaces": ["a-*"]}},
         {"policy": {"ReservedResources": {"CPU": "750m"}, "AvailableResources": {"CPU": "exclude-cpuset:4-7"}}},

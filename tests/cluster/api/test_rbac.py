@@ -1,4 +1,4 @@
-"""Rights: those of one node's role are those of all nodes' role, by name; the manifests give nothing else."""
+"""Rights: what each account may do at the most, as the manifests give it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from cluster.api.rbac import EVENTS, OWN_OBJECTS, node_access, rule
 
 PACKAGING = Path(__file__).parents[3] / "packaging/cluster"
 
@@ -21,60 +19,47 @@ def objects(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}
 
 
-RBAC = {**objects("rbac-common"), **objects("rbac")}
+RBAC = objects("rbac")
 
 
-def test_the_shared_role_of_agents_has_the_rights_that_a_nodes_own_role_has() -> None:
-    assert RBAC["ClusterRole", "cri-resmgr-agent"]["rules"] == [
-        *(rule(*of) for of in OWN_OBJECTS),
-        rule(*EVENTS),
-    ]
-
-
-def test_a_nodes_role_names_the_node_wherever_a_name_can_be_named() -> None:
-    role, binding = node_access("n1")
-    assert [r["resourceNames"] for r in role["rules"][:-1]] == [["n1"]] * len(OWN_OBJECTS)
-    assert role["rules"][-1] == {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}
-    assert binding["roleRef"]["name"] == role["metadata"]["name"] == "cri-resmgr-agent:n1"
-    assert binding["subjects"] == [
-        {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:node:n1"}
-    ]
-
-
-def test_a_nodes_role_goes_with_its_node_placement_and_may_be_another_subjects() -> None:
-    account = {"kind": "ServiceAccount", "name": "agent-n1", "namespace": "cri-resmgr"}
-    role, binding = node_access("n1", subject=account, owner_uid="u")
-    assert binding["subjects"] == [account]
-    owner = {"apiVersion": "cri-resmgr.io/v1alpha1", "kind": "NodePlacement", "name": "n1", "uid": "u"}
-    assert role["metadata"]["ownerReferences"] == binding["metadata"]["ownerReferences"] == [owner]
-
-
-def test_an_operator_that_makes_nodes_roles_has_what_it_gives_and_cannot_give_more() -> None:
-    own = RBAC["ClusterRole", "cri-resmgr-operator"]["rules"]
-    more = objects("rbac-per-node")["ClusterRole", "cri-resmgr-operator-per-node"]["rules"]
-    held = {
+def rights(role: str) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of each right of a ClusterRole."""
+    return {
         (group, resource, verb)
-        for r in (*own, *more)
-        for group in r["apiGroups"]
-        for resource in r["resources"]
-        for verb in r["verbs"]
+        for rule in RBAC["ClusterRole", role]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
     }
-    given = {(group, resource, verb) for group, resource, verbs in (*OWN_OBJECTS, EVENTS) for verb in verbs}
-    assert given <= held
-    assert {verb for _, _, verb in held} & {"escalate", "bind", "impersonate", "*"} == set()
+
+
+def test_an_agent_changes_what_its_node_says_and_nothing_that_is_asked_of_it() -> None:
+    changing = {right for right in rights("cri-resmgr-agent") if right[2] not in ("get", "list", "watch")}
+    assert changing == {
+        ("cri-resmgr.io", "nodeplacements/status", "patch"),
+        # Server-side apply is a patch; for the first one the server wants create as well.
+        ("topology.node.k8s.io", "noderesourcetopologies", "create"),
+        ("topology.node.k8s.io", "noderesourcetopologies", "patch"),
+        ("", "events", "create"),
+        ("", "events", "patch"),
+    }
+
+
+def test_an_operator_writes_no_node_and_no_status_of_nodes_and_gives_no_rights() -> None:
+    held = rights("cri-resmgr-operator")
+    assert ("cri-resmgr.io", "nodeplacements/status", "patch") not in held
+    assert {verb for _, resource, verb in held if resource == "nodes"} == {"get", "list", "watch"}
+    assert "rbac.authorization.k8s.io" not in {group for group, _, _ in held}
 
 
 def test_no_role_has_a_wildcard_or_reads_secrets() -> None:
-    for folder in ("rbac", "rbac-common", "rbac-installs", "rbac-per-node"):
-        for (kind, name), found in objects(folder).items():
-            for r in found.get("rules", ()):
-                assert "*" not in [*r["apiGroups"], *r["resources"], *r["verbs"]], (kind, name)
-                assert "secrets" not in r["resources"], (kind, name)
+    for (kind, name), found in RBAC.items():
+        for rule in found.get("rules", ()):
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], (kind, name)
+            assert "secrets" not in rule["resources"], (kind, name)
 
 
-def test_the_installers_account_has_no_role_and_no_account_gives_out_tokens_by_itself() -> None:
-    bound = [subject["name"] for found in RBAC.values() for subject in found.get("subjects", ())]
-    assert "cri-resmgr-installer" not in bound
+def test_no_account_gives_out_tokens_by_itself() -> None:
     accounts = [found for (kind, _), found in RBAC.items() if kind == "ServiceAccount"]
-    assert len(accounts) == 3
+    assert len(accounts) == 2
     assert not any(account["automountServiceAccountToken"] for account in accounts)

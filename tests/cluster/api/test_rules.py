@@ -83,8 +83,8 @@ UNFIT = [
     ("no part of the nodes", policy(rollout={"maxUnavailable": "0%"}), POLICY, 'is "0%", expected a number from 1'),
     ("a mode that YAML has read", node(mode=False), NODE,
      'object.spec.mode is false, expected a text; write "off" in quotes'),
-    ("a zone of no kind", node(overrides=[{"namespace": "n", "pod": "p", "container": "c", "zone": "numa-1"}]), NODE,
-     'object.spec.overrides[0].zone is "numa-1", expected the name of a zone such as socket-0, node-1 or l3-4'),
+    ("a zone of no kind", node(overrides=[{"namespace": "n", "pod": "p", "container": "c", "zone": "rack-1"}]), NODE,
+     'object.spec.overrides[0].zone is "rack-1", expected the name of a zone such as socket-0, numa-1 or l3-4'),
     ("an override of no container", node(overrides=[{"namespace": "n", "pod": "p", "zone": "l3-1"}]), NODE,
      "object.spec.overrides[0] has no container, expected one"),
 ]  # fmt: skip

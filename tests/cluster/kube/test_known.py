@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.kube.errors import of_status
 from cluster.kube.known import Unknown, unknown_in, without
+from cluster.kube.requests import of_status
 
 OLD = "failed to create typed patch object: "
 NEW = "failed to create typed patch object (/n; cri-resmgr.io/v1alpha1, Kind=NodePlacement): "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.peers.programs import Unavailable, find
+
 PACKAGING = Path(__file__).resolve().parents[3] / "packaging" / "cluster"
 WORKLOADS = ("DaemonSet", "Deployment")
 
@@ -18,9 +19,10 @@ WORKLOADS = ("DaemonSet", "Deployment")
 @cache
 def kustomized(folder: str) -> tuple[dict[str, Any], ...]:
     """The objects that ``kubectl apply -k`` would apply; the test is skipped where there is no kubectl."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl (Debian: kubernetes-client): manifests are not rendered")
+    try:
+        kubectl = find("kubectl")["kubectl"]
+    except Unavailable as reason:
+        pytest.skip(f"Manifests are not rendered: {reason}.")
     command = [kubectl, "kustomize", str(PACKAGING / folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

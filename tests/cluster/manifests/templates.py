@@ -8,14 +8,13 @@ from typing import Any
 
 _ACTION = re.compile(r"(?P<trim>\s*)\{\{(?P<dash>-?)\s*(?P<words>.*?)\s*\}\}", re.DOTALL)
 _COMPARED = re.compile(r'(?P<how>eq|ne) (?P<value>\.[\w.]+) "(?P<text>[^"]*)"')
-_HAS = re.compile(r'\.Capabilities\.APIVersions\.Has "(?P<api>[^"]+)"')
 
 
 class NotPlain(Exception):
     """The template has what this evaluator does not know: the chart is to stay plain."""
 
 
-def render(text: str, values: Mapping[str, Any], apis: frozenset[str] = frozenset()) -> str:
+def render(text: str, values: Mapping[str, Any]) -> str:
     """What `helm template` would print for one file.
 
     :raises NotPlain: see there.
@@ -29,7 +28,7 @@ def render(text: str, values: Mapping[str, Any], apis: frozenset[str] = frozense
         if words.startswith("if "):
             if is_open:
                 raise NotPlain(f"a condition in a condition: {words}")
-            is_open, shown = True, truth(words[3:], values, apis)
+            is_open, shown = True, truth(words[3:], values)
         elif words == "end":
             is_open, shown = False, True
         else:
@@ -39,11 +38,9 @@ def render(text: str, values: Mapping[str, Any], apis: frozenset[str] = frozense
     return "".join([*out, text[position:]])
 
 
-def truth(words: str, values: Mapping[str, Any], apis: frozenset[str]) -> bool:
+def truth(words: str, values: Mapping[str, Any]) -> bool:
     if match := _COMPARED.fullmatch(words):
         return (str(value(match["value"], values)) == match["text"]) is (match["how"] == "eq")
-    if match := _HAS.fullmatch(words):
-        return match["api"] in apis
     return bool(value(words, values))
 
 

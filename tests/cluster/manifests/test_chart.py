@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +17,28 @@ from cri_proxy.version import VERSION
 from tests.cluster.manifests.rendered import PACKAGING, identity, kustomized
 from tests.cluster.manifests.templates import NotPlain, render
 
-CHART = PACKAGING / "chart"
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-ADMISSION = frozenset(["admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"])
+VALUES = yaml.safe_load((PACKAGING / "chart/values.yaml").read_text())
 
 
-def helm(apis: frozenset[str] = frozenset(), **changed: Any) -> Iterator[dict[str, Any]]:
+@lru_cache(maxsize=1)
+def made() -> dict[str, str]:
+    """The files of the chart, as ``make chart`` and packages make it."""
+    with tempfile.TemporaryDirectory(prefix="crt-") as folder:
+        subprocess.run([sys.executable, str(PACKAGING / "chart.py"), folder], check=True)
+        return {
+            str(path.relative_to(folder)): path.read_text()
+            for path in Path(folder).rglob("*.*")
+            if path.is_file()
+        }
+
+
+def helm(**changed: Any) -> Iterator[dict[str, Any]]:
     """The objects of the chart, its CRDs among them."""
-    for path in sorted((CHART / "templates").glob("*.yaml")):
-        yield from filter(None, yaml.safe_load_all(render(path.read_text(), {**VALUES, **changed}, apis)))
-    for path in sorted((CHART / "crds").glob("*.yaml")):
-        yield from filter(None, yaml.safe_load_all(path.read_text()))
+    for name, text in sorted(made().items()):
+        if name.startswith("templates/"):
+            yield from filter(None, yaml.safe_load_all(render(text, {**VALUES, **changed})))
+        elif name.startswith("crds/"):
+            yield from filter(None, yaml.safe_load_all(text))
 
 
 def by_identity(objects: Any) -> dict[tuple[str, str], dict[str, Any]]:
@@ -33,16 +47,10 @@ def by_identity(objects: Any) -> dict[tuple[str, str], dict[str, Any]]:
     return {key: one for key, one in found.items() if key[0] != "Namespace"}
 
 
-def test_the_chart_is_written_from_what_kustomize_applies() -> None:
-    command = [sys.executable, str(PACKAGING / "chart.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 @pytest.mark.parametrize("front_end", ["nri", "standalone", "proxy"])
 def test_the_chart_has_the_objects_of_the_front_ends_folder(front_end: str) -> None:
     ours = by_identity(kustomized(front_end))
-    assert by_identity(helm(ADMISSION, frontEnd=front_end)) == ours
+    assert by_identity(helm(frontEnd=front_end)) == ours
 
 
 def test_the_observer_is_an_option_of_its_own() -> None:
@@ -50,25 +58,16 @@ def test_the_observer_is_an_option_of_its_own() -> None:
     assert more == by_identity(kustomized("observer")).keys()
 
 
-def test_the_admission_policy_is_applied_where_the_server_has_such() -> None:
-    more = by_identity(helm(ADMISSION)).keys() - by_identity(helm()).keys()
-    assert {kind for kind, _ in more} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-    assert more == by_identity(kustomized("admission")).keys()
-
-
 def test_values_reach_every_place_that_they_are_for() -> None:
     changed = {"image": "registry/x:7", "imagePullPolicy": "Always", "runtimeFolder": "/run/crio"}
     text = yaml.safe_dump_all([*helm(**changed), *helm(frontEnd="standalone", **changed)])
     assert "/run/containerd" not in text and "cri-resmgr:0.1.0" not in text and "IfNotPresent" not in text
-    text = yaml.safe_dump_all(helm(frontEnd="proxy", installerImage="registry/y:8"))
-    assert "--installer-image=registry/y:8" in text
 
 
 def test_versions_are_the_projects() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = yaml.safe_load(made()["Chart.yaml"])
     assert chart["version"] == chart["appVersion"] == VERSION
     assert VALUES["image"] == f"cri-resmgr:{VERSION}"
-    assert VALUES["installerImage"] == f"cri-resmgr-installer:{VERSION}"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.agent.__main__ import _arguments
-from cluster.installer.job import install_job, uninstall_job
-from tests.cluster.manifests.rendered import identity, kustomized, pod_of, workloads
+from tests.cluster.manifests.rendered import pod_of, workloads
 
 RUN, VIEW, STATE = "/run/cri-resmgr", "/run/cri-resmgr/view", "/var/lib/cri-resmgr"
 AGENT = "/var/lib/cri-resmgr-agent"
@@ -42,7 +41,6 @@ PODS = [
     Pod("base/agent", "cri-resmgr-agent", "cri-resmgr-agent",
         {"report": {VIEW}, "command": {RUN, AGENT}}, has_token=True),
     Pod("base/operator", "cri-resmgr-operator", "cri-resmgr-operator", {"operator": set()}, has_token=True, user=65532),
-    Pod("base/proxy", "cri-resmgr-operator", "cri-resmgr-operator", {"operator": set()}, has_token=True, user=65532),
 ]  # fmt: skip
 EACH = pytest.mark.parametrize("pod", PODS, ids=lambda pod: str(pod.folder))
 
@@ -139,12 +137,8 @@ def test_a_front_end_stays_away_from_nodes_of_another_and_from_installed_ones(fr
     ]
 
 
-@pytest.mark.parametrize("make", [install_job, uninstall_job], ids=["install", "uninstall"])
-def test_only_the_installers_pod_is_privileged_and_that_one_has_no_token(make: Any) -> None:
-    spec = make("node-1", "image:1")["spec"]["template"]["spec"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
-    assert spec["automountServiceAccountToken"] is False
+def test_beside_an_installed_proxy_run_the_agent_and_the_operator_only() -> None:
+    assert set(workloads("proxy")) == {"cri-resmgr-agent", "cri-resmgr-operator"}
 
 
 @pytest.mark.parametrize("folder", ["nri", "standalone"])
@@ -154,32 +148,8 @@ def test_the_daemon_in_a_pod_is_started_and_restarted_by_probes(folder: str) -> 
         assert container[probe]["exec"]["command"][-1] == "/run/cri-resmgr/view/view.sock"
 
 
-def test_an_agent_that_shows_kubelets_certificate_has_that_and_no_token() -> None:
-    (agent,) = workloads("base/agent-as-node").values()
-    spec = pod_of(agent)
-    credential = {"ro:/etc/kubernetes/kubelet.conf", "ro:/var/lib/kubelet/pki"}
-    assert {one["name"]: seen(spec, one) for one in spec["containers"]} == {
-        "report": {VIEW, *credential},
-        "command": {RUN, AGENT, *credential},
-    }
-    assert spec["automountServiceAccountToken"] is False
-
-
-@pytest.mark.parametrize("front_end", ["nri", "standalone", "proxy"])
-def test_before_admission_policies_the_same_runs_and_no_role_is_all_agents(front_end: str) -> None:
-    old, new = kustomized(f"before-1.30/{front_end}"), kustomized(front_end)
-    same = {"DaemonSet", "Deployment", "ConfigMap", "CustomResourceDefinition"}
-    assert {identity(one) for one in old if one["kind"] in same} == {
-        identity(one) for one in new if one["kind"] in same
-    }
-    roles = {one["metadata"]["name"] for one in old if one["kind"] == "ClusterRole"}
-    assert "cri-resmgr-agent" not in roles and "cri-resmgr-operator-per-node" in roles
-    assert not any(one["kind"].startswith("ValidatingAdmission") for one in old)
-
-
-@pytest.mark.parametrize("folder", ["base/agent", "base/agent-as-node"])
-def test_the_agents_two_containers_are_told_which_half_each_is(folder: str) -> None:
-    (agent,) = workloads(folder).values()
+def test_the_agents_two_containers_are_told_which_half_each_is() -> None:
+    (agent,) = workloads("base/agent").values()
     told = {}
     for container in pod_of(agent)["containers"]:
         *program, module = container["command"][:4]

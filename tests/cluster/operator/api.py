@@ -12,8 +12,7 @@ import selectors
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Callable, NamedTuple, Optional
 
-from cluster.kube.errors import ApiError
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource
 
 Key = tuple[str, str]
 
@@ -153,9 +152,7 @@ class Api:
         _merge_patch(found, body)
         return self._end("patch", key, found)
 
-    async def delete(
-        self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = ""
-    ) -> None:
+    async def delete(self, resource: Resource, name: str, *, uid: str = "") -> None:
         key = (resource.plural, name)
         await self._begin("delete", key)
         found = self._found(key)

@@ -6,8 +6,7 @@ from typing import Any, Optional
 
 import pytest
 
-from cluster.operator.advice import NodeTraffic, Owner
-from cluster.operator.between import Holder, addresses_wanted, between, holder_of, read_pod
+from cluster.operator.advice import Holder, NodeTraffic, Owner, addresses_wanted, between, holder_of, read_pod
 
 WEB, DB = Owner("Deployment", "shop", "web"), Owner("StatefulSet", "data", "db")
 WEB_POD = "web-6d4cf56db6-bcdfg"

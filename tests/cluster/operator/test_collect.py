@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.operator.collect import GONE_S, collect
 from cluster.operator.objects import NodePlacement, read_node_placement
+from cluster.operator.plan import GONE_S, collect
 
 
 def placements(*names: str) -> list[NodePlacement]:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import pytest
 
 from cluster.api.names import OPERATOR
-from cluster.operator.io.clock import Clock
+from cluster.kube.io.clock import Clock
 from cluster.operator.io.operator import Operator, OperatorSettings
 from cluster.operator.objects import read_node_placement
 from tests.cluster.operator.api import Api, Key, Killed, run_jumping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.operator.lease import DURATION_S, RENEW_WITHIN_S, Election, released
+from cluster.operator.io.leader import DURATION_S, RENEW_WITHIN_S, Election, released
 
 OTHER = {"holderIdentity": "b", "leaseDurationSeconds": 15, "renewTime": "t1", "leaseTransitions": 3}
 

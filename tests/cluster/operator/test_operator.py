@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable
 from typing import Any, Callable
 
-from cluster.api.names import FRONT_END_LABEL, INSTALLED_LABEL, INSTALLING_LABEL
-from cluster.kube.errors import ApiError, Unreachable
+from cluster.kube.io.clock import Clock
+from cluster.kube.requests import ApiError, Unreachable
 from cluster.operator.io.advices import LOOKUPS
-from cluster.operator.io.clock import Clock
-from cluster.operator.io.leader import LeaseLost
+from cluster.operator.io.leader import DURATION_S, LeaseLost
 from cluster.operator.io.operator import Operator, OperatorSettings
-from cluster.operator.lease import DURATION_S
-from cluster.operator.objects import INSTALL_ANNOTATION
 from tests.cluster.operator.api import Api, Key, run_jumping
 from tests.cluster.operator.cluster import node, policy, well_status
-
-IMAGE = "cri-resmgr-installer:0.1.0"
 
 
 def clock() -> Clock:
@@ -61,22 +55,6 @@ def test_a_nodeplacement_follows_its_node_in_and_a_minute_later_out() -> None:
         assert set(api.all("nodeplacements")) == {"n0", "n1"}
         await asyncio.sleep(20)
         assert set(api.all("nodeplacements")) == {"n0"}
-        await running.close()
-
-    in_time(scenario)
-
-
-def test_each_node_has_a_role_and_a_binding_with_its_own_name() -> None:
-    async def scenario(api: Api) -> None:
-        api.put("nodes", node("n0"))
-        running = Running(api)
-        await asyncio.sleep(15)
-        (role,) = api.all("clusterroles").values()
-        (binding,) = api.all("clusterrolebindings").values()
-        named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
-        assert named and all(names == ["n0"] for names in named)
-        uid = api.all("nodeplacements")["n0"]["metadata"]["uid"]
-        assert [each["uid"] for each in binding["metadata"]["ownerReferences"]] == [uid]
         await running.close()
 
     in_time(scenario)
@@ -179,79 +157,6 @@ def test_a_policy_that_no_node_can_have_is_told_and_nothing_is_written_to_nodes(
         assert status["message"].startswith("spec.nodeSelector.labels: no such key")
         assert "policy" not in api.all("nodeplacements")["n0"]["spec"]
         await running.close()
-
-    in_time(scenario)
-
-
-class Installing:
-    """Three nodes that ask for the proxy, a Job controller, and an agent where the package is."""
-
-    def __init__(self, api: Api, fails: str = "") -> None:
-        self.api, self.fails = api, fails
-        for name in ("n0", "n1", "n2"):
-            api.put("nodes", node(name, **{FRONT_END_LABEL: "proxy"}))
-        self.order: list[str] = []
-        self.most = 0
-
-    async def jobs(self) -> None:
-        while True:
-            await asyncio.sleep(3)
-            running = [each for each in self.api.all("jobs").values() if "status" not in each]
-            self.most = max(self.most, len(running))
-            for job in running:
-                name = job["metadata"]["annotations"]["cri-resmgr.io/node"]
-                self.order.append(name)
-                kind = "Failed" if name == self.fails else "Complete"
-                self._end(copy.deepcopy(job), kind)
-                if kind == "Complete":
-                    await asyncio.sleep(4)
-                    found = self.api.all("nodeplacements")[name]
-                    self.api.put("nodeplacements", {**found, "status": well_status()})
-
-    def _end(self, job: dict[str, Any], kind: str) -> None:
-        said = {"terminated": {"message": "kubelet did not come back"}}
-        pod = {"metadata": {"name": "pod"}, "status": {"containerStatuses": [{"state": said}]}}
-        self.api.put("pods", pod)
-        self.api.put("jobs", {**job, "status": {"conditions": [{"type": kind, "status": "True"}]}})
-
-    def labels(self, name: str) -> dict[str, str]:
-        found = self.api.all("nodes")[name]["metadata"]["labels"]
-        return {key: value for key, value in found.items() if key in (INSTALLED_LABEL, INSTALLING_LABEL)}
-
-
-def test_the_package_is_installed_on_one_node_after_the_other() -> None:
-    async def scenario(api: Api) -> None:
-        installing = Installing(api)
-        jobs = asyncio.ensure_future(installing.jobs())
-        running = Running(api, installer_image=IMAGE)
-        await asyncio.sleep(100)
-        assert installing.order == ["n0", "n1", "n2"]
-        assert installing.most == 1
-        assert all(installing.labels(name) == {INSTALLED_LABEL: "0.1.0"} for name in installing.order)
-        await running.close()
-        jobs.cancel()
-
-    in_time(scenario)
-
-
-def test_an_installation_that_fails_is_told_on_the_node_and_goes_on_when_people_have_seen_to_it() -> None:
-    async def scenario(api: Api) -> None:
-        installing = Installing(api, fails="n1")
-        jobs = asyncio.ensure_future(installing.jobs())
-        running = Running(api, installer_image=IMAGE)
-        await asyncio.sleep(100)
-        assert installing.order == ["n0", "n1"]
-        found = api.all("nodes")["n1"]
-        assert found["metadata"]["annotations"][INSTALL_ANNOTATION] == f"{IMAGE}: kubelet did not come back"
-        assert installing.labels("n1") == {}
-        installing.fails = ""
-        without = {**found["metadata"], "annotations": {}}
-        api.put("nodes", {**found, "metadata": without})
-        await asyncio.sleep(100)
-        assert installing.order == ["n0", "n1", "n1", "n2"]
-        assert installing.labels("n1") == {INSTALLED_LABEL: "0.1.0"}
-        await running.close()
-        jobs.cancel()
 
     in_time(scenario)
 

@@ -6,9 +6,15 @@ from typing import Any, Optional
 
 import pytest
 
-from cluster.operator.objects import read_node, read_node_placement, read_policy
+from cluster.operator.objects import (
+    SelectorError,
+    read_node,
+    read_node_placement,
+    read_policy,
+    read_selector,
+    selects,
+)
 from cluster.operator.resolve import Resolution, resolve
-from cluster.operator.selector import SelectorError, read_selector, selects
 from cluster.operator.summary import conflict_sentence
 from tests.cluster.operator.cluster import node, policy
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -24,19 +25,21 @@ from tests.cluster.real.parts import (
     delete,
     node_agent,
     operator,
+    until_in_force,
     until_ready,
     with_view_socket,
 )
-from tests.cluster.real.programs import programs_of_a_cluster
+from tests.cluster.topology.crd import NODE_RESOURCE_TOPOLOGY
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
-from tests.kubelet.real.conftest import LINES, LOGS, SAID_ALWAYS
+from tests.kubelet.real.conftest import LINES, SAID_ALWAYS
 from tests.kubelet.real.conftest import containerd as containerd  # fixtures, of these tests too
 from tests.kubelet.real.conftest import described as described
 from tests.kubelet.real.conftest import direct as direct
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.machine import MACHINE
 from tests.machines import EPYC_NPS4_1S, HYGON_7285_2S, machine
+from tests.peers.programs import CLUSTER, find
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +49,7 @@ def cluster_programs() -> dict[str, Path]:
         pytest.skip("A real kube-apiserver is built and run as root only.")
     assert missing() == ""
     assert shutil.which("openssl") is not None, "openssl is not installed"
-    return programs_of_a_cluster()
+    return find(*CLUSTER)
 
 
 @pytest.fixture(scope="session")
@@ -74,15 +77,17 @@ def kubectl(api_server: ControlPlane, cluster_programs: dict[str, Path]) -> Kube
 
 @pytest.fixture(scope="session")
 def crds(api_server: ControlPlane, kubectl: Kubectl) -> ControlPlane:
-    """The control plane, with our kinds of objects in it."""
+    """The control plane, with our kinds of objects in it, and with the one of the scheduler's plugin."""
+    api_server.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", NODE_RESOURCE_TOPOLOGY)
     kubectl.apply_crds()
     return api_server
 
 
 @pytest.fixture(scope="session")
 def rights(crds: ControlPlane, kubectl: Kubectl) -> ControlPlane:
-    """The control plane with the accounts and rights of our manifests; this server has no admission policies."""
+    """The control plane with the accounts, rights and admission policies of our manifests, in force."""
     kubectl.apply_rights()
+    until_in_force(crds)
     return crds
 
 
@@ -95,7 +100,8 @@ async def started_operator(rights: ControlPlane, folder: Path) -> AsyncIterator[
     part = operator(folder, kubeconfig)
     await part.start()
     yield part
-    await part.end()
+    # In good order: the Lease is given back, and the next operator need not wait for its end.
+    await part.end(signal.SIGTERM)
     # Shown if the test fails.
     print("--- operator", *part.log().splitlines()[-LINES:], sep="\n")
 
@@ -121,7 +127,7 @@ async def nodes(
     rights: ControlPlane, registered: RegisteredNode, described_nodes: list[DescribedNode], folder: Path
 ) -> AsyncIterator[list[str]]:
     """The names of three nodes that are ready: one has a kubelet, two are described."""
-    # Kubelet's own certificate is the agent's too.
+    # As on a host: kubelet's own certificate is the agent's too. Those of described nodes are in pods.
     agent = node_agent(folder, registered.name, registered.agent, folder / "kubelet.kubeconfig")
     await agent.start()
     await until_ready(rights, registered.name)
@@ -143,7 +149,7 @@ async def registered(
     """A node that has registered: kubelet, our daemon, containerd. Its kubelet has a certificate of its own."""
     config = {
         "topology": {"cgroup_root": str(described / "cgroup")},
-        "reconcile": {"interval": "1s", "poll": "1s"},
+        "constants": {"reconcile_interval_s": 1, "reconcile_poll_s": 1},
     }
     agent = with_view_socket(Agent(containerd.socket, machine(MACHINE), config))
     name = f"node-{os.getpid()}"
@@ -167,5 +173,3 @@ async def registered(
         told = [line for line in host.said() if not any(word in line for word in SAID_ALWAYS)]
         print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
         await agent.close()
-        for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)

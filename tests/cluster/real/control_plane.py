@@ -115,10 +115,7 @@ class ControlPlane:
         :raises AssertionError: one of them ended, or it took too long; with the end of its log.
         """
         kubeconfig = self.kubeconfig(self.folder / "admin.kubeconfig", token=ADMIN_TOKEN)
-        # Before 1.23 there is a second, fixed port of the whole machine.
-        old = ("--port=0",) if self.version() < (1, 23) else ()
         common = (
-            *old,
             f"--kubeconfig={kubeconfig}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
@@ -137,17 +134,12 @@ class ControlPlane:
 
         def has_account() -> bool:
             try:
-                account = self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")
+                self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")
             except Refused:
                 return False
-            return bool(account.get("secrets")) or self.version() >= (1, 24)
+            return True
 
         self.wait("kube-controller-manager", has_account)
-
-    def version(self) -> tuple[int, int]:
-        """(1, 20), of the server."""
-        major, minor = str(self.ask("GET", "/version")["gitVersion"]).lstrip("v").split(".")[:2]
-        return int(major), int(minor)
 
     def stop_server(self, number: int = signal.SIGKILL) -> None:
         """End kube-apiserver; etcd keeps the objects. `start_server` brings it back."""
@@ -269,14 +261,14 @@ class ControlPlane:
 
     # --- who may what
 
-    def account_token(self, namespace: str, name: str) -> str:
-        """A token of a service account, minted as kubelet has them minted for pods."""
+    def account_token(self, namespace: str, name: str, *, pod: str = "") -> str:
+        """A token of a service account; ``pod``: bound to this pod of the same namespace, as kubelet asks for it."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-        wanted = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": TOKEN_S},
-        }
+        spec: dict[str, Any] = {"expirationSeconds": TOKEN_S}
+        if pod:
+            metadata = self.ask("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")["metadata"]
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod, "uid": metadata["uid"]}
+        wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         return str(self.ask("POST", path, wanted)["status"]["token"])
 
     def certificate(self, user: str, *groups: str) -> tuple[Path, Path]:

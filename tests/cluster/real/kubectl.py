@@ -15,17 +15,11 @@ TIMEOUT_S = 120
 _PLUGIN = f"#!{sys.executable}\nimport sys\nfrom cluster.kubectl import main\nsys.exit(main())\n"
 
 
-def crds_of(api: ControlPlane) -> str:
-    """The folder of the CRDs for this server."""
-    return "crds" if api.version() >= (1, 25) else "crds-before-1.25"
-
-
 class Kubectl:
     """``program`` with a kubeconfig and a cache of its own, and ``kubectl cri_resmgr`` of this tree."""
 
     def __init__(self, program: Path, api: ControlPlane) -> None:
         self._program = str(program)
-        self._api = api
         plugin = api.folder / "bin" / "kubectl-cri_resmgr"
         plugin.parent.mkdir(exist_ok=True)
         plugin.write_text(_PLUGIN)
@@ -37,19 +31,16 @@ class Kubectl:
             "HOME": str(api.folder),
         }
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """A command that runs; its two streams are pipes."""
-        command, pipe = (self._program, *words), subprocess.PIPE
-        return subprocess.Popen(command, env=self._environment, stdout=pipe, stderr=pipe, text=True)
-
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """What came of a command, which may have failed."""
-        with self.start(*words) as process:
-            try:
-                out, errors = process.communicate(timeout=TIMEOUT_S)
-            finally:
-                process.kill()
-        return subprocess.CompletedProcess(words, process.returncode, out, errors)
+        return subprocess.run(
+            [self._program, *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
 
     def run(self, *words: str) -> str:
         """What it prints, both streams.
@@ -61,11 +52,11 @@ class Kubectl:
         return done.stdout + done.stderr
 
     def apply_crds(self) -> None:
-        """Our kinds of objects, as docs/cluster.md has them applied."""
-        self.run("apply", "-k", str(PACKAGING / crds_of(self._api)))
+        """Our kinds of objects, as docs/cluster.md has them applied; others that are there are waited for as well."""
+        self.run("apply", "-k", str(PACKAGING / "crds"))
         self.run("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 
     def apply_rights(self) -> None:
-        """The accounts and rights of our manifests, for a server without admission policies."""
-        self.run("apply", "-k", str(PACKAGING / "base" / "namespace"))
-        self.run("apply", "-k", str(PACKAGING / "rbac-per-node"))
+        """The accounts, rights and admission policies of our manifests; policies are in force a moment later."""
+        for folder in ("base/namespace", "rbac", "admission"):
+            self.run("apply", "-k", str(PACKAGING / folder))

@@ -7,12 +7,20 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
 
-from cluster.api.names import API_VERSION, NODE_PLACEMENTS, PLACEMENT_POLICIES, PLACEMENT_POLICY
+from cluster.api.names import (
+    AGENT,
+    API_VERSION,
+    NAMESPACE,
+    NODE_PLACEMENT,
+    NODE_PLACEMENTS,
+    PLACEMENT_POLICIES,
+    PLACEMENT_POLICY,
+)
 from cri_proxy import control
 from tests.agent import ROOT, Agent
 from tests.cluster.real.control_plane import ControlPlane, Refused
@@ -23,6 +31,8 @@ from tests.machines import machine
 
 PLACEMENTS = f"/apis/{API_VERSION}/{NODE_PLACEMENTS}"
 POLICIES = f"/apis/{API_VERSION}/{PLACEMENT_POLICIES}"
+AGENT_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+APPLY = "application/apply-patch+yaml"
 #: For what agents and the operator do of themselves; against seconds.
 WAIT_S = 120.0
 #: Its doctor sees no kubelet of another node.
@@ -101,7 +111,8 @@ def operator(folder: Path, kubeconfig: Path, *more: str, name: str = "operator")
 class DescribedNode:
     """A node without a kubelet: a daemon on a described machine, a runtime made for tests, an agent, a Node object.
 
-    The Node has heartbeats: without them the controllers take it for lost a minute after its creation.
+    The Node has heartbeats: without them the controllers take it for lost a minute after its creation. The agent has
+    the token of a pod on that node, which never runs.
     """
 
     def __init__(self, api: ControlPlane, folder: Path, name: str, described: str, url: str = "") -> None:
@@ -110,14 +121,15 @@ class DescribedNode:
         folder.mkdir()
         self.runtime = FakeRuntime(str(folder / "r.sock"))
         self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described), REAL_CGROUPS))
-        pair = api.certificate(f"system:node:{name}", "system:nodes")
-        kubeconfig = api.kubeconfig(folder / "kubeconfig", certificate=pair, url=url)
-        self.agent = node_agent(folder, name, self.daemon, kubeconfig)
+        self._kubeconfig, self._url = folder / "kubeconfig", url
+        self.agent = node_agent(folder, name, self.daemon, self._kubeconfig)
         self._beats: Optional[asyncio.Future[None]] = None
 
     async def start(self, **labels: str) -> None:
         """Create the Node and start its processes."""
         await create_node(self.api, self.name, labels)
+        token = await asyncio.to_thread(agent_token, self.api, self.name)
+        self.api.kubeconfig(self._kubeconfig, token=token, url=self._url)
         self._beats = asyncio.ensure_future(self._beat())
         await self.runtime.start()
         await self.start_daemon()
@@ -150,6 +162,7 @@ class DescribedNode:
         await self.daemon.close()
         await self.runtime.stop()
         print(f"--- {self.agent.name}", *self.agent.log().splitlines()[-40:], sep="\n")
+        await delete(self.api, f"{AGENT_PODS}/agent-{self.name}?gracePeriodSeconds=0")
         await delete(self.api, f"/api/v1/nodes/{self.name}")
         await delete(self.api, f"{PLACEMENTS}/{self.name}")
 
@@ -157,6 +170,45 @@ class DescribedNode:
 async def create_node(api: ControlPlane, name: str, labels: Mapping[str, str]) -> None:
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
     await asyncio.to_thread(api.ask, "POST", "/api/v1/nodes", node)
+
+
+def agent_token(api: ControlPlane, node: str) -> str:
+    """The token of the agent's pod on a node, as kubelet asks for it; the pod is made where there is none."""
+    name = f"agent-{node}"
+    spec = {
+        "nodeName": node,
+        "serviceAccountName": AGENT,
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "report", "image": "cri-resmgr"}],
+    }
+    with contextlib.suppress(Refused):
+        api.ask("POST", AGENT_PODS, {"metadata": {"name": name}, "spec": spec})
+    return api.account_token(NAMESPACE, AGENT, pod=name)
+
+
+def until_in_force(api: ControlPlane) -> None:
+    """Until each of our admission policies refuses: the server goes by them a moment after they are written."""
+    token = api.account_token(NAMESPACE, AGENT)
+    metadata = {"name": "probe", "namespace": NAMESPACE}
+    event = {"metadata": metadata, "involvedObject": {"namespace": NAMESPACE}}
+    told = {"apiVersion": API_VERSION, "kind": NODE_PLACEMENT, "metadata": {"name": "probe"}, "status": {}}
+    api.ask("POST", PLACEMENTS, told)
+    refused: list[Callable[[], Any]] = [
+        lambda: api.ask("PATCH", f"{PLACEMENTS}/probe/status?fieldManager=probe", told, token=token, content_type=APPLY),
+        lambda: api.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/events?dryRun=All", event, token=token),
+        lambda: api.ask("POST", f"{POLICIES}?dryRun=All", policy("probe", {"relay": {"socket": "/x"}})),
+    ]  # fmt: skip
+
+    def is_refused(ask: Callable[[], Any]) -> bool:
+        try:
+            ask()
+        except Refused as said:
+            return "ValidatingAdmissionPolicy" in str(said)
+        return False
+
+    for ask in refused:
+        api.wait("kube-apiserver", lambda ask=ask: is_refused(ask))
+    api.ask("DELETE", f"{PLACEMENTS}/probe")
 
 
 async def delete(api: ControlPlane, path: str) -> None:

@@ -15,7 +15,7 @@ from cluster.api.names import AGENT_MANAGER, API_VERSION
 from tests.cluster.agent.reports import placement, remote, report
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
-from tests.cluster.real.test_operator import APPLY, PLACEMENTS, Process, apply_manifests, until
+from tests.cluster.real.test_operator import APPLY, PLACEMENTS, Process, until
 
 pytestmark = pytest.mark.cluster
 
@@ -26,10 +26,9 @@ MERGE = "application/merge-patch+json"
 
 
 @pytest.fixture
-def talking(api_server: ControlPlane) -> Iterator[ControlPlane]:
+def talking(rights: ControlPlane) -> Iterator[ControlPlane]:
     """Two nodes in the namespace shop: a database, and a Deployment that opens connections to it."""
-    apply_manifests(api_server)
-    api_server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "shop"}})
+    rights.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "shop"}})
     for kind, name in (("Deployment", "web"), ("StatefulSet", "db")):
         labels = {"app": name}
         template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
@@ -37,26 +36,26 @@ def talking(api_server: ControlPlane) -> Iterator[ControlPlane]:
         if kind == "StatefulSet":
             spec["serviceName"] = name
         where = f"/apis/apps/v1/namespaces/shop/{kind.lower()}s"
-        api_server.ask(
+        rights.ask(
             "POST", where, {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
         )
     for node, (pod, address) in PODS.items():
-        api_server.ask("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+        rights.ask("POST", "/api/v1/nodes", {"metadata": {"name": node}})
         # Without the labels that its owner selects by, which would end it: it is to have no replicas.
         containers = [{"name": "c", "image": "none"}]
         spec = {"nodeName": node, "containers": containers, "automountServiceAccountToken": False}
-        until(lambda: bool(api_server.ask("GET", "/api/v1/namespaces/shop/serviceaccounts/default")))
-        api_server.ask("POST", "/api/v1/namespaces/shop/pods", {"metadata": {"name": pod}, "spec": spec})
+        until(lambda: bool(rights.ask("GET", "/api/v1/namespaces/shop/serviceaccounts/default")))
+        rights.ask("POST", "/api/v1/namespaces/shop/pods", {"metadata": {"name": pod}, "spec": spec})
         status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
-        api_server.ask("PATCH", f"/api/v1/namespaces/shop/pods/{pod}/status", status, content_type=MERGE)
+        rights.ask("PATCH", f"/api/v1/namespaces/shop/pods/{pod}/status", status, content_type=MERGE)
     try:
-        yield api_server
+        yield rights
     finally:
         for node, (pod, _) in PODS.items():
-            api_server.ask("DELETE", f"/api/v1/namespaces/shop/pods/{pod}?gracePeriodSeconds=0")
-            api_server.ask("DELETE", f"/api/v1/nodes/{node}")
-            api_server.ask("DELETE", f"{PLACEMENTS}/{node}")
-        api_server.ask("DELETE", "/api/v1/namespaces/shop")
+            rights.ask("DELETE", f"/api/v1/namespaces/shop/pods/{pod}?gracePeriodSeconds=0")
+            rights.ask("DELETE", f"/api/v1/nodes/{node}")
+            rights.ask("DELETE", f"{PLACEMENTS}/{node}")
+        rights.ask("DELETE", "/api/v1/namespaces/shop")
 
 
 @pytest.fixture

@@ -6,24 +6,16 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource, Unreachable
+from tests.cluster.kube.io.test_client import MAPS, OWN, AtAnyServer, config_map
 from tests.cluster.real.control_plane import ControlPlane
 
 pytestmark = pytest.mark.cluster
-
-MAPS = Resource("", "v1", "configmaps", namespaced=True)
-OWN = "default"
-
-
-def config_map(name: str, **data: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 @pytest.fixture
@@ -35,32 +27,12 @@ async def client(api_server: ControlPlane, tmp_path: Path) -> AsyncIterator[Clie
     await client.close()
 
 
-async def test_what_a_manager_no_longer_applies_is_gone_and_the_others_fields_stay(client: Client) -> None:
-    await client.apply(MAPS, "shared", config_map("shared", a="1", b="1"), manager="one", namespace=OWN)
-    await client.apply(MAPS, "shared", config_map("shared", c="1"), manager="two", namespace=OWN)
-    found = await client.apply(MAPS, "shared", config_map("shared", a="2"), manager="one", namespace=OWN)
-    assert found["data"] == {"a": "2", "c": "1"}
-
-
-async def test_a_conflict_is_told_unless_forced(client: Client) -> None:
-    await client.apply(MAPS, "fought", config_map("fought", a="1"), manager="one", namespace=OWN)
-    with pytest.raises(ApiError) as refused:
-        await client.apply(
-            MAPS, "fought", config_map("fought", a="2"), manager="two", namespace=OWN, force=False
-        )
-    assert (refused.value.status, refused.value.reason) == (409, "Conflict")
-
-
-async def test_a_list_of_pages_is_whole(client: Client) -> None:
-    for number in range(7):
-        await client.create(MAPS, config_map(f"page-{number}"), OWN)
-    found = await client.list(MAPS, OWN, limit=2)
-    names = {each["metadata"]["name"] for each in found["items"]}
-    assert {f"page-{number}" for number in range(7)} <= names
+class TestAtARealServer(AtAnyServer):
+    pass
 
 
 async def test_a_watch_goes_on_over_the_servers_end(api_server: ControlPlane, client: Client) -> None:
-    watch = client.watch(MAPS, namespace=OWN, field_selector="metadata.name=watched")
+    watch = client.watch(MAPS, field_selector="metadata.name=watched")
     assert (await watch.__anext__()).kind == "SYNC"
     await client.create(MAPS, config_map("watched", a="1"), OWN)
     assert (await watch.__anext__())[0] == "ADDED"

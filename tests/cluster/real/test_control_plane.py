@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,6 @@ def test_a_service_accounts_token_may_what_its_roles_say(api_server: ControlPlan
         api_server.ask("GET", f"{NAMESPACE}/configmaps", token=token)
     assert refused.value.code == 403
     assert "system:serviceaccount:default:reader" in refused.value.status["message"]
-
-
-async def test_objects_outlast_the_servers_end(api_server: ControlPlane) -> None:
-    kept = {"metadata": {"name": "kept"}, "data": {"a": "b"}}
-    api_server.ask("POST", f"{NAMESPACE}/configmaps", kept)
-    await asyncio.to_thread(api_server.stop_server)
-    assert not api_server.is_ready()
-    await asyncio.to_thread(api_server.start_server)
-    assert api_server.ask("GET", f"{NAMESPACE}/configmaps/kept")["data"] == {"a": "b"}
 
 
 def test_a_kubeconfig_has_a_certificate_or_a_token(api_server: ControlPlane, folder: Path) -> None:

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.api.names import (
-    AGENT,
-    FRONT_END_LABEL,
-    INSTALLED_LABEL,
-    INSTALLING_LABEL,
-    NAMESPACE,
-)
-from cluster.installer.job import INSTALL, job_name
-from cluster.operator.objects import INSTALL_ANNOTATION
-from cri_proxy.version import VERSION
-from tests.agent import ROOT
+from cluster.api.names import AGENT, NAMESPACE
 from tests.cluster.real.whole import NODE, PODS, WholeCluster, until
 from tests.e2e.image import ARCHIVE, build
 
 pytestmark = pytest.mark.cluster
 
 DAEMON, OPERATOR_POD = "cri-resmgr-standalone", "cri-resmgr-operator"
-INSTALLER_IMAGE = f"cri-resmgr-installer:{VERSION}"
-FOLDER, PROXY_FOLDER = "before-1.30/standalone", "before-1.30/proxy"
-NODES, JOBS = "/api/v1/nodes", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
-MERGE = "application/merge-patch+json"
-#: After all others by name, and well; it has no kubelet.
-LATER = "zz-later"
-#: The one thing that an installer which does nothing leaves on its host, which here is this machine.
+FOLDER = "standalone"
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +62,7 @@ def placed(cluster: WholeCluster, name: str) -> str:
 def evict(cluster: WholeCluster, pod: dict[str, Any]) -> None:
     """As `kubectl drain` and the descheduler do."""
     metadata = {"name": pod["metadata"]["name"], "namespace": NAMESPACE}
-    version = "policy/v1" if cluster.api.version() >= (1, 22) else "policy/v1beta1"
-    eviction = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
     cluster.api.ask("POST", f"{PODS.format(NAMESPACE)}/{metadata['name']}/eviction", eviction)
 
 
@@ -174,60 +155,13 @@ def test_containers_have_all_cpus_again_where_the_daemon_was_told_to_release_the
     assert cluster.containerd.allowed_of(kept)[0] == cluster.all_cpus()
 
 
-@pytest.fixture
-def proxies(cluster: WholeCluster) -> Iterator[WholeCluster]:
-    """The cluster with what installs the proxy; two nodes are to have it."""
-    cluster.kubectl.run("apply", "-f", str(cluster.written(PROXY_FOLDER)))
-    cluster.ready_pod(OPERATOR_POD)
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": LATER}}
-    cluster.api.ask("POST", NODES, node)
-    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "."}
-    patch = {"status": {"conditions": [ready]}}
-    cluster.api.ask("PATCH", f"{NODES}/{LATER}/status", patch, content_type=MERGE)
-    yield cluster
-    cluster.api.ask("DELETE", f"{NODES}/{LATER}")
-    gone = {"metadata": {"labels": {FRONT_END_LABEL: None}, "annotations": {INSTALL_ANNOTATION: None}}}
-    cluster.api.ask("PATCH", f"{NODES}/{NODE}", gone, content_type=MERGE)
-    cluster.kubectl.run("delete", "--ignore-not-found", "-f", str(cluster.written(PROXY_FOLDER)))
-
-
-def label(cluster: WholeCluster, node: str) -> None:
-    cluster.kubectl.run("label", "node", node, f"{FRONT_END_LABEL}=proxy")
-
-
-def labels(cluster: WholeCluster, node: str) -> set[str]:
-    """Those that tell of installations."""
-    found = cluster.api.ask("GET", f"{NODES}/{node}")["metadata"].get("labels") or {}
-    return {INSTALLED_LABEL, INSTALLING_LABEL} & found.keys()
-
-
-def test_a_node_that_cannot_be_installed_says_why_and_no_other_is_begun(proxies: WholeCluster) -> None:
-    # The image has no packages: the Job looks at this machine, and refuses.
-    kept = proxies.run("kept", limit="250m")
-    before = proxies.state_of_host(kept)
-    for node in (NODE, LATER):
-        label(proxies, node)
-
-    def why() -> str:
-        annotations = proxies.api.ask("GET", f"{NODES}/{NODE}")["metadata"].get("annotations") or {}
-        return str(annotations.get(INSTALL_ANNOTATION, ""))
-
-    said = until(why)
-    assert said.startswith(f"{INSTALLER_IMAGE}: Python on this node: ")
-    assert said.endswith("the deb packages of this image are for: none; nothing was changed")
-    until(lambda: f"installations wait: {NODE}: {INSTALLER_IMAGE}" in proxies.logs(OPERATOR_POD))
-    jobs = proxies.api.ask("GET", JOBS)["items"]
-    assert [job["metadata"]["name"] for job in jobs] == [job_name(INSTALL, NODE)]
-    assert labels(proxies, NODE) == labels(proxies, LATER) == set()
-    assert proxies.state_of_host(kept) == before
-
-
-def test_uninstall_waits_for_the_real_job_and_takes_the_labels_away(proxies: WholeCluster) -> None:
-    proxies.kubectl.run("label", "node", NODE, f"{INSTALLED_LABEL}={VERSION}")
-    command = [sys.executable, "-m", "cluster.kubectl", "uninstall", f"--node={NODE}", "--yes"]
-    command.append(f"--kubeconfig={proxies.api.folder}/admin.kubeconfig")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{NODE}: nothing on this node is from the installer\n"
-    assert labels(proxies, NODE) == set()
-    assert proxies.is_kubelet_well()
+def test_the_label_of_a_proxy_node_alone_keeps_the_daemon_in_a_pod_off(cluster: WholeCluster) -> None:
+    cluster.kubectl.run("label", "node", NODE, "cri-resmgr.io/front-end=proxy")
+    try:
+        cluster.kubectl.run("apply", "-f", str(cluster.written(FOLDER)))
+        cluster.ready_pod(AGENT)
+        assert not cluster.all_pods(DAEMON)
+    finally:
+        cluster.kubectl.run("label", "node", NODE, "cri-resmgr.io/front-end-")
+        cluster.kubectl.run("delete", "-f", str(cluster.written(FOLDER)))
+        until(lambda: not cluster.our_containers())

@@ -10,8 +10,8 @@ from typing import Any, Callable
 
 import pytest
 
-from cluster.api.names import API_VERSION, FRONT_END_LABEL, INSTALLED_LABEL, NODE_PLACEMENT
-from tests.cluster.real.control_plane import ControlPlane, Refused
+from cluster.api.names import API_VERSION, NODE_PLACEMENT
+from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.parts import PLACEMENTS
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.cluster
 Plugin = Callable[..., "subprocess.CompletedProcess[str]"]
 
 NODE = "plugin-1"
-JOBS, PODS = "/apis/batch/v1/namespaces/cri-resmgr/jobs", "/api/v1/namespaces/cri-resmgr/pods"
 STATUS: dict[str, Any] = {
     "mode": "enforce",
     "zones": [
@@ -105,85 +104,3 @@ def test_doctor_tells_why_a_node_is_not_well(placed: ControlPlane, plugin: Plugi
     done = plugin("doctor")
     assert done.returncode == 1
     assert f"{NODE}: error: Degraded: /var/lib is full" in done.stdout
-
-
-@pytest.fixture
-def installed(crds: ControlPlane) -> Iterator[ControlPlane]:
-    """A node that the installer has been on; its kubelet is played by the test."""
-    labels = {INSTALLED_LABEL: "0.1.0", FRONT_END_LABEL: "proxy"}
-    crds.ask("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": labels}})
-    try:
-        crds.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "cri-resmgr"}})
-    except Refused as error:
-        assert error.code == 409
-    for name in ("default", "cri-resmgr-installer"):
-        crds.wait("kube-apiserver", functools.partial(account, crds, name))
-    yield crds
-    crds.ask("DELETE", f"/api/v1/nodes/{NODE}")
-
-
-def account(server: ControlPlane, name: str) -> bool:
-    where = "/api/v1/namespaces/cri-resmgr/serviceaccounts"
-    try:
-        server.ask("GET", f"{where}/{name}")
-    except Refused:
-        if name != "default":
-            server.ask("POST", where, {"metadata": {"name": name}})
-        return False
-    return True
-
-
-@pytest.mark.parametrize(
-    ("phase", "code", "sentence", "labels_left"),
-    [
-        ("Succeeded", 0, "package and units are gone", set()),
-        ("Failed", 1, "kubelet does not come back", {INSTALLED_LABEL}),
-    ],
-)
-def test_uninstall_waits_for_each_nodes_job(
-    installed: ControlPlane, kubectl: Kubectl, phase: str, code: int, sentence: str, labels_left: set[str]
-) -> None:
-    command = ("cri_resmgr", "uninstall", "--node", NODE, "--image", "cri-resmgr-installer:0.1.0")
-    assert "say --yes" in kubectl.ask(*command).stderr
-    with kubectl.start(*command, "--yes") as running:
-        pod = pod_of_job(installed)
-        ended = {"exitCode": code, "message": sentence}
-        state = {
-            "phase": phase,
-            "containerStatuses": [
-                {
-                    "name": "cri-resmgr-installer",
-                    "image": "i",
-                    "imageID": "i",
-                    "ready": False,
-                    "restartCount": 0,
-                    "state": {"terminated": ended},
-                }
-            ],
-        }
-        where = f"{PODS}/{pod}/status"
-        installed.ask("PATCH", where, {"status": state}, content_type="application/merge-patch+json")
-        said, errors = running.communicate(timeout=120)
-    assert (running.returncode, sentence in said + errors) == (code, True)
-    labels = installed.ask("GET", f"/api/v1/nodes/{NODE}")["metadata"].get("labels", {})
-    assert {name for name in labels if "cri-resmgr" in name} >= labels_left
-    assert FRONT_END_LABEL not in labels and (INSTALLED_LABEL in labels) == bool(labels_left)
-
-
-def pod_of_job(server: ControlPlane) -> str:
-    """The name of the pod that the Job's controller has made, once there is one that has not ended."""
-    found: list[str] = []
-
-    def is_there() -> bool:
-        for pod in server.ask("GET", f"{PODS}?labelSelector=app.kubernetes.io/component%3Duninstall")[
-            "items"
-        ]:
-            if (
-                pod["status"].get("phase", "Pending") == "Pending"
-                and "deletionTimestamp" not in pod["metadata"]
-            ):
-                found.append(pod["metadata"]["name"])
-        return bool(found)
-
-    server.wait("kube-controller-manager", is_there)
-    return found[0]

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster.topology.fingerprint import pods_fingerprint
+from cluster.topology.resource_topology import pods_fingerprint
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.node import found
 from tests.cluster.real.parts import WAIT_S, DescribedNode
-from tests.cluster.real.test_rights import apply, until_established
-from tests.cluster.topology.crd import NODE_RESOURCE_TOPOLOGY
 from tests.cluster.topology.scheduler import numa_nodes
 from tests.cri_client import CriClient
 from tests.e2e.node import until
@@ -26,14 +24,6 @@ TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 GIB = 1 << 30
 
 
-@pytest.fixture(scope="module")
-def schedulers_crd(rights: ControlPlane) -> ControlPlane:
-    """The control plane, with the CRD that comes with the scheduler's plugin."""
-    apply(rights, NODE_RESOURCE_TOPOLOGY)
-    until_established(rights, NODE_RESOURCE_TOPOLOGY["metadata"]["name"])
-    return rights
-
-
 def counted(nrt: Mapping[str, Any]) -> str:
     """The fingerprint of the pods that an object counts."""
     values = {a["name"]: a["value"] for a in nrt.get("attributes", [])}
@@ -41,13 +31,16 @@ def counted(nrt: Mapping[str, Any]) -> str:
 
 
 async def test_an_agents_object_counts_the_pods_that_run_and_what_they_have_taken(
-    schedulers_crd: ControlPlane, described_nodes: list[DescribedNode]
+    rights: ControlPlane, described_nodes: list[DescribedNode]
 ) -> None:
     node = described_nodes[0]
     path = f"{TOPOLOGIES}/{node.name}"
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(asyncio.to_thread, schedulers_crd.ask, "DELETE", path)
-        empty = await until(lambda: found(schedulers_crd, path), bool, WAIT_S)
+        stack.push_async_callback(asyncio.to_thread, rights.ask, "DELETE", path)
+        # It may be written before the operator has made the NodePlacement that owns it.
+        empty = await until(
+            lambda: found(rights, path), lambda nrt: nrt["metadata"].get("ownerReferences"), WAIT_S
+        )
         assert [owner["kind"] for owner in empty["metadata"]["ownerReferences"]] == ["NodePlacement"]
         assert counted(empty) == pods_fingerprint([])
         before = {n.id: n.resources for n in numa_nodes(dict(empty))}
@@ -56,7 +49,7 @@ async def test_an_agents_object_counts_the_pods_that_run_and_what_they_have_take
         pod = await client.run_pod("web")
         await client.start(await client.create(pod, "app", cpu_limit=1000, memory_limit=GIB))
         of_web = pods_fingerprint([("default", "web")])
-        taken = await until(lambda: found(schedulers_crd, path), lambda nrt: counted(nrt) == of_web, WAIT_S)
+        taken = await until(lambda: found(rights, path), lambda nrt: counted(nrt) == of_web, WAIT_S)
         after = {n.id: n.resources for n in numa_nodes(dict(taken))}
         assert sum(before[n]["cpu"] - after[n]["cpu"] for n in before) == Decimal(1)
         assert sum(before[n]["memory"] - after[n]["memory"] for n in before) >= GIB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -12,105 +11,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.api.fit import OBJECT_BYTES, fit
-from cluster.api.names import AGENT, GROUP, NODE_PLACEMENTS, OPERATOR, PLACEMENT_POLICIES, VERSION
-from cluster.api.rbac import node_access, node_user
-from cluster.kube.errors import ApiError
+from cluster.api.names import AGENT, GROUP, NAMESPACE, NODE_PLACEMENTS, OPERATOR, PLACEMENT_POLICIES, VERSION
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource
 from tests.cluster.api.test_fit import status
 from tests.cluster.real.control_plane import ControlPlane, Refused
-from tests.cluster.real.kubectl import PACKAGING, crds_of
-from tests.cluster.topology.crd import NODE_RESOURCE_TOPOLOGY
+from tests.cluster.real.parts import AGENT_PODS, APPLY, agent_token
 
 pytestmark = pytest.mark.cluster
 
-APPLY = "application/apply-patch+yaml"
 NODE_PLACEMENT = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 TOPOLOGY = Resource("topology.node.k8s.io", "v1alpha2", "noderesourcetopologies")
 OBJECTS = f"/apis/{GROUP}/{VERSION}"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 Json = dict[str, Any]
-
-_PATHS = {
-    "ServiceAccount": "/api/v1/namespaces/cri-resmgr/serviceaccounts",
-    "ClusterRole": f"{RBAC}/clusterroles",
-    "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-    "Role": f"{RBAC}/namespaces/cri-resmgr/roles",
-    "RoleBinding": f"{RBAC}/namespaces/cri-resmgr/rolebindings",
-    "CustomResourceDefinition": CRDS,
-}
-
-
-def apply(server: ControlPlane, manifest: Json, **more: Any) -> Json:
-    """Server-side apply of one object of a manifest."""
-    path = f"{_PATHS[manifest['kind']]}/{manifest['metadata']['name']}?fieldManager=tests&force=true"
-    return server.ask("PATCH", path, manifest, content_type=APPLY, **more)
-
-
-def manifests(folder: str) -> list[Json]:
-    paths = sorted((PACKAGING / folder).glob("[!k]*.yaml"))
-    return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
 
 
 @pytest.fixture(scope="module")
-def server(api_server: ControlPlane) -> Iterator[ControlPlane]:
-    """With the CRDs, the accounts, and the rights of a cluster whose server has no admission policies."""
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cri-resmgr"}}
-    api_server.ask("PATCH", "/api/v1/namespaces/cri-resmgr?fieldManager=tests", namespace, content_type=APPLY)
-    definitions = [*manifests(crds_of(api_server)), NODE_RESOURCE_TOPOLOGY]
-    for definition in definitions:
-        apply(api_server, definition)
-    for definition in definitions:
-        until_established(api_server, definition["metadata"]["name"])
-    shared = {("ClusterRole", AGENT), ("ClusterRoleBinding", AGENT)}
-    for manifest in [*manifests("rbac-common"), *manifests("rbac-per-node")]:
-        if (manifest["kind"], manifest["metadata"]["name"]) not in shared:
-            apply(api_server, manifest)
-    for kind, name in shared:  # other tests' server may have it
-        with contextlib.suppress(Refused):
-            api_server.ask("DELETE", f"{_PATHS[kind]}/{name}")
-    may(api_server, "system:node:any", "any", False)
-    # It has both of its roles.
-    may(api_server, f"system:serviceaccount:cri-resmgr:{OPERATOR}", "any", True)
-    yield api_server
+def server(rights: ControlPlane) -> Iterator[ControlPlane]:
+    """With two nodes, which have nothing of ours but their objects."""
+    for node in ("n1", "n2"):
+        rights.ask("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+        make(rights, NODE_PLACEMENTS, "NodePlacement", node, spec={})
+    yield rights
     for plural in (NODE_PLACEMENTS, PLACEMENT_POLICIES):
-        api_server.ask("DELETE", f"{OBJECTS}/{plural}")
-
-
-def until_established(server: ControlPlane, name: str) -> None:
-    server.wait("kube-apiserver", lambda: _holds(server, name, "Established"))
-
-
-def may(server: ControlPlane, user: str, node: str, expected: bool) -> None:
-    """Return when the server's copy of the rights has come so far: it is told of changes a moment later."""
-    resource = {
-        "group": GROUP,
-        "resource": NODE_PLACEMENTS,
-        "subresource": "status",
-        "verb": "patch",
-        "name": node,
-    }
-    asked = {"user": user, "groups": ["system:nodes", "system:authenticated"], "resourceAttributes": resource}
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": asked}
-    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    server.wait("kube-apiserver", lambda: server.ask("POST", path, review)["status"]["allowed"] is expected)
-
-
-def grant(server: ControlPlane, node: str, user: str = "", **more: Any) -> None:
-    """A node's own rights, in force when it returns; ``user``: another than the node's."""
-    for manifest in node_access(node, **more):
-        apply(server, manifest)
-    may(server, user or node_user(node), node, True)
-
-
-def _holds(server: ControlPlane, name: str, condition: str) -> bool:
-    conditions = server.ask("GET", f"{CRDS}/{name}").get("status", {}).get("conditions") or []
-    return any(c["type"] == condition and c["status"] == "True" for c in conditions)
+        rights.ask("DELETE", f"{OBJECTS}/{plural}")
+    rights.ask("DELETE", f"{AGENT_PODS}/agent-n1?gracePeriodSeconds=0")
+    for node in ("n1", "n2"):
+        rights.ask("DELETE", f"/api/v1/nodes/{node}")
 
 
 def make(server: ControlPlane, plural: str, kind: str, name: str, **parts: Any) -> Json:
@@ -151,22 +81,14 @@ def test_500_containers_with_managed_fields_are_under_256_kib_on_the_server(serv
     assert whole < OBJECT_BYTES
 
 
-def test_a_policy_keeps_options_that_are_not_known_for_their_sentence_and_refuses_values(
-    server: ControlPlane,
-) -> None:
-    config = {
-        "relay": {"socket": "/x"},
-        "placement": {"cpus": "shared", "restart_hold": "5m", "max_moves": 3},
-    }
-    found = make(server, PLACEMENT_POLICIES, "PlacementPolicy", "odd", spec={"config": config})
-    assert found["spec"]["config"] == config
+def test_a_policys_values_are_refused_by_their_schema(server: ControlPlane) -> None:
     for bad, place in (
         ({"placement": {"memory": False}}, "spec.config.placement.memory"),
         ({"placement": {"max_moves": "3"}}, "spec.config.placement.max_moves"),
         ({"policy": {"ReservedResources": {"CPU": "cgroup:/x"}}}, "spec.config.policy.ReservedResources.CPU"),
         ({"placement": "x"}, "spec.config.placement"),
     ):
-        # Created: newer servers answer 500 where such a value is applied.
+        # Created: where such a value is applied the server answers 500.
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "PlacementPolicy", "metadata": {"name": "bad"}}
         with pytest.raises(Refused, match=place) as refused:
             server.ask("POST", f"{OBJECTS}/{PLACEMENT_POLICIES}", {**body, "spec": {"config": bad}})
@@ -185,20 +107,24 @@ def test_one_container_is_overridden_once(server: ControlPlane) -> None:
         )
 
 
+def of_pod(server: ControlPlane, path: Path) -> Path:
+    """The kubeconfig of the agent in a pod on n1."""
+    return server.kubeconfig(path, token=agent_token(server, "n1"))
+
+
+def of_host(server: ControlPlane, path: Path) -> Path:
+    """The kubeconfig of the agent on the host n1, which is kubelet's."""
+    return server.kubeconfig(path, certificate=server.certificate("system:node:n1", "system:nodes"))
+
+
+@pytest.mark.parametrize("credential", [of_pod, of_host])
 async def test_an_agent_writes_the_objects_of_its_node_and_no_others(
-    server: ControlPlane, folder: Path
+    server: ControlPlane, folder: Path, credential: Any
 ) -> None:
-    operator = await asyncio.to_thread(server.account_token, "cri-resmgr", OPERATOR)
-    for node in ("n1", "n2"):
-        make(server, NODE_PLACEMENTS, "NodePlacement", node, spec={})
-        # By the operator itself: it may grant what it has.
-        for manifest in node_access(node):
-            apply(server, manifest, token=operator)
-        may(server, node_user(node), node, True)
-    pair = server.certificate("system:node:n1", "system:nodes")
-    async with client(server.kubeconfig(folder / "n1", certificate=pair)) as agent:
-        written = await report(agent, "n1", {"version": "1"})
-        assert written["status"] == {"version": "1"}
+    kubeconfig = await asyncio.to_thread(credential, server, folder / "kubeconfig")
+    async with client(kubeconfig) as agent:
+        written = await report(agent, "n1", {"version": credential.__name__})
+        assert written["status"] == {"version": credential.__name__}
         topology = {
             "apiVersion": "topology.node.k8s.io/v1alpha2",
             "kind": "NodeResourceTopology",
@@ -207,42 +133,51 @@ async def test_an_agent_writes_the_objects_of_its_node_and_no_others(
         }
         for _ in range(2):  # it is made, and written again
             await agent.apply(TOPOLOGY, "n1", topology, manager=AGENT)
-        assert (await agent.get(NODE_PLACEMENT, "n1"))["status"] == {"version": "1"}
-        only_it = await agent.list(NODE_PLACEMENT, field_selector="metadata.name=n1")
-        assert [item["metadata"]["name"] for item in only_it["items"]] == ["n1"]
         other = {**topology, "metadata": {"name": "n2"}}
-        for refused in (
-            report(agent, "n2", {"version": "1"}),
-            agent.apply(TOPOLOGY, "n2", other, manager=AGENT),
-            agent.get(NODE_PLACEMENT, "n2"),
-            agent.list(NODE_PLACEMENT),
-            agent.apply(NODE_PLACEMENT, "n1", named("n1", spec={"freeze": True}), manager=AGENT),
-            agent.delete(NODE_PLACEMENT, "n1"),
+        for refused, said in (
+            (report(agent, "n2", {"version": "1"}), "may not write the object of n2"),
+            (agent.apply(TOPOLOGY, "n2", other, manager=AGENT), "may not write the object of n2"),
+            (
+                agent.apply(NODE_PLACEMENT, "n1", named("n1", spec={"freeze": True}), manager=AGENT),
+                "cannot patch",
+            ),
+            (agent.delete(NODE_PLACEMENT, "n1"), "cannot delete"),
         ):
-            with pytest.raises(ApiError) as refusal:
+            with pytest.raises(ApiError, match=said) as refusal:
                 await refused
             assert refusal.value.status == 403
 
 
-def test_an_operator_gives_no_rights_that_it_does_not_have(server: ControlPlane) -> None:
-    operator = server.account_token("cri-resmgr", OPERATOR)
-    role, binding = node_access("n9")
-    role["rules"].append({"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]})
-    with pytest.raises(Refused) as refused:
-        apply(server, role, token=operator)
-    assert refused.value.code == 403
-    binding["roleRef"]["name"] = "cluster-admin"
-    with pytest.raises(Refused) as refused:
-        apply(server, binding, token=operator)
-    assert refused.value.code == 403
+def test_a_token_that_names_no_node_writes_nothing(server: ControlPlane) -> None:
+    path = f"{OBJECTS}/{NODE_PLACEMENTS}/n1/status?fieldManager={AGENT}&force=true"
+    with pytest.raises(Refused, match="the token names no node"):
+        server.ask(
+            "PATCH",
+            path,
+            named("n1", status={"version": "1"}),
+            token=server.account_token(NAMESPACE, AGENT),
+            content_type=APPLY,
+        )
+
+
+def test_an_operator_gives_no_rights_and_writes_no_status_of_a_node(server: ControlPlane) -> None:
+    operator = server.account_token(NAMESPACE, OPERATOR)
+    role = {"metadata": {"name": "more"}, "rules": []}
+    status_ = f"{OBJECTS}/{NODE_PLACEMENTS}/n1/status?fieldManager={OPERATOR}"
+    for method, path, body in (
+        ("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", role),
+        ("PATCH", status_, named("n1", status={"version": "1"})),
+    ):
+        kind = APPLY if method == "PATCH" else "application/json"
+        with pytest.raises(Refused, match="cannot") as refused:
+            server.ask(method, path, body, token=operator, content_type=kind)
+        assert refused.value.code == 403
 
 
 async def test_a_certificate_that_is_replaced_is_shown_from_then_on(
     server: ControlPlane, folder: Path
 ) -> None:
-    make(server, NODE_PLACEMENTS, "NodePlacement", "r1", spec={})
-    grant(server, "r1")
-    pairs = [server.certificate(f"system:node:{name}", "system:nodes") for name in ("before", "r1")]
+    pairs = [server.certificate(f"system:node:{name}", "system:nodes") for name in ("before", "n1")]
     # As kubelet keeps them: one file with both, behind a symbolic link that is replaced.
     files = [folder / "first.pem", folder / "second.pem"]
     for file, (certificate, key) in zip(files, pairs):
@@ -252,27 +187,23 @@ async def test_a_certificate_that_is_replaced_is_shown_from_then_on(
     config = server.kubeconfig(folder / "kubeconfig", certificate=(current, current))
     async with client(config) as agent:
         with pytest.raises(ApiError, match="system:node:before"):
-            await report(agent, "r1", {"version": "1"})
+            await report(agent, "n1", {"version": "1"})
         (folder / "next").symlink_to(files[1])
         os.replace(folder / "next", current)
-        assert (await report(agent, "r1", {"version": "2"}))["status"] == {"version": "2"}
+        assert (await report(agent, "n1", {"version": "2"}))["status"] == {"version": "2"}
 
 
 async def test_a_token_file_that_is_replaced_is_shown_from_then_on(
     server: ControlPlane, folder: Path
 ) -> None:
-    account = {"kind": "ServiceAccount", "name": "agent-t1", "namespace": "cri-resmgr"}
-    apply(server, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "agent-t1"}})
-    make(server, NODE_PLACEMENTS, "NodePlacement", "t1", spec={})
-    grant(server, "t1", "system:serviceaccount:cri-resmgr:agent-t1", subject=account)
     token = folder / "token"
-    token.write_text(server.account_token("default", "default"))
+    token.write_text(await asyncio.to_thread(server.account_token, "default", "default"))
     config = json.loads(server.kubeconfig(folder / "kubeconfig", token="-").read_text())
     config["users"][0]["user"] = {"tokenFile": "token"}
     (folder / "kubeconfig").write_text(json.dumps(config))
     async with client(folder / "kubeconfig") as agent:
         with pytest.raises(ApiError, match="system:serviceaccount:default:default"):
-            await report(agent, "t1", {"version": "1"})
-        (folder / "next").write_text(server.account_token("cri-resmgr", "agent-t1"))
+            await report(agent, "n1", {"version": "1"})
+        (folder / "next").write_text(await asyncio.to_thread(agent_token, server, "n1"))
         os.replace(folder / "next", token)
-        assert (await report(agent, "t1", {"version": "2"}))["status"] == {"version": "2"}
+        assert (await report(agent, "n1", {"version": "2"}))["status"] == {"version": "2"}

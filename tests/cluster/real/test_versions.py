@@ -55,7 +55,7 @@ class Schemas:
 
     def __init__(self, api: ControlPlane, kubectl: Kubectl, folder: Path) -> None:
         self._api, self._kubectl, self._folder = api, kubectl, folder
-        self._new = definitions(with_rules=api.version() >= (1, 25))
+        self._new = definitions()
 
     async def be(self, version: str) -> None:
         """``old`` or ``new``; returns once the server goes by them."""

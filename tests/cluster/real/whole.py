@@ -7,7 +7,6 @@ one of the bridge that pods are on. All calls block.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -32,7 +31,7 @@ from tests.cluster.real.parts import PLACEMENTS, condition
 from tests.e2e.containerd import Containerd
 from tests.e2e.image import NAME as IMAGE
 from tests.e2e.node import ONE_NODE
-from tests.kubelet.real.conftest import LINES, LOGS, SAID_ALWAYS
+from tests.kubelet.real.conftest import LINES, SAID_ALWAYS
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.machine import make_cgroup
 from tests.kubelet.real.node import static_pod
@@ -40,8 +39,6 @@ from tests.kubelet.real.node import static_pod
 NODE = "whole-node"
 PODS = "/api/v1/namespaces/{}/pods"
 WAIT_S = 180.0  # against some ten seconds
-#: Kubelet's credentials on the node, where kubeadm has them and agents of servers before 1.30 look.
-KUBECONFIG, PKI = "etc/kubernetes/kubelet.conf", "var/lib/kubelet/pki"
 #: What a pod of ours may write below; everything else of a host is not its own.
 OWN = (
     "run/cri-resmgr",
@@ -80,6 +77,7 @@ class WholeCluster:
             self.folder / "bin" / "containerd",
             images=self.folder,
             routes=[SERVICE_CIDR],
+            path=[programs["containerd"].parent, programs["runc"].parent],
         )
         self._stack = contextlib.ExitStack()
         self.api: ControlPlane
@@ -129,7 +127,7 @@ class WholeCluster:
         script.parent.mkdir()
         script.write_text(
             "#!/bin/sh\nexec unshare --mount --propagation unchanged "
-            f'sh -c \'mount --make-rshared / && exec {shutil.which("containerd")} "$@"\' sh "$@"\n'
+            f'sh -c \'mount --make-rshared / && exec {self._programs["containerd"]} "$@"\' sh "$@"\n'
         )
         script.chmod(0o755)
 
@@ -148,8 +146,6 @@ class WholeCluster:
             shares_volumes=True,
         )
         self.host.point_at(str(self.containerd.socket))
-        self._as_kubeadm_has_it(*pair)
-        self._stack.callback(self._remove_logs)
         self._stack.callback(self.host.close)
         self.host.start()
 
@@ -161,27 +157,6 @@ class WholeCluster:
             return False
 
         until(ready)
-
-    def _as_kubeadm_has_it(self, certificate: Path, key: Path) -> None:
-        """Kubelet's kubeconfig, with names of files as they are on such a host."""
-        both = certificate.read_text() + key.read_text()
-        self.host.write(f"{PKI}/kubelet-client-current.pem", both)
-        file = f"/{PKI}/kubelet-client-current.pem"
-        authority = base64.b64encode(self.api.ca.read_bytes()).decode()
-        cluster = {"server": self.api.url, "certificate-authority-data": authority}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"client-certificate": file, "client-key": file}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        self.host.write(KUBECONFIG, json.dumps(config))
-
-    def _remove_logs(self) -> None:
-        for path in (path for logs in LOGS for path in logs.glob(f"*{NAMESPACE}*")):
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
     def close(self) -> None:
         """End everything, and leave nothing; what was said is shown if the test fails."""
@@ -206,17 +181,11 @@ class WholeCluster:
     # --- our objects
 
     def objects(self, folder: str) -> list[dict[str, Any]]:
-        """What the folder of packaging/cluster has, for this host: where its folders are, its CPUs, and soon asked.
-
-        Kubelet 1.20 asks whether a pod is ready a whole period after it has started.
-        """
+        """What the folder of packaging/cluster has, for this host: where its folders are, and its CPUs."""
         rendered = self.kubectl.run("kustomize", str(PACKAGING / folder))
         found: list[dict[str, Any]] = [one for one in yaml.safe_load_all(rendered) if one]
         for one in found:
             if one["kind"] in ("DaemonSet", "Deployment"):
-                for container in pod_of(one)["containers"]:
-                    if "readinessProbe" in container:
-                        container["readinessProbe"]["periodSeconds"] = 1
                 for volume in pod_of(one).get("volumes", ()):
                     if "hostPath" in volume:
                         volume["hostPath"]["path"] = str(self.on_host(volume["hostPath"]["path"]))
@@ -306,7 +275,7 @@ class WholeCluster:
 
     def logs(self, app: str) -> str:
         """What containers of a workload have said; kubelet's files, since its port is loopback's."""
-        files = sorted(Path("/var/log/pods").glob(f"{NAMESPACE}_{app}*/*/*.log"))
+        files = sorted(self.host.logs.glob(f"{NAMESPACE}_{app}*/*/*.log"))
         return "\n".join(f"--- {file}\n{file.read_text(errors='replace')[-6000:]}" for file in files)
 
     def node_placement(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any, Optional
 
-from cluster.topology.fingerprint import pods_fingerprint
+from cluster.topology.resource_topology import pods_fingerprint
 
 UNITS = {"m": Decimal("0.001"), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30)}
 AFFINE = ("cpu", "memory")

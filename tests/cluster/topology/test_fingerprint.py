@@ -7,7 +7,7 @@ import random
 import pytest
 import xxhash
 
-from cluster.topology.fingerprint import pods_fingerprint, xxh64
+from cluster.topology.resource_topology import pods_fingerprint, xxh64
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ AGAINST = [
         "the policy balloons refuses no container that does not fit into one NUMA node",
     ),
     (lambda r: r.update(degraded={"runtime": "away"}), "the daemon is degraded: runtime"),
-    (_unknown_memory, "the memory of node-1 is not known"),
+    (_unknown_memory, "the memory of numa-1 is not known"),
     (
         lambda r: r["placements"][0].update(state="adopted"),
         "default/web/app is not placed by the daemon: adopted",

@@ -17,6 +17,9 @@ PACKAGES = ("bpf", "cluster", "cri_api", "cri_proxy", "policies")
 #: The option that only the version after has.
 NEW_OPTION = "placement.telepathy"
 
+#: Where the options that a policy may set stand.
+CRD = "packaging/cluster/crds/placementpolicies.yaml"
+
 #: By file: a text, and what the other version has in its place.
 Changes = Mapping[str, tuple[tuple[str, str], ...]]
 
@@ -29,10 +32,11 @@ AFTER: Changes = {
             '    Option("placement.max_moves",',
         ),
     ),
-    "cluster/api/allowed_options.py": (
+    CRD: (
         (
-            ' "placement.max_moves": {',
-            f' "{NEW_OPTION}": {{"type": "boolean", "description": "-"}},\n "placement.max_moves": {{',
+            "                      max_moves:\n",
+            f"                      {NEW_OPTION.partition('.')[2]}: {{type: boolean, description: '-'}}\n"
+            "                      max_moves:\n",
         ),
     ),
     # A field of the report, which the agent writes into the status; a field of each order; a word for a state.
@@ -58,7 +62,7 @@ AFTER: Changes = {
 #: A daemon that tells less and obeys fewer commands.
 BEFORE: Changes = {
     "cri_proxy/version.py": (('VERSION = "', 'VERSION = "0.0.'),),
-    "cri_proxy/daemon/commands_cluster.py": (
+    "cri_proxy/daemon/commands.py": (
         (', "overrides": self.overrides, "freeze": self.freeze}', "}"),
     ),
     "cri_proxy/daemon/commands_view.py": (
@@ -70,7 +74,7 @@ BEFORE: Changes = {
 }  # fmt: skip
 #: A daemon from before there was a cluster half: neither reports nor policies.
 LONG_BEFORE: Changes = {
-    "cri_proxy/daemon/commands_cluster.py": (('"cluster-policy": self.policy,', ""),),
+    "cri_proxy/daemon/commands.py": (('"cluster-policy": self.policy,', ""),),
     "cri_proxy/daemon/commands_view.py": (('"report": self.report,', ""),),
 }
 
@@ -82,6 +86,8 @@ def tree(folder: Path, changes: Changes) -> Path:
     """
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / CRD).parent.mkdir(parents=True)
+    shutil.copyfile(ROOT / CRD, folder / CRD)
     for file, changed in changes.items():
         path = folder / file
         text = path.read_text()

@@ -10,7 +10,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.config import BadConfig, SettingsSource
+from cri_proxy.config.config import BadConfig, SettingsSource, view_socket
 from cri_proxy.config.io.files import (
     ENDPOINTS,
     LAST,
@@ -63,14 +63,15 @@ def test_a_text_on_trial_takes_the_place_of_its_file_or_else_of_config_yaml(
 ) -> None:
     paths = {name: write(tmp_path / name, "{}") for name in ("fallback", "config", "force", "other")}
     files = Files(paths["fallback"], paths["config"], paths["force"], {"relay.mode": "off"})
-    found = files.layers_with(SettingsSource(str(paths[named]), "TEXT")).with_policy(None)
+    _, *found = files.layers_with(SettingsSource(str(paths[named]), "TEXT")).with_policy(None)
     assert [s.text if s.text == "TEXT" else s.name.rsplit("/", 1)[-1] for s in found] == order
 
 
 def test_a_text_on_trial_comes_before_what_is_forced(tmp_path: Path, empty: Path) -> None:
     forced = write(tmp_path / "forced", "{}")
-    found = Files(empty, None, forced).layers_with(SettingsSource("/nowhere/x.yaml", "TEXT"))
-    assert [source.text for source in found.with_policy(None)] == ["", "TEXT", "{}"]
+    layers = Files(empty, None, forced).layers_with(SettingsSource("/nowhere/x.yaml", "TEXT"))
+    _, *found = layers.with_policy(None)
+    assert [source.text for source in found] == ["", "TEXT", "{}"]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,30 @@ def test_a_named_file_that_cannot_be_read_is_an_error(what: str, tmp_path: Path,
 
 
 def test_usual_places_where_nothing_is_are_passed_over(tmp_path: Path) -> None:
-    assert Files(root=tmp_path).layers().below == ()
+    _, *found = Files(root=tmp_path).layers().below
     (tmp_path / "etc").write_text("not a folder")
-    assert Files(root=tmp_path).layers().below == ()
+    _, *as_without = Files(root=tmp_path).layers().below
+    assert found == as_without == []
+
+
+def test_below_another_root_lies_all_that_is_ours_and_nothing_sets(
+    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRI_RESMGR_ROOT", str(tmp_path))
+    text = write(tmp_path / "config.yaml", "control.socket: /run/c.sock\n")
+    for settings in (
+        load(Files(empty, text)),
+        load_or_last(Files(empty, text, write(tmp_path / "bad", BAD))),
+    ):
+        config = settings.config
+        assert config["control.socket"] == "/run/c.sock"
+        assert config["relay.extra_sockets"] == (f"{tmp_path}/var/run/cri-resmgr/cri-resmgr.sock",)
+        ours = {key: value for key, value, _ in config.show() if "/cri-resmgr" in str(value)}
+        assert view_socket(config) == Path("/run/view/view.sock")
+        assert len(ours) == 5, ours
+        assert all(str(value).lstrip("[").startswith(f"{tmp_path}/var/") for value in ours.values())
+    monkeypatch.setenv("CRI_RESMGR_ROOT", "/")
+    assert [source.name for source in Files(empty, text).layers().below] == [str(empty), str(text)]
 
 
 def test_a_usual_place_that_may_not_be_looked_at_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cri_proxy.config.config import BadConfig, SettingsSource, read_config
-from cri_proxy.nri.settings import NriSettings, nri_settings
-from cri_proxy.nri.validate import DefaultRules
+from cri_proxy.nri.validate import DefaultRules, NriSettings, nri_settings
 
 
 def settings(text: str) -> NriSettings:

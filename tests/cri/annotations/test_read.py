@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cri_proxy.cri.annotations.keys import KEYS, NOT_DONE, OUR_NAMES
+from cri_proxy.cri.annotations.keys import GONE, KEYS, NOT_DONE, OUR_NAMES
 from cri_proxy.cri.annotations.koordinator import NUMA_SPEC, QOS_LABEL, RESOURCE_SPEC
 from cri_proxy.cri.annotations.read import MAX_NOTES, read_preferences
 from cri_proxy.text.annotation_value import MAX_CHARACTERS
@@ -69,8 +69,6 @@ OURS = [
     ("cri-resmgr.io/hints", "devices", {"hints": frozenset(("devices",))}),
     ("cri-resmgr.io/hints", "none", {"hints": frozenset()}),
     ("cri-resmgr.io/balloon", "fast", {"balloon": "fast"}),
-    ("cri-resmgr.io/cpuset-file", "true", {"cpuset_file": True}),
-    ("cri-resmgr.io/cpuset-file", "false", {"cpuset_file": False}),
 ]
 
 THEIRS = [
@@ -365,6 +363,8 @@ NOTES = [
     ("cri-resmgr.io/l4", "require", "there is no such key (did you mean cri-resmgr.io/l3?)"),
     ("l33.cri-resmgr.io/container.app", "x", "there is no such key (did you mean cri-resmgr.io/l3?)"),
     ("cri-resmgr.io/anti_affinity", "x", "there is no such key (did you mean cri-resmgr.io/anti-affinity?)"),
+    ("cri-resmgr.io/cpuset-file", "true", GONE["cpuset-file"]),
+    ("cpuset-file.cri-resmgr.io/container.app", "false", GONE["cpuset-file"]),
     ("cri-resmgr.io/zzz", "x", f"there is no such key (known are {', '.join(OUR_NAMES)})"),
     ("l3.cri-resmgr.io/app", "x", '"app" is not understood, expected pod or container.NAME behind the slash'),
 ]

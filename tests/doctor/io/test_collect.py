@@ -21,7 +21,7 @@ import pytest
 from cri_proxy.config.config import read_config
 from cri_proxy.doctor.checks.node import INTELS, UNITS
 from cri_proxy.doctor.facts import Facts, MachineFacts
-from cri_proxy.doctor.io.collect import examine
+from cri_proxy.doctor.io.collect import examine, read_state_facts
 from cri_proxy.doctor.io.host import (
     read_cgroup_facts,
     read_file_facts,
@@ -36,7 +36,6 @@ from cri_proxy.doctor.io.parts import (
     read_daemon_facts,
     read_runtime_facts,
 )
-from cri_proxy.doctor.io.state import read_state_facts
 from cri_proxy.engine.snapshot import FORMAT
 from cri_proxy.state.file import FILE
 from policies.machine.cpus import parse_cpus
@@ -290,7 +289,9 @@ def test_whether_a_socket_is_listened_on_is_seen_without_a_connection(
 def test_a_daemon_that_is_down_is_a_sentence(root: Path) -> None:
     facts = read_daemon_facts(places_of(root))
     assert facts.status is None
-    assert facts.problem == f"the daemon is not running: nobody serves {root}/var/run/cri-resmgr/control.sock"
+    assert (
+        facts.problem == f"the daemon is not running: nothing serves {root}/var/run/cri-resmgr/control.sock"
+    )
 
 
 # ---------------------------------------------------------------------- configuration
@@ -402,7 +403,7 @@ def test_what_cannot_be_copied_costs_the_check_only(root: Path) -> None:
 FULL = """
 import sys, tempfile
 from pathlib import Path
-from cri_proxy.doctor.io.state import read_state_facts
+from cri_proxy.doctor.io.collect import read_state_facts
 from cri_proxy.state.store import Store
 
 tempfile.tempdir = sys.argv[1]
@@ -488,6 +489,19 @@ async def test_a_runtime_that_only_says_who_it_is_is_a_problem(
         await runtime.stop()
     assert facts.problem == f"ListContainers of the runtime at {runtime.socket} {words}"
     assert facts.name == "containerd"
+
+
+async def test_a_runtime_may_take_a_fifth_of_a_longer_examination(root: Path) -> None:
+    """`doctor --timeout` is more for a machine under load."""
+    runtime = FakeRuntime(root / "r.sock")
+    await runtime.start()
+    write(root, "etc/cri-resmgr/config.yaml", f"relay: {{runtime_endpoint: {runtime.socket}}}")
+    try:
+        runtime.script("ListContainers", hold=asyncio.Event())
+        facts = await asyncio.to_thread(examine, root=root, systemctl="false", limit_s=7.0)
+    finally:
+        await runtime.stop()
+    assert facts.runtime is not None and facts.runtime.problem.endswith("has not answered within 1.4 s")
 
 
 @pytest.mark.parametrize(("kind", "words"), [("", "is not there"), ("file", "is a file")])

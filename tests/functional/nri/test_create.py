@@ -362,7 +362,7 @@ async def test_what_a_killed_daemon_has_left_half_made_is_removed(
 async def test_a_stop_in_the_middle_ends_in_time_and_is_cleared_up(
     start_agent: StartAgent, runtime: FakeRuntime
 ) -> None:
-    agent = await start_agent(nri=hosting(request_timeout="1h"), relay={"drain": "100ms"})
+    agent = await start_agent(nri=hosting(request_timeout="1h"), constants={"relay_drain_s": 0.1})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("p")
         async with plugin(agent, CreateContainer={"hang": True}) as told:

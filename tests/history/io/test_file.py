@@ -211,3 +211,13 @@ def test_a_full_disk_loses_none_that_were_entered(tmp_path: Path, monkeypatch: p
         history.close()
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_workload_stands_for_its_pods_where_no_pod_has_its_name(history: HistoryFile) -> None:
+    paths = ("default/web-x7k2p/app", "default/web-9bqzl/app", "default/website/app", "shop/web-x7k2p/app")
+    history.add([handed(record(n, path)) for n, path in enumerate(paths, 1)], ALL)
+    assert numbers(history.page(Query("default/web"))) == [2, 1]
+    assert numbers(history.page(Query("default/web", before=2))) == [1]
+    history.add([handed(record(9, "default/web/app"))], ALL)
+    assert numbers(history.page(Query("default/web"))) == [9]
+    assert numbers(history.page(Query("default/web", after=0))) == [9]

@@ -90,7 +90,7 @@ def test_of_two_equal_values_on_a_line_the_one_that_is_meant_is_typed_by_hand(tm
 
 def test_a_file_that_somebody_has_just_changed_stays_as_it_is(tmp_path: Path) -> None:
     write_tree(tmp_path, {"/a": "old", "/b": "newer"})
-    with pytest.raises(CannotWrite, match="^/b cannot be written: somebody has just changed it"):
+    with pytest.raises(CannotWrite, match="^/b cannot be written: another program has just changed it"):
         KubeletFiles(tmp_path, STATE).write([Edit("/a", "old", "new"), Edit("/b", "old", "new")])
     assert read_tree(tmp_path) == {"/a": b"old", "/b": b"newer"}
 
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_given_back_are_not_said_to_be(tmp_path: Path) -> N
     files = KubeletFiles(tmp_path, STATE)
     [edit] = switch(files)
     record = files.load()
-    with pytest.raises(CannotWrite, match="somebody has just changed it"):
+    with pytest.raises(CannotWrite, match="another program has just changed it"):
         files.give_back(record, [replace(edit, before="another")], 2.0)
     assert files.load() == record
 

@@ -1,11 +1,10 @@
-"""What these tests share: one kubelet binary, one containerd; a kubelet and a daemon of its own for each."""
+"""What these tests share: one kubelet binary, one containerd 2; a kubelet and a daemon of its own for each."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,17 +16,15 @@ from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd, missing
 from tests.e2e.node import remove_all_pods
-from tests.kubelet.real.build import kubelet
 from tests.kubelet.real.gate import Gate
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.machine import MACHINE, make_cgroup, write_machine, write_runtime
 from tests.kubelet.real.node import KubeletNode
 from tests.machines import machine
+from tests.peers.programs import CONTAINERD, find
 
 #: How long pods have to go, seconds; they take one or two.
 REMOVE_S = 60.0
-#: kubelet makes a folder for each pod in one, into which containerd writes, and links to the files in the other.
-LOGS = Path("/var/log/pods"), Path("/var/log/containers")
 
 #: How much of kubelet's log and of the daemon's is shown of a test that fails, and what kubelet says each second.
 LINES = 60
@@ -36,12 +33,11 @@ SAID_ALWAYS = "Recording NodeHas", "Setting node annotation", "Pod status update
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    """The kubelet: the one named by the environment, or Debian 11's. For root, that there is none is a failure."""
+    """The kubelet: the one named by the environment, or the peer's. For root, that there is none is a failure."""
     if os.geteuid() != 0:
         pytest.skip("A real kubelet needs root.")
     assert missing() == ""
-    given = os.environ.get("KUBELET", "")
-    return Path(given) if given else kubelet()
+    return find("kubelet")["kubelet"]
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +53,14 @@ def described(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def containerd(described: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
     runtime = f'  BinaryName = "{described}/runc"\n'
     images = tmp_path_factory.mktemp("images")
-    running = Containerd(tmp_path_factory.mktemp("c") / "c", images=images, more_config=runtime)
+    peers = find(*CONTAINERD)
+    running = Containerd(
+        tmp_path_factory.mktemp("c") / "c",
+        peers["containerd"],
+        images=images,
+        more_config=runtime,
+        path=[peers["runc"].parent],
+    )
     try:
         start(running)
         yield running
@@ -102,7 +105,7 @@ async def stopped_node(
     """A node on which neither our daemon nor kubelet was started; kubelet would speak to our daemon."""
     config = {
         "topology": {"cgroup_root": str(described / "cgroup")},
-        "reconcile": {"interval": "1s", "poll": "1s"},
+        "constants": {"reconcile_interval_s": 1, "reconcile_poll_s": 1},
     }
     agent = Agent(gate.socket, machine(MACHINE), config)
     host = RealKubeletHost(
@@ -119,8 +122,6 @@ async def stopped_node(
         print(*told[-LINES:], "--- daemon", *agent.log().splitlines()[-LINES:], sep="\n")
         print("--- containerd", *runtime[-LINES:], sep="\n")
         await agent.close()
-        for path in (path for logs in LOGS for path in logs.glob(f"*-{host.name}_*")):
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -9,10 +9,17 @@ from typing import Any, Optional
 import grpc
 import grpc.aio
 
+from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CHANNEL_OPTIONS
 
 HOLD_TIMEOUT_S = 120.0
-STREAMS = ("GetContainerEvents",)
+#: Methods with a stream of replies.
+STREAMS = frozenset(
+    method.name
+    for service in cri.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if method.server_streaming
+)
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
+from sys import executable
 
 from policies.machine.cpus import format_cpus
 from tests.e2e.cgroups import cgroup_mounts
@@ -11,6 +13,8 @@ from tests.machines import HYGON_7285_2S, machine, write_sysfs
 
 #: 2 sockets, 8 NUMA nodes, 16 L3s of 4 cores with 2 threads.
 MACHINE = HYGON_7285_2S
+#: Of 2 MiB, in each of its NUMA nodes.
+HUGE_PAGES = 64
 
 
 def write_machine(folder: Path) -> Path:
@@ -26,10 +30,23 @@ def write_machine(folder: Path) -> Path:
     return sys
 
 
+def write_hugepages(sys: Path, pages: int = HUGE_PAGES) -> None:
+    """Pages of 2 MiB in every NUMA node of the described sysfs, and for kubelet in ``kernel/mm/hugepages``."""
+    nodes = sorted(machine(MACHINE).memory)
+    counts = {sys / f"devices/system/node/node{node}/hugepages": pages for node in nodes}
+    for folder, count in {**counts, sys / "kernel/mm/hugepages": pages * len(nodes)}.items():
+        pool = folder / "hugepages-2048kB"
+        pool.mkdir(parents=True, exist_ok=True)
+        for name in ("nr_hugepages", "free_hugepages"):
+            (pool / name).write_text(f"{count}\n")
+
+
 def write_runtime(folder: Path) -> Path:
     """The runc that writes cpusets down for this machine; its folder ``cgroup`` looks like the cgroups' root."""
-    for name in ("runc", "cpusets.py"):
-        shutil.copy(Path(__file__).with_name(name), folder / name)
+    shutil.copy(Path(__file__).with_name("cpusets.py"), folder)
+    # Not one of PATH: that may be a script which looks for a Python first, at every call of runc.
+    script = Path(__file__).with_name("runc").read_text().replace("python3", shlex.quote(executable))
+    (folder / "runc").write_text(script)
     (folder / "runc").chmod(0o755)
     cpusets = folder / "cgroup" / "cpuset"
     cpusets.mkdir(parents=True)

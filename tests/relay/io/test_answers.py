@@ -1,4 +1,4 @@
-"""The outcomes answer and filter, carried out by the relay on a real connection to a real server."""
+"""The outcomes answer and filter, carried out by the relay between real clients and a real server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.io.host.upstream import failure
 from cri_proxy.relay.interception import Answer, AnswerFailed, CallEnd, Forward, Interception, Outcome
-from cri_proxy.relay.io.grpc_server import SERVER_OPTIONS, Relay, open_channel
+from cri_proxy.relay.io.server import FrameRelay
+from cri_proxy.runtime import open_channel
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.fake_runtime import FakeRuntime
+from tests.relay.io.frames import relaying
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 EVENTS = "/runtime.v1.RuntimeService/GetContainerEvents"
@@ -58,19 +60,16 @@ class One:
 
 
 @asynccontextmanager
-async def relayed(folder: Path, interception: Any) -> AsyncIterator[tuple[FakeRuntime, CriClient, Relay]]:
-    async with FakeRuntime(str(folder / "r.sock")) as runtime:
-        channel = open_channel(runtime.socket)
-        relay = Relay(channel, None, One(interception))
-        server = grpc.aio.server(handlers=[relay], options=SERVER_OPTIONS)
-        server.add_insecure_port(f"unix:{folder / 'k.sock'}")
-        await server.start()
-        try:
-            async with CriClient(str(folder / "k.sock")) as client:
-                yield runtime, client, relay
-        finally:
-            await server.stop(0)
-            await channel.close()
+async def relayed(
+    folder: Path, interception: Any
+) -> AsyncIterator[tuple[FakeRuntime, CriClient, FrameRelay]]:
+    socket = str(folder / "k.sock")
+    async with (
+        FakeRuntime(str(folder / "r.sock")) as runtime,
+        relaying(runtime.socket, socket, One(interception)) as relay,
+        CriClient(socket) as client,
+    ):
+        yield runtime, client, relay
 
 
 async def test_an_answer_is_the_reply_and_nothing_is_sent(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ async def test_a_stop_waits_for_an_answer_and_then_cancels_it(tmp_path: Path) ->
     async with relayed(tmp_path, interception) as (_, client, relay):
         call = asyncio.ensure_future(client.call_bytes(VERSION, b""))
         await asyncio.wait_for(begun.wait(), HANG_S)
-        await relay.drain(0.05)
+        await relay.close(0.05)
         got = await call
         assert (got.code, got.details) == (14, "cri-resmgr is stopping; call again")
         assert interception.ends == [(CallEnd.UNKNOWN, 14, "cri-resmgr is stopping; call again")]

@@ -1,4 +1,4 @@
-"""Memory for all connections together is limited; past that the newest and idlest lose, and kubelet's does not."""
+"""Memory for all connections together is limited: one that keeps more than an equal share goes, and kubelet's stays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def call(client: Raw, stream: int) -> None:
         pass
 
 
-async def test_a_flood_of_held_requests_closes_its_own_connections_the_newest_first(
+async def test_a_flood_of_held_requests_closes_its_own_connections(
     folder: Path, runtime: FakeRuntime, calls: Recorder
 ) -> None:
     losses: list[str] = []
@@ -43,42 +43,36 @@ async def test_a_flood_of_held_requests_closes_its_own_connections_the_newest_fi
         await call(kubelet, 1)
         kubelet.write(headers(3), data(3, HEAD_OF_IT))  # it keeps something, too
         flood = []
-        for number in range(6):
+        for _ in range(6):
             flood.append(await Raw.connect(relay))
             await hold(flood[-1], 1)
-            await until(lambda number=number: len(losses) == max(0, number - 1))
-            assert relay._kept.total <= MIB
-        # Two fit; each that came after them is the newest, and has gone.
-        await links_of(relay, 3)
-        for kept in flood[:2]:
-            await call(kept, 3)
-        assert losses[0].endswith("KiB were kept for it, and more than 1 MiB for all")
+        await until(lambda: len(losses) >= 4)
+        await until(lambda: sum(link.kept_bytes for link in relay._links) <= MIB)
+        assert "KiB were kept for it, more than an equal share of 1 MiB for " in losses[0]
         await call(kubelet, 5)
         for client in (kubelet, *flood):
             await client.close()
         await links_of(relay, 0)
-        assert relay._kept.total == 0
+        assert relay._keeping == set()
 
 
-async def test_an_idle_connection_loses_before_a_newer_one_that_is_in_use(
-    folder: Path, runtime: FakeRuntime, calls: Recorder
-) -> None:
+async def test_the_share_of_each_shrinks_as_others_come(folder: Path, calls: Recorder) -> None:
     losses: list[str] = []
-    async with relaying(
-        runtime.socket, f"{folder}/k.sock", calls, most_kept=MIB, on_loss=losses.append
-    ) as relay:
-        idle = [await Raw.connect(relay), await Raw.connect(relay)]
-        for client in idle:
-            await hold(client, 1)
-        await until(lambda: relay._kept.total > 2 * MOST_OF_IT)
-        used = await Raw.connect(relay)
-        await call(used, 1)
-        await hold(used, 3)
-        told = await soon(idle[1].frame(GOAWAY))
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls, most_kept=MIB, on_loss=losses.append) as relay,
+    ):
+        first = await Raw.connect(relay)
+        await hold(first, 1)
+        await until(lambda: sum(link.kept_bytes for link in relay._links) > MOST_OF_IT)
+        assert losses == []
+        others = [await Raw.connect(relay) for _ in range(3)]
+        for other in others:
+            other.write(headers(1), data(1, HEAD_OF_IT))
+        told = await soon(first.frame(GOAWAY))  # at the next tick
         assert int.from_bytes(told.payload[4:8], "big") == Error.ENHANCE_YOUR_CALM
-        await call(used, 5)
         assert len(losses) == 1
-        for client in (*idle, used):
+        for client in (first, *others):
             await client.close()
 
 

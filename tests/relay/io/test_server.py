@@ -23,7 +23,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.local import NO_RUNTIME
 from cri_proxy.relay.interception import CallEnd
-from cri_proxy.relay.io.grpc_server import STOPPING
+from cri_proxy.relay.io.drain import STOPPING
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.server import ACCEPT_AT_ONCE, ACCEPTING, REACHING, FrameRelay
 from cri_proxy.unix_sockets import SocketTaken

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.vm.guest.installation import CONFIG, OBSERVER, SERVICE, SLOW_CONFIG, run, unit
+from tests.vm.guest.installation import CONFIG, OBSERVER, SERVICE, SLOW_CONFIG, run, set_constants, unit
 from tests.vm.guest.node import Node, Running, until
 
 PORT = 8080
@@ -16,12 +16,14 @@ PORT = 8080
 _CONFIG = """\
 affinity:
   rebalance: manual
-  interval: 1s
-  half_life: 20s
-  minimum_age: 1s
   cooldown: 1ms
-  least_weight: 10
 """
+_CONSTANTS = {
+    "affinity_interval_s": 1,
+    "affinity_half_life_s": 20,
+    "affinity_minimum_age_s": 1,
+    "affinity_least_weight": 10,
+}
 TALK = cri.Mount(container_path="/bin/talk", host_path="/run/talk")
 
 
@@ -35,6 +37,7 @@ async def the_observer_sees_without_ebpf(node: Node) -> None:
 
 async def _observes(node: Node, provider: str) -> None:
     CONFIG.write_text(SLOW_CONFIG + _CONFIG)
+    set_constants(**_CONSTANTS)
     run("systemctl", "restart", SERVICE)
     run("systemctl", "start", OBSERVER)
     told = await until(

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from policies.machine.cpus import parse_cpus
-from tests.vm.guest.installation import CONFIG, SERVICE, SLOW_CONFIG, run
+from tests.vm.guest.installation import CONFIG, SERVICE, SLOW_CONFIG, run, set_constants
 from tests.vm.guest.node import Node, Running, until, until_served
 
 #: A short window, so that a boot need not wait for hours; a new container's cgroup is looked up by the comparison.
@@ -14,13 +14,14 @@ _CONFIG = """\
 placement:
   size: demand
 demand:
-  window: 10s
   headroom: 1
-  shrinks_per_minute: 100
-  growths_per_hour: 100
-reconcile:
-  interval: 2s
 """
+_CONSTANTS = {
+    "demand_window_s": 10,
+    "demand_shrinks_per_minute": 100,
+    "demand_growths_per_hour": 100,
+    "reconcile_interval_s": 2,
+}
 #: Two for each CPU of a CCX: pressure is the mean of its CPUs, so that one more than it has CPUs were half of the time only.
 LOOPS = "for i in 1 2 3 4; do (while :; do :; done) >/dev/null 2>&1 & done"
 
@@ -36,6 +37,7 @@ async def sets_follow_the_load_without_pressure(node: Node) -> None:
 async def _follow(node: Node, watched: str, is_told: bool) -> None:
     """``is_told``: the kernel tells that tasks wait."""
     CONFIG.write_text(SLOW_CONFIG + _CONFIG)
+    set_constants(**_CONSTANTS)
     run("systemctl", "restart", SERVICE)
     await until_served(node.kubelet)
     machine = f"0-{node.shape.cpus - 1}"
@@ -61,7 +63,9 @@ async def _follow(node: Node, watched: str, is_told: bool) -> None:
     again = await node.run("follows", pod=container.pod, attempt=1, **asks)
     assert node.ask("explain", container=again.id)["history"][0]["cpus"] == machine
     CONFIG.write_text(SLOW_CONFIG)
-    run("systemctl", "reload", SERVICE)
+    set_constants()
+    run("systemctl", "restart", SERVICE)
+    await until_served(node.kubelet)
 
 
 async def _grows(node: Node, container: Running, ccx: str) -> None:

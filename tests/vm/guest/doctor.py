@@ -16,7 +16,7 @@ _WARNINGS = {
     "no-topology": {
         "sockets": "each of the 8 vCPUs is a socket",
         "smt": "no SMT siblings",
-        "cache": "each vCPU has an L3 of its own",
+        "cache": "each vCPU has an L3 to itself",
     },
     "no-threads": {"smt": "no SMT siblings", "cache": "one L3 of 8 cores is shown for the whole machine"},
 }
@@ -25,7 +25,7 @@ _RIGHT = {
     8: "-smp 8,sockets=1,dies=1,cores=4,threads=2",
     16: "-smp 16,sockets=1,dies=2,cores=4,threads=2",
 }
-#: It gives the runtime a second, which under emulation may be too little while others use the CPUs.
+#: It gives the runtime a fifth of its patience, which under emulation may be too little while others use the CPUs.
 TRIES = 3
 #: Reading all of it takes half a second, and twenty times as long under emulation.
 PATIENCE_S = "30"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,8 +14,10 @@ SOCKET_UNIT = "cri-resource-manager.socket"
 OBSERVER = "cri-resmgr-observer.service"
 CONFIG = Path("/etc/cri-resmgr/config.yaml")
 #: A call must end within it at a restart, and so must the daemon. Emulation is twenty times slower than a node.
-SLOW_CONFIG = "relay:\n  drain: 30s\nnri:\n  request_timeout: 20s\n  registration_timeout: 20s\n"
+SLOW_CONFIG = "nri:\n  request_timeout: 20s\n"
+SLOW_CONSTANTS = {"relay_drain_s": 30, "nri_registration_timeout_s": 20}
 SLOW_UNIT = Path(f"/etc/systemd/system/{SERVICE}.d/slow.conf")
+CONSTANTS_UNITS = [Path(f"/etc/systemd/system/{name}.d/constants.conf") for name in (SERVICE, OBSERVER)]
 SLOW_LIMITS = "[Service]\nTimeoutStartSec=600\nWatchdogSec=300\n"
 STATE = Path("/var/lib/cri-resmgr")
 CONTROL = Path("/var/run/cri-resmgr/control.sock")
@@ -44,6 +47,15 @@ def unit(name: str) -> dict[str, str]:
     properties = "ActiveState,SubState,MainPID,NRestarts,StatusText,Result"
     shown = run("systemctl", "show", name, f"--property={properties}").stdout
     return dict(line.split("=", 1) for line in shown.splitlines())
+
+
+def set_constants(**differ: float) -> None:
+    """What daemon and observer are started with from now on, besides what emulation needs."""
+    written = json.dumps({**SLOW_CONSTANTS, **differ})
+    for path in CONSTANTS_UNITS:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"[Service]\nEnvironment='CRI_RESMGR_CONSTANTS={written}'\n")
+    run("systemctl", "daemon-reload")
 
 
 def private_modules() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
-from tests.vm.guest.installation import CONFIG, SERVICE, run
+from tests.vm.guest.installation import SERVICE, run, set_constants
 from tests.vm.guest.node import HANDLERS, TASKS, Node, Running, until
 
 MOUNT = Path("/sys/fs/cgroup")
@@ -18,25 +18,24 @@ _NEST = (
     "echo +cpuset > $own/cgroup.subtree_control; exec sleep 1000000"
 )
 _SYSTEM = "kubepods-system.slice"
-_OFTEN = "reconcile:\n  interval: 1s\n  poll: 1s\n"
 _ROUNDS = "cri_resmgr_resyncs_total{result=ok}"
 
 
 async def what_containers_do_below_or_beside_their_cgroups_is_no_drift(node: Node) -> None:
     """By runc and crun, by both cgroup drivers; the daemon finds them as they are, nested already."""
     made = await asyncio.gather(*(_nested(node, handler) for handler in HANDLERS))
-    beside = await node.run("beside", pod=await node.shared_pod(), cpu_limit=1000)
+    # crun keeps a container's processes in a cgroup below its scope; beside that is not beside the container's.
+    beside = await node.run("beside", pod=await _pod(node, "beside", "runc"), cpu_limit=1000)
     await until(lambda: [_cgroup(container).name for container in made] == ["init"] * len(made))
     sandbox = _put_beside(beside)
     places = node.places(made)
-    before = CONFIG.read_text()
-    CONFIG.write_text(before + _OFTEN)
+    await asyncio.to_thread(set_constants, reconcile_interval_s=1, reconcile_poll_s=1)
     try:
         await asyncio.to_thread(run, "systemctl", "restart", SERVICE)
         await _compared(node, 5)
         status = node.ask("status")
         assert [name for name in status["counters"] if "drift" in name] == [], status["counters"]
-        assert status["not_bound"] == {"default/shared/beside": f"/{sandbox.relative_to(MOUNT)}"}
+        assert status["not_bound"] == {"default/beside/beside": f"/{sandbox.relative_to(MOUNT)}"}
         assert [node.row(container)["stance"] for container in made] == ["placed"] * len(made)
         # Another writer changes those that are theirs, with what is below.
         for container in made:
@@ -47,8 +46,8 @@ async def what_containers_do_below_or_beside_their_cgroups_is_no_drift(node: Nod
         )
         print({handler: str(_cgroup(container)) for handler, container in zip(HANDLERS, made)})
     finally:
-        CONFIG.write_text(before)
-        run("systemctl", "reload", SERVICE)
+        set_constants()
+        run("systemctl", "restart", SERVICE)
 
 
 async def a_pod_under_a_parent_of_its_own_has_that_ones_cpus(node: Node) -> None:
@@ -70,20 +69,25 @@ async def a_pod_under_a_parent_of_its_own_has_that_ones_cpus(node: Node) -> None
 
 
 async def _nested(node: Node, handler: str) -> Running:
-    uid = str(uuid.uuid4())
-    unit = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
-    systemd = f"/kubepods.slice/kubepods-burstable.slice/{unit}"
-    parent = systemd if HANDLERS[handler] == "systemd" else cgroup_parent("burstable", uid)
-    config = pod_config(handler, uid=uid, cgroup_parent=parent, host_network=True)
-    config.linux.security_context.privileged = True
-    asked = cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
-    pod_id = (await node.kubelet.call("RunPodSandbox", asked)).pod_sandbox_id
-    pod = Pod(pod_id, uid, handler, config.metadata.namespace, config)
+    pod = await _pod(node, handler, handler)
     request = create_request(pod, container_config("nest", command=("sh", "-c", _NEST), cpu_limit=1000))
     request.config.linux.security_context.privileged = True
     container = (await node.kubelet.call("CreateContainer", request)).container_id
     await node.kubelet.start(container)
     return Running(pod, container)
+
+
+async def _pod(node: Node, name: str, handler: str) -> Pod:
+    """A privileged one."""
+    uid = str(uuid.uuid4())
+    unit = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+    systemd = f"/kubepods.slice/kubepods-burstable.slice/{unit}"
+    parent = systemd if HANDLERS[handler] == "systemd" else cgroup_parent("burstable", uid)
+    config = pod_config(name, uid=uid, cgroup_parent=parent, host_network=True)
+    config.linux.security_context.privileged = True
+    asked = cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
+    pod_id = (await node.kubelet.call("RunPodSandbox", asked)).pod_sandbox_id
+    return Pod(pod_id, uid, name, config.metadata.namespace, config)
 
 
 def _cgroup(container: Running) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.vm.guest.installation import PACKAGE, RELAY, SERVICE, SLOW_UNIT, run, unit
+from tests.vm.guest.installation import CONSTANTS_UNITS, PACKAGE, RELAY, SERVICE, run, unit
 from tests.vm.guest.kubelet import kubelet_is_as_it_was, switch_over
 from tests.vm.guest.node import RUNTIME, Node, connect
 from tests.vm.guest.placement import memory_of
@@ -40,7 +40,8 @@ async def the_runtime_goes_on_without_us(node: Node) -> None:
 
 async def purge_leaves_nothing(node: Node) -> None:
     run("dpkg", "--purge", PACKAGE)
-    shutil.rmtree(SLOW_UNIT.parent)
+    for path in CONSTANTS_UNITS:
+        shutil.rmtree(path.parent)
     skipped = [word for path in _NOT_OURS for word in ("-path", path, "-prune", "-o")]
     names = ["-iname", "*cri-res*", "-o", "-iname", "*cri_res*"]
     found = run("find", "/", *skipped, "(", *names, ")", "-print").stdout.split()

@@ -30,7 +30,7 @@ async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf)
             await asyncio.to_thread(start_runtime, node)
 
         async def service() -> None:
-            await the_service_starts_and_serves(node, job.get("config", ""))
+            await the_service_starts_and_serves(node, job.get("config", ""), job.get("constants", {}))
 
         if not await verdict_of("the_runtime_starts", runtime):
             return False
@@ -44,12 +44,15 @@ async def check_all(job: Mapping[str, Any], folder: Path, verdict_of: VerdictOf)
         return all(passed)
 
 
-async def the_service_starts_and_serves(node: Node, config: str) -> None:
-    """As an operator starts it; kubelet's first call is answered by the runtime. ``config``: YAML besides the guest's."""
+async def the_service_starts_and_serves(node: Node, config: str, constants: dict[str, float]) -> None:
+    """As an operator starts it; kubelet's first call is answered by the runtime.
+
+    ``config``, ``constants``: YAML, and constants that differ, besides the guest's.
+    """
     installation.CONFIG.write_text(installation.SLOW_CONFIG + config)
     installation.SLOW_UNIT.parent.mkdir(parents=True, exist_ok=True)
     installation.SLOW_UNIT.write_text(installation.SLOW_LIMITS)
-    installation.run("systemctl", "daemon-reload")
+    installation.set_constants(**constants)
     installation.run("systemctl", "start", installation.SERVICE)
     shown = installation.unit(installation.SERVICE)
     assert (shown["ActiveState"], shown["SubState"]) == ("active", "running"), shown

@@ -1,4 +1,4 @@
-"""Demand in the daemon: containers are looked at, and their sets become larger or smaller by what they use.
+"""Demand in the daemon: containers are looked at, and their sets become larger or smaller by usage.
 
 Where no container is sized by demand nothing is read and nothing is open. Files are read in a thread; what follows from them
 is decided by the controller and made in the engine, a set at a time, as calls are relayed in between. A set that is too
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cri_api.waiting import wait_within
-from cri_proxy.affinity.demand.controller import ContainerSet, DemandController, Resize
-from cri_proxy.affinity.demand.estimate import DemandSample
+from cri_proxy.affinity.demand.controller import ContainerSet, DemandController, SizeChange
+from cri_proxy.affinity.demand.estimate import DemandSample, DemandSettings
 from cri_proxy.affinity.demand.io.triggers import PressureTriggers
 from cri_proxy.affinity.demand.io.usage import UsageReader
 from cri_proxy.affinity.demand.report import demand_row, demand_status
-from cri_proxy.affinity.demand.settings import demand_settings
+from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate, Grant
 from cri_proxy.services.services import Services
@@ -31,7 +31,7 @@ from cri_proxy.services.services import Services
 #: How often it is looked whether containers are sized by demand, where none is, seconds.
 IDLE_S = 5.0
 #: Why sets get their limit's size back.
-GIVEN_BACK = "its set is not sized by demand any more"
+GIVEN_BACK = "its cpuset is not sized by usage any more"
 
 
 class DemandSizer:
@@ -47,7 +47,7 @@ class DemandSizer:
         self._triggers = triggers or PressureTriggers(cgroup_root)
         self._wake = asyncio.Event()
         self._fired: set[str] = set()
-        #: Those whose larger set the runtime has not taken yet.
+        #: Containers with a larger set that the runtime has not taken yet.
         self._growing: set[str] = set()
         self._is_watched = False
         #: The engine and its version that the controller follows.
@@ -61,8 +61,10 @@ class DemandSizer:
             try:
                 wait_s = await self.round()
             except Exception as error:
-                self._services.log.error("a round of sizing by demand failed", exc_info=True)
-                self._services.health.note("demand", f"sets are not sized: {type(error).__name__}: {error}")
+                self._services.log.error("a round of usage-based sizing failed", exc_info=True)
+                self._services.health.note(
+                    "demand", f"cpusets are not sized by usage: {type(error).__name__}: {error}"
+                )
                 wait_s = IDLE_S
             else:
                 self._services.health.note("demand", "")
@@ -81,7 +83,7 @@ class DemandSizer:
         self._wake.set()
 
     async def round(self) -> float:
-        """Look at those that are due or have said that they wait; returns the seconds until the next are due."""
+        """Look at containers that are due or wait; returns the seconds until the next are due."""
         node_state = self._services.node_state
         engine = node_state.engine
         if engine is None:
@@ -147,7 +149,7 @@ class DemandSizer:
         )
 
     def _forget_uses(self, engine: Engine, sized: Collection[str]) -> None:
-        """What is not sized by demand any more counts by its request again."""
+        """Containers not sized by demand any more count by their request again."""
         known = [key for key, grant in engine.grants.items() if grant.container.milli_used]
         if stale := dict.fromkeys([key for key in known if key not in sized], 0):
             engine.note_use(stale)
@@ -180,7 +182,7 @@ class DemandSizer:
 
     # ------------------------------------------------------------------ what follows
 
-    async def _carry_out(self, engine: Engine, resizes: list[Resize]) -> None:
+    async def _carry_out(self, engine: Engine, resizes: list[SizeChange]) -> None:
         node_state = self._services.node_state
         for resize in resizes:
             self._make(engine, resize)
@@ -192,7 +194,7 @@ class DemandSizer:
             self._follow_engine(engine)
             await self._watch()
 
-    def _make(self, engine: Engine, resize: Resize) -> None:
+    def _make(self, engine: Engine, resize: SizeChange) -> None:
         node_state, metrics = self._services.node_state, self._services.metrics
         now_s = node_state.clock()
         updates = engine.size(resize.key, resize.milli_size, resize.why, now_s)
@@ -207,7 +209,7 @@ class DemandSizer:
         metrics.demand_resizes.labels(resize.action, "made").inc()
         grant = engine.grants[resize.key]
         self._services.log.info(
-            "a set was sized by demand",
+            "a cpuset was sized by usage",
             container=grant.container.path,
             action=resize.action,
             cpus=len(grant.cpus),
@@ -236,7 +238,7 @@ class DemandSizer:
             node_state.updates.send(updates, by_command=True)
 
     def close(self) -> None:
-        """Close what is open. ``run`` has ended."""
+        """Close the open files. ``run`` has ended."""
         self._triggers.close()
         self._usage.close()
 
@@ -250,3 +252,19 @@ class DemandSizer:
     def status(self) -> dict[str, Any]:
         """For ``status``."""
         return demand_status(self.controller, self._triggers.problem, bool(self._triggers.keys))
+
+
+def demand_settings(config: Config) -> DemandSettings:
+    """The settings of a configuration."""
+    constants = config.constants
+    return DemandSettings(
+        interval_s=constants.demand_interval_s,
+        window_s=constants.demand_window_s,
+        percentile=constants.demand_percentile,
+        half_life_s=constants.demand_half_life_s,
+        headroom=config["demand.headroom"],
+        waiting=constants.demand_waiting,
+        usage=constants.demand_usage,
+        shrinks_per_minute=constants.demand_shrinks_per_minute,
+        growths_per_hour=constants.demand_growths_per_hour,
+    )

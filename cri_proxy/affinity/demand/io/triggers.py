@@ -45,9 +45,9 @@ class PressureTriggers:
         self._epoll = select.epoll()
         self._files: dict[str, int] = {}
         self._keys: dict[int, str] = {}
-        #: Those whose cgroup is gone, until ``keep`` closes their files.
+        #: Containers without a cgroup now, until ``keep`` closes their files.
         self._gone: set[str] = set()
-        #: Those that have no such file: of a hybrid host not all have a cgroup below ``unified``.
+        #: Containers without such a file: of a hybrid host not all have a cgroup below ``unified``.
         self._without: set[str] = set()
         self._waiting = 0.0
         self._thread: Optional[threading.Thread] = None
@@ -134,7 +134,7 @@ class PressureTriggers:
         return self._fired(self._epoll.poll(0))
 
     def _fired(self, found: list[tuple[int, int]]) -> list[str]:
-        """One whose cgroup is gone has no trigger any more."""
+        """A container without its cgroup has no trigger any more."""
         fired = []
         for descriptor, events in found:
             key = self._keys.get(descriptor)

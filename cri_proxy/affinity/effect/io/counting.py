@@ -11,18 +11,19 @@ Everything here blocks (opening a counter interrupts its CPU), so it runs in a t
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import platform
+import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-from cri_proxy.affinity.effect.comparison import Counts
+from cri_proxy.affinity.effect.comparison import Counts, Subject, fitting
 from cri_proxy.affinity.effect.events import CpuModel, Event, EventSet, events_of
-from cri_proxy.affinity.effect.io.perf_events import CounterGroup, open_group
-from cri_proxy.affinity.effect.subjects import Subject, fitting
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
 from policies.machine.cpus import BadCpuList, parse_cpus
 
@@ -39,7 +40,7 @@ NOT_PERMITTED = (
 
 @dataclass(frozen=True)
 class Countable:
-    """What this machine counts. ``why``: why it does not, else "". ``l3_type``: of amd_l3, 0 = there is none; it counts
+    """This machine's counters. ``why``: why there are none, else "". ``l3_type``: of amd_l3, 0 = there is none; it counts
     the L3 of each of ``l3_cpus``."""
 
     events: Optional[EventSet] = None
@@ -50,7 +51,7 @@ class Countable:
 
 @dataclass(frozen=True)
 class L3Counts:
-    """Of all L3s that a plan touches, since they are counted: lookups and those that missed, bytes to and from memory,
+    """Of all L3s that a plan touches, since they are counted: lookups and misses, bytes to and from memory,
     and those of them to the own node's. None = not counted here."""
 
     misses: Optional[float] = None
@@ -59,7 +60,7 @@ class L3Counts:
     own_node_bytes: Optional[float] = None
 
     def since(self, earlier: L3Counts) -> L3Counts:
-        """What came between two looks."""
+        """The counts between two looks."""
         return L3Counts(
             _less(self.misses, earlier.misses),
             _less(self.lookups, earlier.lookups),
@@ -84,7 +85,7 @@ class Look:
 
 
 def read_countable(sys: Path, proc: Path) -> Countable:
-    """What is counted on the machine whose /sys and /proc these are. Blocks."""
+    """The counters of the machine with this /sys and /proc. Blocks."""
     cpu = _cpu_model(proc)
     events = events_of(cpu)
     if events is None:
@@ -193,7 +194,7 @@ class Counting:
         raise OSError(errno.ESRCH, f"{path}: no such cgroup")
 
     def look(self) -> Look:
-        """What all counters say now. Blocks."""
+        """Read all counters. Blocks."""
         with self._lock:
             if self._is_closed:
                 return Look({}, L3Counts())
@@ -206,7 +207,7 @@ class Counting:
         return Look(counts, L3Counts(misses, lookups, memory, own))
 
     def close(self) -> None:
-        """Give all descriptors back; what is being opened is given back by its thread."""
+        """Give all descriptors back; the opening thread gives back its own."""
         with self._lock:
             self._is_closed = True
             for group in [*self._l3_groups, *(each for groups in self._groups.values() for each in groups)]:
@@ -290,3 +291,83 @@ def _sentence(error: OSError) -> str:
     if error.errno in _NOT_THERE:
         return f"the kernel has no such counters: {error.strerror}"
     return f"a container could not be counted: {error.strerror}"
+
+
+# ---------------------------------------------------------------------- perf events
+
+# perf_event_open(2): groups of counters of one cgroup (or of everything) on one CPU.
+# A group is scheduled onto the hardware together, so that its counts belong to the same time; where counters are short the
+# kernel takes turns, and says for how long the group was counted (``time_running`` of ``time_enabled``).
+# The flags and structures are those of include/uapi/linux/perf_event.h.
+
+#: Of the system calls' tables; a machine that is not here counts nothing.
+_NUMBERS = {"x86_64": 298, "aarch64": 241}
+_PID_CGROUP, _CLOEXEC = 1 << 2, 1 << 3
+_ENABLED, _RUNNING, _GROUP = 1, 2, 8
+#: perf_event_attr as it was first (PERF_ATTR_SIZE_VER0): type, size, config, period, sample_type, read_format, flags ...
+_ATTRIBUTES = struct.Struct("IIQQQQQIIQ")
+_HEAD = struct.Struct("QQQ")
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class CounterGroup:
+    """Counters that are open: ``descriptors`` of one CPU, the leader first."""
+
+    descriptors: tuple[int, ...]
+
+    def read(self) -> tuple[float, ...]:
+        """The count of each since it was opened, scaled to the whole time where the kernel has taken turns.
+
+        :raises OSError: it is closed.
+        """
+        data = os.read(self.descriptors[0], _HEAD.size + 8 * len(self.descriptors))
+        if len(data) < _HEAD.size + 8 * len(self.descriptors):
+            return (0.0,) * len(self.descriptors)  # a group that never got counters reads as nothing
+        _, enabled, running = _HEAD.unpack_from(data)
+        scale = enabled / running if running else 0.0
+        counts = struct.unpack_from(f"{len(self.descriptors)}Q", data, _HEAD.size)
+        return tuple(count * scale for count in counts)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for descriptor in reversed(self.descriptors):
+            os.close(descriptor)
+        self.descriptors = ()
+
+
+def open_group(events: Sequence[Event], cpu: int, cgroup: int = -1) -> CounterGroup:
+    """Count events on one CPU: of the cgroup whose directory is open as ``cgroup``, -1 = of all that runs there.
+
+    :raises OSError: the kernel does not; ENOENT: it has no such event, EACCES or EPERM: it may not be asked, EBADF: the
+        directory is none of the hierarchy that it counts by, ENODEV: the CPU is off.
+    """
+    opened: list[int] = []
+    try:
+        for event in events:
+            opened.append(_open(event, cpu, cgroup, opened[0] if opened else -1))
+    except OSError:
+        for descriptor in reversed(opened):
+            os.close(descriptor)
+        raise
+    return CounterGroup(tuple(opened))
+
+
+def _open(event: Event, cpu: int, cgroup: int, leader: int) -> int:
+    number = _NUMBERS.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    attributes = ctypes.create_string_buffer(
+        _ATTRIBUTES.pack(
+            event.type, _ATTRIBUTES.size, event.config, 0, 0, _ENABLED | _RUNNING | _GROUP, 0, 0, 0, 0
+        ),
+        _ATTRIBUTES.size,
+    )
+    flags = _CLOEXEC | (_PID_CGROUP if cgroup >= 0 else 0)
+    arguments = [ctypes.c_long(value) for value in (cgroup, cpu, leader, flags)]
+    descriptor = int(_LIBC.syscall(ctypes.c_long(number), attributes, *arguments))
+    if descriptor < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return descriptor

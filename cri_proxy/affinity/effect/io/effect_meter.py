@@ -1,6 +1,6 @@
 """Measures plans: counters are open for some seconds before a plan and for some after it, and never in between.
 
-Nothing of it stalls the loop: counters are opened, read and closed by a thread. At most ``affinity.measure_descriptors``
+Nothing of it stalls the loop: counters are opened, read and closed by a thread. At most ``affinity_measure_descriptors``
 are open at a time, for the containers that the plan moves and those they talk to.
 """
 
@@ -12,11 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from cri_proxy.affinity.effect.comparison import WINDOWS, Effect, Window, compare, windows_of
+from cri_proxy.affinity.effect.comparison import (
+    WINDOWS,
+    Subject,
+    Window,
+    compare,
+    effect_row,
+    in_order,
+    windows_of,
+)
 from cri_proxy.affinity.effect.io.counting import Countable, Counting, L3Counts, read_countable
-from cri_proxy.affinity.effect.subjects import Subject, in_order
-from cri_proxy.affinity.effect.text import effect_row
-from cri_proxy.affinity.problem_snapshot import PlanningSnapshot
+from cri_proxy.affinity.problem import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Life, Move
@@ -33,7 +39,7 @@ Wait = Callable[[float], Awaitable[Any]]
 
 @dataclass
 class Measured:
-    """What was counted before a plan, and what has become of the plan since. ``made``: its moves that stand."""
+    """The counts before a plan, and the plan's outcome since. ``made``: its moves that stand."""
 
     keys: tuple[str, ...]
     windows: tuple[Window, ...]
@@ -72,7 +78,7 @@ class EffectMeter:
         wait: Optional[Wait] = None,
         countable: Optional[Countable] = None,
     ) -> None:
-        """``wait``: for so many seconds. ``countable``: in the place of what is found in ``sys`` and ``proc``."""
+        """``wait``: for so many seconds. ``countable``: in the place of the counters in ``sys`` and ``proc``."""
         self._services = services
         self._cgroup_root, self._sys, self._proc = cgroup_root, sys, proc
         self._wait = wait or asyncio.sleep
@@ -107,13 +113,13 @@ class EffectMeter:
         keys_in_order = tuple(key for key in wanted if key in measured)
         return Measured(keys_in_order, counted.windows, counted.l3, cpus, counted.left_out)
 
-    async def after(self, engine: Engine, measured: Measured, settings: AffinitySettings) -> Optional[Effect]:
-        """Count the same containers where they are now, and compare. None: it could not be counted."""
+    async def after(self, engine: Engine, measured: Measured, settings: AffinitySettings) -> None:
+        """Count the same containers where they are now, and note for the status how that compares, if it can be counted."""
         waited_s = self._services.node_state.clock() - measured.made_at_s
         await self._wait(max(0.0, SETTLE_S - waited_s))
         counted = await self._count(engine, measured.keys, measured.cpus, settings)
         if counted is None or self._countable is None or self._countable.events is None:
-            return None
+            return
         events = self._countable.events
         effect = compare(measured.windows, counted.windows, events.per)
         row = effect_row(events, effect, measured.left_out)
@@ -126,22 +132,11 @@ class EffectMeter:
         self._services.log.info(
             "the effect of a plan", **{key: row[key] for key in ("verdict", "per", "events")}
         )
-        return effect
-
-    @property
-    def per_words(self) -> str:
-        """What counts are for so much of."""
-        events = None if self._countable is None else self._countable.events
-        return "" if events is None else events.per_words
-
-    def note_taken_back(self, count: int) -> None:
-        """So many moves of the plan that was measured last were taken back for it."""
-        self._last["taken_back"] = count
 
     async def _count(
         self, engine: Engine, keys: Iterable[str], cpus: frozenset[int], settings: AffinitySettings
     ) -> Optional[_Counted]:
-        """Windows of those that can be counted, and keep their CPUs meanwhile."""
+        """Windows of the containers that can be counted, and keep their CPUs meanwhile."""
         assert self._countable is not None
         async with self._lock:
             counting = Counting(self._countable, self._cgroup_root, self._sys)
@@ -163,7 +158,7 @@ class EffectMeter:
         self._problem = counting.problem
         if not counting.keys:
             if subjects and not self._problem:
-                self._problem = f"affinity.measure_descriptors ({descriptors}) is too small for a container of the last plan"
+                self._problem = f"{descriptors} counters are too few for a container of the last plan"
             return None
         looks = [await asyncio.to_thread(counting.look)]
         for _ in range(WINDOWS):
@@ -199,13 +194,8 @@ class EffectMeter:
             return "the first plan shows whether moves can be measured"
         if why := self._countable.why or self._problem:
             return f"{unguarded} {why}"
-        guard = (
-            "taken back" if settings.take_back_measured else "not taken back (affinity.take_back_measured)"
-        )
         assert self._countable.events is not None
-        return (
-            f"moves are measured by counters of {self._countable.events.cpu}; what makes it worse is {guard}"
-        )
+        return f"moves are measured by counters of {self._countable.events.cpu}; what makes it worse is told"
 
 
 def _cpus_of(engine: Engine, key: str) -> Optional[frozenset[int]]:
@@ -224,7 +214,7 @@ def _l3_row(before: L3Counts, after: L3Counts) -> dict[str, Any]:
         and after.memory_bytes
         and None not in (before.own_node_bytes, after.own_node_bytes)
     ):
-        words = "memory traffic of the plan's L3s with other nodes"
+        words = "memory traffic of the plan's L3s with other NUMA nodes"
         shares.append((words, _remote(before), _remote(after)))
     return {"shares": shares} if shares else {}
 

@@ -1,33 +1,84 @@
 """Calls during which plugins are told or asked: around the engine's own interception of the same call, if it has one.
 
-Whatever goes wrong in here that is not a plugin's refusal is logged, and the call goes on without plugins.
+An error in here that is no plugin's refusal is logged, and the call goes on without plugins.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest, parse
-from cri_proxy.cri.visibility import Visibility
+from cri_proxy.cri.visibility import SandboxKey, Visibility, sandbox_key
 from cri_proxy.nri.io.host.cleanup import UNKNOWN, Cleanup
 from cri_proxy.nri.io.host.dispatcher import EventDispatcher
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.pod_view import PodView
-from cri_proxy.nri.io.host.under_way import StepsUnderWay
-from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, Upstream
+from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, SANDBOX_TIMEOUT_S, Upstream
 from cri_proxy.nri.lifecycle import Due, Lifecycle
 from cri_proxy.nri.view import view_resources
-from cri_proxy.relay.interception import NOT_FOUND, Answer, CallEnd, Forward, Interception, Outcome, Refuse
+from cri_proxy.relay.interception import (
+    NOT_FOUND,
+    Answer,
+    AnswerFailed,
+    CallEnd,
+    Forward,
+    Interception,
+    Outcome,
+    Refuse,
+)
+
+
+class StepsUnderWay:
+    """Counts calls that make a pod or container which a connecting plugin is neither asked about nor shown in a list yet.
+
+    The list that a new plugin is shown waits for these calls. Between ``begun`` and ``over`` a call must not wait for
+    plugins.
+    """
+
+    def __init__(self) -> None:
+        self._calls: set[object] = set()
+        self._ended = asyncio.Event()
+
+    def begun(self, call: object) -> None:
+        self._calls.add(call)
+
+    def over(self, call: object) -> None:
+        self._calls.discard(call)
+        self._ended.set()
+
+    @contextlib.contextmanager
+    def during(self, call: object) -> Iterator[None]:
+        self.begun(call)
+        try:
+            yield
+        finally:
+            self.over(call)
+
+    async def settled(self, seconds: float) -> None:
+        """Return when the calls under way now have ended, or ``seconds`` later."""
+        deadline_s = asyncio.get_running_loop().time() + seconds
+        waiting = set(self._calls)
+        while waiting & self._calls:
+            self._ended.clear()
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            try:
+                await wait_within(max(left_s, 0.0), self._ended.wait())
+            except asyncio.TimeoutError:
+                return
 
 
 @dataclass(frozen=True)
 class HostContext:
-    """What has a part in a hosted call."""
+    """The parts of a hosted call."""
 
     host: NriHost
     pod_view: PodView
@@ -51,7 +102,7 @@ class HostedCall:
         self.message = b""
         #: Whether the engine has been asked, and so must be told the end.
         self.is_asked = False
-        #: Whether plugins have refused: that is not the runtime's word, and blames no placement.
+        #: Whether plugins have refused: then no placement is to blame.
         self.is_refused = False
 
     @property
@@ -102,7 +153,7 @@ class HostedCall:
         return outcome
 
     async def after(self, end: CallEnd, code: int) -> None:
-        """When the call is over. Replies of other calls wait for this: what plugins are told now, they are told soon."""
+        """When the call is over. Replies of other calls wait for this: tell plugins by ``dispatcher.soon``."""
 
 
 class Start(HostedCall):
@@ -136,16 +187,16 @@ class Stop(HostedCall):
 
 
 class Removal(HostedCall):
-    """Of a container or a pod: plugins that take an event of it have been told when the client hears of it.
+    """Of a container or a pod: plugins that take its event are told before the client gets the reply.
 
-    Where they do, we answer: a reply that waited for them on its connection would keep others waiting.
+    Then we answer: a reply that waited for them on its connection would keep others waiting.
     """
 
-    #: What is told when it is done.
+    #: The event to tell at its end.
     events: tuple[nri.Event.ValueType, ...] = ()
 
     def gone(self) -> tuple[Due, ...]:
-        """It is gone: what is due."""
+        """The events of its end."""
         raise NotImplementedError
 
     async def before(self, outcome: Outcome) -> Outcome:
@@ -174,10 +225,10 @@ class Remove(Removal):
 
 
 class UpdateContainer(HostedCall):
-    """UpdateContainerResources: what plugins add goes behind the request, and what the engine adds behind that."""
+    """UpdateContainerResources: plugins' additions go behind the request, the engine's behind these."""
 
     container_id = ""
-    #: What the runtime gets.
+    #: The runtime's request.
     sent = b""
 
     async def request(self, message: bytes) -> Outcome:
@@ -278,6 +329,62 @@ async def end_pod(context: HostContext, pod_id: str) -> None:
     await context.dispatcher.tell(lifecycle.pod_stopped(pod_id))
 
 
+class Run(HostedCall):
+    """RunPodSandbox: no other call sees the sandbox, or makes a container in it, until plugins agree.
+
+    A refusal stops and removes the sandbox, and tells plugins so; the same request may come again at once.
+    """
+
+    sandbox_id = ""
+
+    async def before(self, outcome: Outcome) -> Outcome:
+        key = sandbox_key(parse(cri.RunPodSandboxRequest, self.message))
+        return Answer(partial(self._run, key)) if isinstance(outcome, Forward) else outcome
+
+    async def _run(self, key: SandboxKey) -> bytes:
+        """:raises AnswerFailed: the runtime's error, or plugins' refusal."""
+        name, keys = f'sandbox name "{key[0]}"', frozenset([key])
+        async with self.context.cleanup.making(name, lambda: bool(self.sandbox_id), sandboxes=keys):
+            reply = await self._make_and_ask()
+        await self.replied(reply)
+        return reply
+
+    async def _make_and_ask(self) -> bytes:
+        context = self.context
+        reply = await context.upstream.forward(self.full_method, self.message, SANDBOX_TIMEOUT_S)
+        self.sandbox_id = parse(cri.RunPodSandboxResponse, reply).pod_sandbox_id
+        context.hidden.sandboxes.add(self.sandbox_id)
+        try:
+            pod = await context.pod_view.pod(self.sandbox_id)
+            context.lifecycle.pod_created(self.sandbox_id)
+            await context.host.run_pod(pod)
+            context.pod_view.accepted.add(self.sandbox_id)
+        except PluginRefused as error:
+            context.log.warning("plugins do not let a pod run", pod=self.sandbox_id, why=str(error))
+            await self._unmake()
+            raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
+        except Exception:
+            self.bug()
+        context.lifecycle.pod_running(self.sandbox_id)
+        context.hidden.sandboxes.discard(self.sandbox_id)
+        context.pod_view.accepted.discard(self.sandbox_id)
+        return reply
+
+    async def _unmake(self) -> None:
+        context, sandbox_id = self.context, self.sandbox_id
+        await context.dispatcher.tell(context.lifecycle.pod_stopped(sandbox_id))
+        try:
+            await context.upstream.remove_sandbox(sandbox_id)
+        except AnswerFailed as error:
+            context.log.error(
+                "an unfinished sandbox could not be removed", id=sandbox_id, error=error.message
+            )
+        else:
+            self.sandbox_id = ""
+            context.hidden.removed(sandbox_id)
+        await context.dispatcher.tell(context.lifecycle.pod_removed(sandbox_id))
+
+
 def _post(event: int, lifecycle: Lifecycle, container_id: str) -> Due:
     return Due(event, lifecycle.pod_of(container_id), container_id)
 
@@ -286,7 +393,7 @@ def _post(event: int, lifecycle: Lifecycle, container_id: str) -> Due:
 
 
 class Showing:
-    """Lists, statuses and statistics: what is hidden is not in them."""
+    """Lists, statuses and statistics, without what is hidden."""
 
     def __init__(self, hidden: Visibility, method: str) -> None:
         self._hidden = hidden
@@ -303,7 +410,7 @@ class Showing:
             return Forward()
 
     def _refuse_hidden(self, message: bytes) -> Optional[Refuse]:
-        # These requests name what they ask for in field 1; words as containerd's.
+        # These requests have the id in field 1; error texts as containerd's.
         if self._method in ("ContainerStatus", "ContainerStats"):
             wanted = parse(cri.ContainerStatusRequest, message).container_id
             if self._hidden.hides_container(wanted):
@@ -323,7 +430,7 @@ class Showing:
 
 
 class ContainerEvents(HostedCall):
-    """A client's GetContainerEvents: events of what is hidden are left out; exits are noticed."""
+    """A client's GetContainerEvents, without hidden containers; exits are noticed."""
 
     @property
     def filter(self) -> Optional[Callable[[bytes], Optional[bytes]]]:

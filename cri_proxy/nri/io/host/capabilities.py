@@ -1,6 +1,6 @@
-"""What this node and its runtime can do of what plugins ask for: the facts that ``nri/apply.py`` decides by.
+"""What this node and its runtime can do for plugins: the facts that ``nri/apply.py`` decides by.
 
-And what it wants to be there before a request is sent: a seccomp profile as a file, a node for a device.
+And files that must exist before a request is sent: seccomp profiles, nodes of devices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
 from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
+from cri_proxy.nri.merge import field_text
 from cri_proxy.services.services import Services
 
-#: Devices are found by their numbers here.
+#: Has devices by their numbers.
 SYS_DEV, DEV = Path("/sys/dev"), Path("/dev")
 MOUNTINFO = Path("/proc/self/mountinfo")
 _KINDS = {"b": ("block", stat.S_IFBLK), "c": ("char", stat.S_IFCHR), "u": ("char", stat.S_IFCHR)}
@@ -32,7 +33,7 @@ _KINDS = {"b": ("block", stat.S_IFBLK), "c": ("char", stat.S_IFCHR), "u": ("char
 
 @dataclass(frozen=True)
 class HostFiles:
-    """Where the host's devices are, and where we make what is not there."""
+    """Folders of the host's devices, and of the nodes that we make."""
 
     sys_dev: Path
     dev: Path
@@ -60,7 +61,7 @@ class HostFiles:
             os.mknod(made, kind | mode, number)
         except OSError:
             return ""
-        # The runtime lists it by numbers only; what it opens it may not be able to use.
+        # The runtime gets its numbers only; opening it may fail.
         return str(made)
 
 
@@ -73,14 +74,14 @@ def _is_device(path: Path, kind: int, number: int) -> bool:
 
 
 class Capabilities:
-    """One for the daemon; asks its parts for what may change: the runtime's version, the configuration."""
+    """One for the daemon; runtime version and configuration may change, and are read at each use."""
 
     def __init__(
         self, services: Services, sys_dev: Path = SYS_DEV, dev: Path = DEV, mountinfo: Path = MOUNTINFO
     ) -> None:
         self._services = services
         self._mounts = Mounts(mountinfo)
-        # The runtime reads them in its create only. In /run no disk holds up the daemon that writes them.
+        # The runtime reads them in its create only. In /run no slow disk holds up the daemon.
         self._run = Path(services.config["control.socket"]).parent
         self._files = HostFiles(sys_dev, dev, self._run / "nri-devices")
 
@@ -101,7 +102,7 @@ class Capabilities:
             host_node=self._files.node,
             is_followed=self._is_followed,
             seccomp_folder=str(self._run / "seccomp"),
-            reactions=reactions(config["nri.reject"], config["nri.warn"]),
+            reactions=reactions(config["nri.warn"]),
         )
 
     def _is_followed(self, path: str) -> bool:
@@ -109,9 +110,9 @@ class Capabilities:
         return mount.is_followed or not mount.point
 
     def express(self, merged: Merged, request: bytes, container: nri.Container) -> Applied:
-        """What plugins want of a container, in the runtime's words; what must be there before it, is.
+        """The create request with plugins' adjustments; the files it needs are written.
 
-        :raises PluginRefused: CRI has no words for something without which the container must not be.
+        :raises PluginRefused: CRI cannot express an adjustment that must not be left out.
         """
         if not merged.adjust.ByteSize():
             return Applied(request, False, cri.LinuxContainerResources(), (), (), None)
@@ -127,22 +128,18 @@ class Capabilities:
         return applied
 
     def resources(self, update: nri.ContainerUpdate) -> cri.LinuxContainerResources:
-        """An update in the runtime's words; what it has none for is left out with a line."""
+        """An update as CRI resources; values CRI cannot express are left out and logged."""
 
         def report(_setting: str, field: Any, key: str, why: str) -> None:
-            what = f"{nri.Field.Name(field)} {key}".rstrip()
-            self._services.log.warning("left out of an update", id=update.container_id, what=what, why=why)
+            owned = field_text(field, key)
+            self._services.log.warning("left out of an update", id=update.container_id, what=owned, why=why)
 
         return resources_of(update, self.site, report)
 
 
-def reactions(rejected: Collection[str], warned: Collection[str]) -> Mapping[str, Reaction]:
-    """What to do about what CRI cannot express; a name in both lists is rejected."""
-    return {
-        **REACTIONS,
-        **dict.fromkeys(warned, Reaction.WARN),
-        **dict.fromkeys(rejected, Reaction.REJECT),
-    }
+def reactions(warned: Collection[str]) -> Mapping[str, Reaction]:
+    """Reactions to values that CRI lacks."""
+    return {**REACTIONS, **dict.fromkeys(warned, Reaction.WARN)}
 
 
 def cdi_of(name: str, version: str) -> Cdi:
@@ -177,7 +174,7 @@ def _has_hugetlb(root: Path, is_v2: bool) -> bool:
 
 
 def _write(path: Path, content: str) -> None:
-    """The name says the content: what is there is as it must be."""
+    """The name is the content's hash: an existing file is right."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Removes what was left half made: containers and sandboxes that plugins had not agreed to when the daemon ended.
+"""Removes unfinished containers and sandboxes: plugins had not agreed to them when their call ended.
 
-That is so after a kill of the daemon (the marks on disk tell), after a create whose answer was lost, and where a
-removal failed. Until they are gone they stay hidden, and a create of the same name waits for its removal.
+They are left by a kill of the daemon (marks on disk name them), a create whose answer was lost, and a failed removal.
+Until they are gone they stay hidden, and a create of the same name waits for the removal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cri_proxy.relay.interception import AnswerFailed
 from cri_proxy.services.node_state import NodeState
 
 RETRY_S = 5.0
-#: gRPC's code that containerd gives most of its refusals.
+#: gRPC's code of most refusals by containerd.
 UNKNOWN = 2
-#: After these it is not known whether the runtime has done it: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
+#: After these the outcome is unknown: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
 _DOUBTFUL = frozenset([1, 4, 14])
 
 
 class Cleanup:
-    """What is to be removed; ``run`` does it until it is cancelled."""
+    """The removals to do; ``run`` does them until cancelled."""
 
     def __init__(
         self, upstream: Upstream, intents: IntentLog, hidden: Visibility, node_state: NodeState, log: Any
@@ -45,11 +45,11 @@ class Cleanup:
         return len(self._containers) + len(self._sandboxes)
 
     def load(self) -> None:
-        """Take over what the daemon before has left."""
+        """Take over the marks of the daemon before."""
         containers, sandboxes = self._intents.load()
         if containers or sandboxes:
             self._log.warning(
-                "an earlier daemon was ended before plugins had agreed; what it had made is removed",
+                "an earlier daemon ended before plugins had agreed; its unfinished containers are removed",
                 containers=len(containers),
                 sandboxes=len(sandboxes),
             )
@@ -60,7 +60,7 @@ class Cleanup:
         containers: frozenset[ContainerKey] = frozenset(),
         sandboxes: frozenset[SandboxKey] = frozenset(),
     ) -> None:
-        """These may exist and must not. They are marked already."""
+        """Remove these, if they exist. They are marked already."""
         self._containers |= containers
         self._sandboxes |= sandboxes
         self._hidden.making |= containers
@@ -71,20 +71,20 @@ class Cleanup:
     @contextlib.asynccontextmanager
     async def making(
         self,
-        what: str,
+        name: str,
         is_there: Callable[[], bool],
         containers: frozenset[ContainerKey] = frozenset(),
         sandboxes: frozenset[SandboxKey] = frozenset(),
     ) -> AsyncIterator[None]:
-        """While something is made: hidden, and marked on disk; if it ends in doubt, or ``is_there``, left over.
+        """Hide and mark a container or sandbox while it is made; left over if in doubt or ``is_there``.
 
-        :raises AnswerFailed: it is being made already, or one that is left over cannot be removed.
+        :raises AnswerFailed: it is being made already, or a leftover cannot be removed.
         """
         if containers & self._containers or sandboxes & self._sandboxes:
             await self.clear()
         hidden, intents = self._hidden, self._intents
         if containers & hidden.making or sandboxes & hidden.making_sandboxes:
-            raise AnswerFailed(UNKNOWN, f"failed to reserve {what}: it is being made already")
+            raise AnswerFailed(UNKNOWN, f"failed to reserve {name}: it is being made already")
         hidden.making |= containers
         hidden.making_sandboxes |= sandboxes
         intents.add(containers, sandboxes)
@@ -105,20 +105,20 @@ class Cleanup:
                 self.add(containers, sandboxes)
 
     async def run(self) -> None:
-        """Remove what is there, whenever there is something."""
+        """Remove leftovers, whenever there are any."""
         while True:
             await self._there_are.wait()
             try:
                 await self.clear()
             except AnswerFailed as error:
-                self._log.warning("what was left half made cannot be removed yet", error=error.message)
+                self._log.warning("unfinished containers cannot be removed yet", error=error.message)
                 await asyncio.sleep(RETRY_S)
             except Exception:
-                self._log.error("what was left half made cannot be removed", exc_info=True)
+                self._log.error("unfinished containers cannot be removed", exc_info=True)
                 await asyncio.sleep(RETRY_S)
 
     async def clear_for(self, key: ContainerKey) -> None:
-        """Before a create of a name that is left over, remove it: the runtime would call the name reserved.
+        """Remove a leftover before a create of its name: the runtime would call the name reserved.
 
         :raises AnswerFailed: the runtime's word on it.
         """
@@ -130,7 +130,7 @@ class Cleanup:
             await self.clear()
 
     async def clear(self) -> None:
-        """Remove all there is.
+        """Remove all of them.
 
         :raises AnswerFailed: the runtime would not, or is away; the rest is tried again later.
         """
@@ -153,12 +153,12 @@ class Cleanup:
         listed = await self._upstream.call("ListContainers", request, cri.ListContainersResponse)
         for item in listed.containers:
             key = (item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
-            # What was started has been finished and only the mark is old.
+            # A started container was finished: only its mark is old.
             if key not in keys or item.state != cri.CONTAINER_CREATED:
                 continue
             await self._upstream.remove_container(item.id)
             self._hidden.removed(item.id)
-            self._log.info("removed a container that was left half made", id=item.id, name=item.metadata.name)
+            self._log.info("removed an unfinished container", id=item.id, name=item.metadata.name)
             engine = self._node_state.engine
             if engine is not None:
                 self._node_state.send(engine.remove(item.id))
@@ -178,4 +178,4 @@ class Cleanup:
                 continue
             await self._upstream.remove_sandbox(item.id)
             self._hidden.removed(item.id)
-            self._log.info("removed a sandbox that was left half made", id=item.id, name=meta.name)
+            self._log.info("removed an unfinished sandbox", id=item.id, name=meta.name)

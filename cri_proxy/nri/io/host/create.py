@@ -3,14 +3,14 @@
 NRI shows plugins a container's id and its whole OCI spec before it exists; a CRI client learns both afterwards. So:
 
 1. The engine's placement goes out with the create, as one more participant. The container is hidden.
-2. The runtime's own status of it says what plugins are to see; they are asked, once.
-3. Nothing asked for: done. Resources only: the engine decides again with these as the request's (a cpuset of a
-   plugin's is a fence, design rule 10), and the container, which was not started, is updated.
+2. Plugins are shown the runtime's own status of it, and asked, once.
+3. Nothing asked for: done. Resources only: the engine decides again with these as the request's (a plugin's
+   cpuset is a constraint, design rule 10), and the container, which was not started, is updated.
 4. Anything else takes another create: the container is removed, and made anew from the changed request. Plugins see
-   none of this: what is made has the id for them that they were asked about (nri/pod_cache.py), and they are not asked
-   again, as no other host of NRI would. So their answer may be about the id, or another one each time.
+   none of this: the new one keeps its id for them (nri/pod_cache.py), and they are not asked again, as by no other
+   host of NRI. So an answer may depend on the id, or differ each time.
 
-A plugin's refusal, or an error of the runtime's on the way, removes what was made. A bug of ours does not: the client
+A plugin's refusal, or an error of the runtime on the way, removes it. A bug of ours does not: the client
 gets the container as the engine has placed it.
 """
 
@@ -44,7 +44,7 @@ from cri_proxy.relay.interception import (
 
 
 class Create(HostedCall):
-    """``expression`` says how what plugins ask for is put to the runtime."""
+    """``expression`` puts plugins' adjustments into CRI requests."""
 
     def __init__(
         self, context: HostContext, engine: Optional[Interception], full_method: str, expression: Capabilities
@@ -66,13 +66,13 @@ class Create(HostedCall):
         return Answer(self._create)
 
     async def _create(self) -> bytes:
-        """The reply, after everything. What is unfinished is marked on disk for as long as it is.
+        """The reply, after everything. An unfinished container is marked on disk meanwhile.
 
         :raises AnswerFailed: the runtime's error, or plugins' refusal; nothing is left then.
         """
         key = container_key(self._asked)
-        what, keys = f'container name "{key[1]}"', frozenset([key])
-        async with self.context.cleanup.making(what, lambda: bool(self._made.id), containers=keys):
+        name, keys = f'container name "{key[1]}"', frozenset([key])
+        async with self.context.cleanup.making(name, lambda: bool(self._made.id), containers=keys):
             return await self._make_and_ask()
 
     async def _make_and_ask(self) -> bytes:
@@ -100,17 +100,17 @@ class Create(HostedCall):
         await context.dispatcher.apply_others(updates)
         return reply
 
-    # ------------------------------------------------------------------ what plugins ask for
+    # ------------------------------------------------------------------ adjustments
 
     async def _agree(self) -> list[nri.ContainerUpdate]:
-        """Have the container as plugins want it; the updates of others they ask for.
+        """Apply plugins' adjustments; returns their updates of other containers.
 
-        :raises PluginRefused: they do not agree, or CRI has no words for what they want.
+        :raises PluginRefused: a plugin refuses, or CRI cannot express an adjustment.
         :raises AnswerFailed: the runtime's error.
         """
         made = self._made
         merged, wanted = await self._ask()
-        # A plugin that comes from now on is not asked: it is shown the container as it is in the end.
+        # A plugin that connects from now on is not asked: it is shown the finished container.
         with self.context.under_way.during(self):
             self.context.pod_view.accepted.add(made.id)
             if wanted.request != made.request:
@@ -129,7 +129,7 @@ class Create(HostedCall):
         return merged, self._expression.express(merged, self.message, container.message)
 
     async def _change(self, wanted: Applied) -> None:
-        """Have what plugins want: by an update, or by another create.
+        """Apply the adjustments: by an update, or by another create.
 
         :raises AnswerFailed: the runtime's error.
         """
@@ -142,13 +142,13 @@ class Create(HostedCall):
         self._tell("had it made anew", nri_id=made.first_id)
 
     async def _update(self, request: bytes, linux: cri.LinuxContainerResources) -> bool:
-        """Give the container, which was not started yet, other resources. False: only another one can have them."""
+        """Give the unstarted container other resources. False: they take another create."""
         before = self._placed
         await self._decide_again(request)
         resources = cri.LinuxContainerResources()
         resources.CopyFrom(linux)
         resources.MergeFrom(self._placed)
-        # An update cannot take back what the create has set.
+        # An update cannot unset a value of the create.
         if any(not getattr(resources, field.name) for field, _ in before.ListFields()):
             return False
         try:
@@ -169,13 +169,13 @@ class Create(HostedCall):
         ).config.linux.resources
         return placed
 
-    def _tell(self, what: str, **more: str) -> None:
-        """In the one line that the log has about a create."""
+    def _tell(self, change: str, **more: str) -> None:
+        """Put it into the log's one line about a create."""
         if isinstance(self.engine, CreateContainer):
-            self.engine.fields.update(plugins=what, **more)
+            self.engine.fields.update(plugins=change, **more)
 
     async def _decide_again(self, request: bytes) -> None:
-        """The engine's place for what the request has become."""
+        """The engine's place for the changed request."""
         if not isinstance(self.engine, CreateContainer):
             return
         outcome = await self.engine.decide_again(request)
@@ -188,10 +188,10 @@ class Create(HostedCall):
 
 
 class UncommittedContainer:
-    """The container that was made, which clients do not see yet; and the ways to make it anew, and to unmake it.
+    """The container that clients do not see yet; and the ways to make it anew, and to remove it.
 
-    ``id`` is "" while there is none; ``first_id`` is the one that plugins know it by. ``request``: what it was made
-    from, without the engine's addition.
+    ``id`` is "" while there is none; ``first_id`` is the one that plugins know. ``request``: the one it was made from,
+    without the engine's addition.
     """
 
     def __init__(self, context: HostContext, full_method: str) -> None:
@@ -226,7 +226,7 @@ class UncommittedContainer:
         return status
 
     async def discard(self) -> None:
-        """Remove it, to have it made anew: plugins are told nothing, to them it is there.
+        """Remove it before it is made anew: plugins are told nothing, for them it exists.
 
         :raises AnswerFailed: the runtime would not.
         """
@@ -245,7 +245,7 @@ class UncommittedContainer:
         lifecycle.made_anew(first_id, self.id)
         pod_view.accepted.discard(first_id)
         pod_view.accepted.add(self.id)
-        # Its cgroup, and what the runtime has made of what plugins have asked for.
+        # Its cgroup, and its adjustments as the runtime has made them.
         if pod_id:
             await pod_view.look_up(self.id, pod_id, anew=True)
 

@@ -18,7 +18,7 @@ UPDATE_WAIT_S = 2.0
 
 
 class EventDispatcher:
-    """One for a host. What it has begun ends with ``close``."""
+    """One for a host. Its tasks end with ``close``."""
 
     def __init__(self, host: NriHost, pod_view: PodView, log: Any) -> None:
         self._host = host
@@ -28,20 +28,20 @@ class EventDispatcher:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def soon(self, due: Iterable[Due]) -> list[asyncio.Task[None]]:
-        """Have events told, each after those of its pod that were given before."""
+        """Tell events in tasks, each after the earlier ones of its pod."""
         by_pod: dict[str, list[Due]] = {}
         for one in due:
             by_pod.setdefault(one.pod_id, []).append(one)
         return [self._chain(pod_id, events) for pod_id, events in by_pod.items()]
 
     async def tell(self, due: Iterable[Due]) -> None:
-        """Have events told, and wait for it; a caller that is cancelled does not take them along."""
+        """Tell events, and wait; a caller that is cancelled does not take them along."""
         tasks = self.soon(due)
         if tasks:
             await asyncio.shield(asyncio.gather(*tasks))
 
     async def told(self, pod_id: str) -> None:
-        """Return when nothing is left to be told of a pod: what is asked about it next comes after that."""
+        """Return when all events of a pod are told: the next question about it comes after them."""
         if (task := self._last.get(pod_id)) is not None:
             await asyncio.wait({task})
 
@@ -55,7 +55,7 @@ class EventDispatcher:
         return task
 
     async def _tell_after(self, before: Optional[asyncio.Task[None]], due: list[Due], picture: int) -> None:
-        """``picture``: the newest when this was due; a plugin that comes later was shown what had become of it."""
+        """``picture``: the newest when this was due; a later plugin was shown the outcome."""
         if before is not None:
             await asyncio.wait({before})
         for one in due:
@@ -84,7 +84,7 @@ class EventDispatcher:
         return found or self._pod_view.last_known(due.container_id, due.pod_id)
 
     async def _tell_stop(self, due: Due, picture: int) -> None:
-        # After its removal the runtime cannot tell any more how it has ended.
+        # After its removal the runtime no longer tells how it ended.
         if not (self._host.is_told(nri.STOP_CONTAINER) or self._host.is_told(nri.REMOVE_CONTAINER)):
             return
         container = await self._pod_view.ended(due.container_id, due.pod_id)
@@ -93,7 +93,7 @@ class EventDispatcher:
             self.spawn(self._pod_view.apply("", updates))
 
     async def apply_others(self, updates: list[nri.ContainerUpdate]) -> None:
-        """Update other containers as plugins want it; waits for it, not for ever. A failure is only logged."""
+        """Apply updates of other containers; waits for them, not for ever. A failure is only logged."""
         if updates:
             await asyncio.wait({self.spawn(self._pod_view.apply("", updates))}, timeout=UPDATE_WAIT_S)
 

@@ -1,9 +1,8 @@
 """Hosts NRI plugins: tells them of pods and containers in index order, and makes their answers into one.
 
-A plugin that fails a call by saying so fails the request, where the request can still be failed. One that is silent,
-gone or not understood is given up and the request goes on without it, unless the configuration says otherwise
-(``nri.fail_closed_plugins``); a validator's silence fails a create. Requests whose answers may touch other containers
-are made one after another; a plugin has one call at a time.
+An error that a plugin returns fails the request, where it can still fail. A plugin that is silent, gone or unreadable
+is dropped and the request goes on without it, unless ``nri.fail_closed_plugins`` names it; a validator's silence fails
+a create. Requests whose answers may touch other containers are made one after another; a plugin has one call at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.nri import validate as nri_validate
 from cri_proxy.nri.dispatch import is_meant, rpc_of
 from cri_proxy.nri.io.connection import CallFailed
-from cri_proxy.nri.io.host.connected import ConnectedPlugins
-from cri_proxy.nri.io.host.peer import NOW, PeerLost, RegisteredPlugin
+from cri_proxy.nri.io.host.peer import NOW, ConnectedPlugins, PeerLost, RegisteredPlugin
 from cri_proxy.nri.io.host.registration import PluginView, Registrar
 from cri_proxy.nri.io.host.supervisor import PluginSupervisor
-from cri_proxy.nri.merge import AdjustmentConflict, Merge
+from cri_proxy.nri.merge import AdjustmentConflict, Merge, MergedUpdates
 from cri_proxy.nri.messages import EventMessage, Shown
-from cri_proxy.nri.settings import NriSettings
-from cri_proxy.nri.updates import MergedUpdates
+from cri_proxy.nri.validate import NriSettings
 from cri_proxy.nri.view import view_unmade
 from cri_proxy.services.nri_metrics import NriMetrics
 
@@ -35,12 +32,12 @@ SHUTDOWN_S = 1.0
 
 
 class PluginRefused(Exception):
-    """A plugin, or a rule about plugins, does not let a request go on. The message is for kubelet's user."""
+    """A plugin, or a rule about plugins, refuses a request. The message is for kubelet's user."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What all plugins want of a container that is created, and of others."""
+    """All plugins' adjustments of a new container, and updates of others."""
 
     adjust: nri.ContainerAdjustment = field(default_factory=nri.ContainerAdjustment)
     updates: list[nri.ContainerUpdate] = field(default_factory=list)
@@ -78,7 +75,7 @@ class NriHost:
         await self._supervisor.start()
 
     async def close(self) -> None:
-        """Tell all plugins that it is over; those that were launched end."""
+        """Tell all plugins that the host ends; launched ones end, too."""
         self._supervisor.stop_listening()
         goodbyes = [self._say_goodbye(peer) for peer in self._connected_plugins.peers]
         await asyncio.gather(*goodbyes)
@@ -111,7 +108,7 @@ class NriHost:
 
     @property
     def connected(self) -> bool:
-        """Whether requests must be told here: there is a plugin, or one comes just now, or a rule is to be kept."""
+        """Whether requests must come here: a plugin is connected or connecting, or there is a rule."""
         connected_plugins = self._connected_plugins
         return bool(
             connected_plugins.peers
@@ -121,7 +118,7 @@ class NriHost:
         )
 
     def plugins(self) -> list[dict[str, Any]]:
-        """For ``nri status``: those that are connected, those that were launched and are not, those missing."""
+        """For ``nri status``: connected plugins, launched ones that are not, missing ones."""
         rows = [peer.document() for peer in self._connected_plugins.peers]
         rows += self._supervisor.absent()
         for wanted in self._connected_plugins.missing():
@@ -130,10 +127,10 @@ class NriHost:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps plugins out, in sentences: a socket that cannot be had, executables that were passed over."""
+        """Why plugins stay out, in sentences: a socket that failed, executables that were passed over."""
         return self._supervisor.problems
 
-    # ------------------------------------------------------------------ what may be refused
+    # ------------------------------------------------------------------ requests
 
     async def run_pod(self, pod: Shown[nri.PodSandbox]) -> None:
         """:raises PluginRefused: the pod must not run."""
@@ -157,14 +154,13 @@ class NriHost:
             await self._ask_all(message)
 
     async def create(self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container]) -> Merged:
-        """What plugins want of a container that is being created.
+        """Plugins' adjustments of a container being created.
 
-        :raises PluginRefused: it must not be: two plugins want different things, a validator says no, a plugin
-            fails the request.
+        :raises PluginRefused: two plugins are in conflict, a validator refuses, or a plugin fails the request.
         """
         container = Shown(view_unmade(container.message))
         async with self._connected_plugins.gate.shared(), self._merging:
-            # All plugins that are there now, also those that end in the midst of this.
+            # All plugins connected now, also ones that end during this.
             validators = self._connected_plugins.takers(nri.VALIDATE_CONTAINER_ADJUSTMENT)
             present = self._present()
             merge = Merge(container.message)
@@ -199,9 +195,9 @@ class NriHost:
     async def update(
         self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container], resources: nri.LinuxResources
     ) -> list[nri.ContainerUpdate]:
-        """What plugins want in the place of a container's new resources, last in the list, and of others.
+        """Plugins' updates of other containers, and last of the one that the request updates.
 
-        The container itself is not in the list if no plugin wants anything else for it.
+        That one is not in the list if no plugin changes its new resources.
 
         :raises PluginRefused: it must not be updated.
         """
@@ -220,14 +216,14 @@ class NriHost:
                     raise PluginRefused(str(conflict)) from None
             return updates.result
 
-    # ------------------------------------------------------------------ what has happened
+    # ------------------------------------------------------------------ events
 
     async def stop(
         self, pod: Shown[nri.PodSandbox], container: Shown[nri.Container], picture: int = NOW
     ) -> list[nri.ContainerUpdate]:
-        """A container has ended: what plugins want of others now. What is in conflict is left out.
+        """A container has ended: plugins' updates of others. Conflicting ones are left out.
 
-        ``picture``: the newest of the world's when it ended.
+        ``picture``: the newest one when it ended.
         """
         message = EventMessage(nri.STOP_CONTAINER, pod.data, container.data)
         async with self._connected_plugins.gate.shared(), self._merging:
@@ -251,9 +247,9 @@ class NriHost:
         container: Optional[Shown[nri.Container]] = None,
         picture: int = NOW,
     ) -> None:
-        """Tell of what has happened. A plugin that fails does not keep the next one from being told.
+        """Tell an event. A plugin that fails does not keep the next one from being told.
 
-        ``picture``: the newest of the world's when it did.
+        ``picture``: the newest one at the event.
         """
         # Events of pods have no container.
         message = EventMessage(event, pod.data, None if container is None else container.data)
@@ -262,11 +258,11 @@ class NriHost:
                 await self._told(self._ask(peer, message, None))
 
     def _meant(self, event: int, some_id: str, picture: int) -> list[RegisteredPlugin]:
-        """The plugins that are told what has happened to something: not those that came after it."""
+        """The plugins to tell an event of a pod or container: not ones that came after it."""
         return [peer for peer in self._connected_plugins.takers(event) if peer.is_meant(some_id, picture)]
 
     def is_told(self, event: int) -> bool:
-        """Whether a plugin is there for an event, or may be in a moment."""
+        """Whether a plugin takes an event, or one may in a moment."""
         return bool(self._connected_plugins.joining or self._connected_plugins.takers(event))
 
     async def _told(self, asking: Awaitable[Any]) -> Any:
@@ -285,9 +281,9 @@ class NriHost:
     async def _ask(
         self, peer: RegisteredPlugin, message: EventMessage, kind: Optional[type[Any]]
     ) -> Optional[Any]:
-        """A plugin's reply, as a message of a kind if one is given; None: it has none, go on without it.
+        """A plugin's reply, as a message of a kind if one is given; None: go on without it.
 
-        :raises PluginRefused: the plugin says no; or says nothing, and nothing may go on without it.
+        :raises PluginRefused: the plugin refuses; or is silent, and must not be passed over.
         """
         try:
             reply = await peer.tell(message, self.settings.request_timeout_s)
@@ -335,7 +331,7 @@ class NriHost:
             ) from None
 
     async def _judge_all(self, validators: tuple[RegisteredPlugin, ...], message: EventMessage) -> None:
-        """All at once: any of them may say no."""
+        """All at once: any of them may refuse."""
         answers = await asyncio.gather(
             *(self._judge(peer, message) for peer in validators), return_exceptions=True
         )
@@ -350,11 +346,9 @@ class NriHost:
         except CallFailed as error:
             raise PluginRefused(nri_validate.failed_in(peer.title, str(error))) from None
         except PeerLost as lost:
-            # As by NRI's own host: what it would have said is not known. It is asked about no other create, for it
-            # is gone; that none passes without it at all is said by ``nri.required_plugins``.
+            # As by NRI's own host: its answer is unknown. It is dropped and asked about no other create; that none
+            # passes without it is said by ``nri.required_plugins``.
             self._connected_plugins.drop(peer, str(lost))
-            if self._is_fatal(peer) or not self.settings.passes_without_validators:
-                raise PluginRefused(nri_validate.failed_in(peer.title, str(lost))) from None
-            return
+            raise PluginRefused(nri_validate.failed_in(peer.title, str(lost))) from None
         if answer.reject:
             raise PluginRefused(nri_validate.refused_by(peer.title, answer.reason))

@@ -1,7 +1,7 @@
-"""The host of NRI plugins as a part of the proxy: an ``Interceptor`` around the engine's, and what goes on beside it.
+"""The host of NRI plugins as a part of the proxy: an ``Interceptor`` around the engine's, and its background work.
 
-It is off where the runtime has an NRI of its own, for plugins would be asked twice; and while no plugin is there,
-calls pass as they would without it, but that creates are counted.
+It is off where the runtime has NRI itself, as plugins would be asked twice. While no plugin is connected, calls pass as
+without it, but creates are counted.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_api import runtime_v1_pb2 as cri
 from cri_api.waiting import wait_within
-from cri_proxy.cri.messages import linux_delta
-from cri_proxy.cri.visibility import Visibility
+from cri_proxy.cri.messages import UnreadableRequest, linux_delta, parse
+from cri_proxy.cri.visibility import Visibility, container_key, sandbox_key
 from cri_proxy.engine import records as grants
 from cri_proxy.nri.io.host.calls import (
     ContainerEvents,
@@ -21,27 +22,26 @@ from cri_proxy.nri.io.host.calls import (
     HostedCall,
     Remove,
     RemovePod,
+    Run,
     Showing,
     Start,
+    StepsUnderWay,
     Stop,
     StopPod,
     UpdateContainer,
     UpdatePod,
 )
-from cri_proxy.nri.io.host.calls_in_flight import CallsInFlight
 from cri_proxy.nri.io.host.capabilities import Capabilities
 from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.create import Create
-from cri_proxy.nri.io.host.detection import unhosted_because
 from cri_proxy.nri.io.host.dispatcher import EventDispatcher
 from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.pod_view import PodView
-from cri_proxy.nri.io.host.run_pod import Run
-from cri_proxy.nri.io.host.under_way import StepsUnderWay
+from cri_proxy.nri.io.host.unhosted import unhosted_because
 from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.nri.lifecycle import Lifecycle
-from cri_proxy.nri.settings import nri_settings
+from cri_proxy.nri.validate import nri_settings
 from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import (
     SHOWING,
@@ -57,9 +57,9 @@ from cri_proxy.services.services import Services
 
 #: The runtime is asked for its version when plugins are to be hosted; clients wait for that.
 IDENTIFY_TIMEOUT_S = 1.0
-#: How often the runtime's list is looked at for what has ended by itself, seconds; and while its events are read.
+#: Seconds between looks at the runtime's list for ended containers; and while its events are read.
 LOOK_S, LOOK_WITH_EVENTS_S = 2.0, 10.0
-#: How long after a create that passed its status is asked for: then a plugin that comes waits less.
+#: How long after a passed create its status is asked for: a plugin that connects waits less then.
 WARM_AFTER_S = 1.0
 _KINDS: dict[str, type[HostedCall]] = {
     "StopPodSandbox": StopPod,
@@ -80,7 +80,7 @@ class NriHosting:
         self._services = services
         self._engine = engine
         self._unix_sockets = unix_sockets
-        #: "": it is not decided yet, for the runtime has not answered.
+        #: "": undecided, as the runtime has not answered.
         self.state = ""
         self.why = "the runtime has not answered yet"
         config, log = services.config, services.log
@@ -139,7 +139,7 @@ class NriHosting:
         return engine if kind is None else kind(context, engine, full_method)
 
     def open_making(self, engine: Optional[Interception], full_method: str) -> Interception:
-        """A RunPodSandbox or CreateContainer whose request is there: asked about, or counted."""
+        """A RunPodSandbox or CreateContainer whose request has come: hosted, or counted."""
         if not self._is_asking:
             return self._calls_in_flight.open(self._context, engine, full_method)
         if runtime_method(full_method) == "CreateContainer":
@@ -163,7 +163,7 @@ class NriHosting:
     # ------------------------------------------------------------------ life
 
     def begin(self) -> None:
-        """Take over what a daemon before this one has left; not while there is another one, to which it belongs."""
+        """Take over the marks of the daemon before; not while another one runs, which owns them."""
         owner = self._services.health.reasons.get("owner", "")
         if owner:
             self.why = owner
@@ -178,7 +178,7 @@ class NriHosting:
             await self._try("NRI plugins cannot be hosted", self.decide())
 
     def runtime_returned(self) -> None:
-        """Now it can be asked whether it has NRI itself."""
+        """Ask it whether it has NRI itself."""
         if self._is_begun:
             self._context.dispatcher.spawn(self._try("NRI plugins cannot be hosted", self.decide()))
 
@@ -219,17 +219,17 @@ class NriHosting:
         )
 
     async def run(self) -> None:
-        """What goes on until the daemon stops, which cancels it."""
+        """Background work, until the daemon cancels it."""
         await asyncio.gather(self._look(), self._warm(), self._context.cleanup.run())
 
     async def _look(self) -> None:
-        """Notice what has ended by itself."""
+        """Notice containers that ended."""
         while True:
             streams = self._services.events.streams
             await asyncio.sleep(LOOK_WITH_EVENTS_S if streams else LOOK_S)
             if not self.state:
                 await self.start()
-            # Mode off, or no plugin there: what happens meanwhile is found by the next snapshot or list.
+            # Mode off, or no plugin: the next snapshot or list finds what happens meanwhile.
             if self._is_asking and self.pod_view.is_following:
                 await self._try("the list could not be had", self.pod_view.look())
 
@@ -259,7 +259,7 @@ class NriHosting:
             self._services.log.error(sentence, exc_info=True)
 
     def reconfigured(self) -> None:
-        """Timeouts, rules and what cannot be expressed are live; sockets and folders are not."""
+        """Timeouts, rules and reactions are live; sockets and folders are not."""
         self.host.settings = nri_settings(self._services.config)
 
     def status(self) -> dict[str, Any]:
@@ -287,8 +287,56 @@ class NriHosting:
         await self._context.dispatcher.close()
 
 
+class CallsInFlight:
+    """Calls that make pods and containers while no plugin is connected: they pass, and are counted.
+
+    A plugin that connects is shown a list of what there is. A create under way would be in no list yet, and no plugin
+    would be asked about it: so the list waits for these calls. ``wait`` returns when one has ended.
+    """
+
+    def __init__(self) -> None:
+        #: Set when one has ended, and once in the beginning.
+        self._some = asyncio.Event()
+        self._some.set()
+
+    def open(self, context: HostContext, engine: Optional[Interception], full_method: str) -> Interception:
+        return CallInFlight(context, engine, full_method, self)
+
+    async def wait(self) -> None:
+        await self._some.wait()
+        self._some.clear()
+
+    def over(self) -> None:
+        self._some.set()
+
+
+class CallInFlight(HostedCall):
+    def __init__(
+        self, context: HostContext, engine: Optional[Interception], full_method: str, passing: CallsInFlight
+    ) -> None:
+        super().__init__(context, engine, full_method)
+        self._calls_in_flight = passing
+        context.under_way.begun(self)
+
+    async def request(self, message: bytes) -> Outcome:
+        # A leftover of that name by the daemon before goes first, whatever plugins are there now.
+        cleanup = self.context.cleanup
+        try:
+            if runtime_method(self.full_method) == "CreateContainer":
+                await cleanup.clear_for(container_key(parse(cri.CreateContainerRequest, message)))
+            else:
+                await cleanup.clear_for_sandbox(sandbox_key(parse(cri.RunPodSandboxRequest, message)))
+        except (AnswerFailed, UnreadableRequest):
+            pass  # the runtime answers with its error
+        return await super().request(message)
+
+    async def after(self, end: CallEnd, code: int) -> None:
+        self.context.under_way.over(self)
+        self._calls_in_flight.over()
+
+
 class _Undecided:
-    """Between a call's headers and its request a plugin may come: decided in the same step as the request is taken."""
+    """A plugin may connect between a call's headers and its request: hosting is decided with the request."""
 
     def __init__(self, hosting: NriHosting, engine: Optional[Interception], full_method: str) -> None:
         self._hosting = hosting

@@ -1,7 +1,7 @@
-"""What is being made and not finished, on disk: should the daemon be killed in between, the next one clears it up.
+"""Unfinished containers and sandboxes, on disk: if the daemon is killed meanwhile, the next one removes them.
 
-One small file, replaced as a whole before a request is sent and when all is over. It survives ``kill -9``; after a
-power cut it may be older, and then names things that were finished (they run, and are left alone) or are gone.
+One small file, replaced as a whole before a request is sent and when it is over. It survives ``kill -9``; after a power
+cut it may be older, and name finished containers (they run, and are left alone) or ones that are gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class IntentLog:
     """The file in the state directory. ``problem`` is "" while it can be written."""
 
     def __init__(self, directory: Path, log: Any, disk: Optional[StateWriter] = None) -> None:
-        """``disk``: what writes, from the event loop; None: each change is written at once, which may wait."""
+        """``disk``: the writer, for the event loop; None: each change is written at once, which may block."""
         self._disk = disk
         self._path = directory / FILE
         self._log = log
@@ -33,7 +33,7 @@ class IntentLog:
         self.problem = ""
 
     def load(self) -> tuple[frozenset[ContainerKey], frozenset[SandboxKey]]:
-        """What an earlier daemon has left; marked from now on. A file that cannot be read says nothing."""
+        """The marks of an earlier daemon, kept from now on. An unreadable file counts as empty."""
         try:
             document = json.loads(within(SMALL_FILE_S, self._path.read_text))
             containers = {(str(s), str(n), int(a)) for s, n, a in document["containers"]}

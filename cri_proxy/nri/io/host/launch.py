@@ -1,4 +1,7 @@
-"""Launches pre-registered plugins: as children of ours, or as systemd units of their own, outside our sandbox."""
+"""Finds pre-registered plugins and their configurations, and launches them.
+
+As children of the daemon, or as systemd units of their own, outside our sandbox.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,30 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Protocol
+from typing import Optional, Protocol, Union
 
 from cri_api.waiting import wait_within
-from cri_proxy.nri.discovery import Preregistered
+from cri_proxy.nri.dispatch import (
+    WASM,
+    DirectoryEntry,
+    PassedOver,
+    Preregistered,
+    config_names,
+    insecurity,
+    judge,
+)
 from cri_proxy.nri.io import launcher as nri_launcher
-from cri_proxy.nri.io.host.listener import listening_socket, peer_pid
+from cri_proxy.nri.io.host.registration import listening_socket, peer_pid
 
 #: How long a plugin may take to end by itself, before and after SIGTERM.
 GRACE_S = 1.0
 #: How long systemd may take to start a unit.
 UNIT_S = 10.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: A configuration goes to the plugin in one message.
+MOST_CONFIG_BYTES = 1 << 20
 
 
 class LaunchedPlugin(Protocol):
@@ -29,11 +43,11 @@ class LaunchedPlugin(Protocol):
 
     pid: int
     streams: Streams
-    #: What its standard error is to be read from, by the process that launched it; None: systemd has it.
+    #: The pipe of its standard error, for its launcher to read; None: systemd has it.
     said: Optional[int]
 
     async def end(self) -> None:
-        """Return once it has ended; it is made to."""
+        """End it; returns once it has ended."""
 
 
 class Launcher(Protocol):
@@ -134,7 +148,7 @@ class UnitLauncher:
     def __init__(self, address: str = nri_launcher.SOCKET, systemctl: Sequence[str] = ("systemctl",)) -> None:
         self._address = Path(address)
         self._systemctl = systemctl
-        #: The plugins that are being launched: what their programs get, and what waits for that.
+        #: Plugins being launched: their connections, and futures of their process ids.
         self._wanted: dict[str, tuple[Preregistered, socket.socket, asyncio.Future[int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -149,7 +163,7 @@ class UnitLauncher:
         self._wanted[plugin.title] = (plugin, theirs, fetched)
         unit = nri_launcher.unit_name(plugin.title)
         try:
-            # Not waiting: the job may be queued behind our own start. Restart: one of a former daemon's may be there.
+            # Not waiting: the job may be queued behind our own start. Restart: a former daemon's may run.
             await _run([*self._systemctl, "--no-block", "restart", unit])
             pid = await wait_within(UNIT_S, fetched)
         except asyncio.TimeoutError:
@@ -205,3 +219,72 @@ async def _run(command: Sequence[str]) -> None:
     if process.returncode:
         words = said.decode(errors="replace").strip() or f"exit code {process.returncode}"
         raise OSError(f"{' '.join(command)}: {words}")
+
+
+def discover(plugin_path: str, config_path: str) -> tuple[list[Preregistered], list[PassedOver]]:
+    """The plugins of a directory in order, and files passed over. A path may be "", or missing."""
+    if not plugin_path or not os.path.isdir(plugin_path):
+        return [], []
+    problem = _unsafe_way(Path(plugin_path))
+    if problem:
+        return [], [PassedOver(plugin_path, problem)]
+    found: list[Preregistered] = []
+    passed_over: list[PassedOver] = []
+    for name in sorted(os.listdir(plugin_path)):
+        judged = judge(_entry(Path(plugin_path, name)), os.geteuid())
+        if isinstance(judged, Preregistered):
+            judged = _with_config(judged, config_path)
+        if isinstance(judged, Preregistered):
+            found.append(judged)
+        elif judged.reason:
+            passed_over.append(judged)
+    return found, passed_over
+
+
+def _entry(path: Path) -> DirectoryEntry:
+    try:
+        status = path.stat()
+        head = b""
+        problem = ""
+        if path.is_file():
+            # Through a link: the file it leads to, and every directory on the way.
+            problem = _unsafe_way(path.resolve().parent)
+            with path.open("rb") as file:
+                head = file.read(len(WASM))
+    except OSError as error:
+        return DirectoryEntry(path.name, str(path), 0, 0, problem=error.strerror or str(error))
+    return DirectoryEntry(path.name, str(path), status.st_mode, status.st_uid, head, problem)
+
+
+def _with_config(plugin: Preregistered, config_path: str) -> Union[Preregistered, PassedOver]:
+    for name in config_names(plugin) if config_path else ():
+        path = Path(config_path, name)
+        try:
+            status = path.stat()
+            unsafe = insecurity(status.st_mode, status.st_uid, os.geteuid()) or _unsafe_way(
+                path.resolve().parent
+            )
+            if unsafe:
+                return PassedOver(plugin.path, f"its configuration {path} is not used: {unsafe}")
+            if status.st_size > MOST_CONFIG_BYTES:
+                return PassedOver(plugin.path, f"its configuration {path} has {status.st_size} bytes")
+            return replace(plugin, config=path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            return PassedOver(plugin.path, f"its configuration {path} cannot be read: {error}")
+    return plugin
+
+
+def _unsafe_way(folder: Path) -> str:
+    """Why a directory, or one above it, is not to be trusted."""
+    inner: Optional[Path] = folder.resolve()
+    is_innermost = True
+    while inner is not None:
+        status = inner.stat()
+        unsafe = insecurity(status.st_mode, status.st_uid, os.geteuid(), may_be_sticky=not is_innermost)
+        if unsafe:
+            return f"its directory {inner}: {unsafe}"
+        is_innermost = False
+        inner = inner.parent if inner.parent != inner else None
+    return ""

@@ -1,39 +1,42 @@
-"""One plugin that is connected to our host: its calls, one at a time, and what became of them."""
+"""The plugins that are connected to our host: the calls of each, one at a time; their order; which step waits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any, Optional, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.instruments import Count, Distribution
-from cri_proxy.nri import stats as nri_stats
-from cri_proxy.nri.dispatch import event_name, rpc_of, subscribes
+from cri_proxy.nri.dispatch import event_name, missing, rpc_of, subscribes
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, NriConnection
 from cri_proxy.nri.messages import EventMessage
-from cri_proxy.nri.stats import CallStats
 from cri_proxy.nri.ttrpc import UNIMPLEMENTED
+from cri_proxy.nri.validate import NriSettings
 from cri_proxy.services.nri_metrics import NriMetrics
 
 LAUNCHED, EXTERNAL = "launched", "external"
-#: In the place of a picture's number: no plugin comes after this; all come after it.
+#: In place of a picture's number: no plugin comes after NOW, all come after NEVER.
 NOW, NEVER = sys.maxsize, -1
 
 Reply = TypeVar("Reply", bound=Message)
+#: How a call may end; all but the first are failures.
+OK, ERROR, TIMEOUT, CLOSED, BAD = "ok", "error", "timeout", "closed", "bad reply"
 
 
 class PeerLost(Exception):
-    """A plugin has not answered, or not with anything that could be read: it is of no more use. Says why."""
+    """A plugin has not answered, or with bytes that cannot be read: it is of no more use. Says why."""
 
 
 @dataclass(frozen=True)
 class PluginIdentity:
-    """What a plugin is known by. ``pid`` 0: not known. ``told``: the release of NRI it says it has."""
+    """A plugin's name and process. ``pid`` 0: not known. ``told``: the NRI release it says it has."""
 
     index: str
     name: str
@@ -45,6 +48,38 @@ class PluginIdentity:
     def title(self) -> str:
         """As it is named in conflicts and logs."""
         return f"{self.index}-{self.name}"
+
+
+@dataclass
+class CallStats:
+    """Calls of one plugin by result, and the time of answered ones."""
+
+    results: dict[str, int] = field(default_factory=dict)
+    answered: int = 0
+    total_s: float = 0.0
+    most_s: float = 0.0
+    last_error: str = ""
+
+    def count(self, result: str, seconds: float, problem: str = "") -> None:
+        """One more."""
+        self.results[result] = self.results.get(result, 0) + 1
+        if problem:
+            self.last_error = problem
+        if result in (OK, ERROR):
+            self.answered += 1
+            self.total_s += seconds
+            self.most_s = max(self.most_s, seconds)
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        mean_s = self.total_s / self.answered if self.answered else 0.0
+        return {
+            "calls": sum(self.results.values()),
+            "failures": {result: count for result, count in sorted(self.results.items()) if result != OK},
+            "mean_ms": round(mean_s * 1000, 3),
+            "most_ms": round(self.most_s * 1000, 3),
+            "last_error": self.last_error,
+        }
 
 
 class RegisteredPlugin:
@@ -60,7 +95,7 @@ class RegisteredPlugin:
         #: Events that it takes by StateChange only.
         self.old_style: set[int] = set()
         self.since_s = time.monotonic()
-        #: The picture of the node that it was shown when it came, by its number, and the ids in it.
+        #: The number of the picture of the node that it was shown at first, and its ids.
         self.picture = 0
         self.shown: frozenset[str] = frozenset()
         self._order = order
@@ -84,9 +119,9 @@ class RegisteredPlugin:
         return subscribes(self.mask, event)
 
     def is_meant(self, some_id: str, picture: int) -> bool:
-        """Whether it is told what was due about something when a picture was the newest.
+        """Whether it is told an event of ``some_id`` that was due when ``picture`` was the newest.
 
-        What was due before its own picture was taken is over, but for what is in it.
+        Events due before its own picture are over, but for ids in it.
         """
         return picture >= self.picture or some_id in self.shown
 
@@ -118,15 +153,15 @@ class RegisteredPlugin:
                 reply = await self.connection.call(method, message, timeout_s)
             except CallFailed as error:
                 if not (may_be_unknown and error.code == UNIMPLEMENTED):
-                    self._count(method, nri_stats.ERROR, started, f"{method}: {error}")
+                    self._count(method, ERROR, started, f"{method}: {error}")
                 raise
             except CallTimedOut as error:
-                self._count(method, nri_stats.TIMEOUT, started, str(error))
+                self._count(method, TIMEOUT, started, str(error))
                 raise PeerLost(str(error)) from None
             except ConnectionClosed as error:
-                self._count(method, nri_stats.CLOSED, started, f"{method}: {error}")
+                self._count(method, CLOSED, started, f"{method}: {error}")
                 raise PeerLost(str(error)) from None
-            self._count(method, nri_stats.OK, started)
+            self._count(method, OK, started)
             return reply
 
     def read(self, kind: type[Reply], reply: bytes) -> Reply:
@@ -139,12 +174,12 @@ class RegisteredPlugin:
             message.ParseFromString(reply)
         except DecodeError:
             problem = f"its {kind.__name__} cannot be read"
-            self.stats.count(nri_stats.BAD, 0.0, problem)
+            self.stats.count(BAD, 0.0, problem)
             raise PeerLost(problem) from None
         return message
 
     def asked_for(self, adjust: Optional[nri.ContainerAdjustment], updates: int, evictions: int) -> None:
-        """Count what a reply asks for."""
+        """Count a reply's requests."""
         kinds = {"adjust": int(bool(adjust and adjust.ByteSize())), "update": updates, "evict": evictions}
         for kind, count in kinds.items():
             if count:
@@ -173,8 +208,98 @@ class RegisteredPlugin:
         if key not in self._counters:
             label = metrics.label(self.title)
             self._counters[key] = metrics.calls.labels(label, method, result)
-            if result in (nri_stats.OK, nri_stats.ERROR):
+            if result in (OK, ERROR):
                 self._histograms[key] = metrics.seconds.labels(label, method)
         self._counters[key].inc()
         if key in self._histograms:
             self._histograms[key].observe(seconds)
+
+
+class Gate:
+    """Many tasks may be inside at once, or one alone; in order of arrival, and none twice."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._inside = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @contextlib.asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        async with self._turn:
+            self._inside += 1
+            self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._is_empty.set()
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        async with self._turn:
+            await self._is_empty.wait()
+            yield
+
+
+class ConnectedPlugins:
+    """The plugins of one host, in the order in which they are asked.
+
+    ``settings`` may be replaced at any time. ``on_change`` is called when a plugin connects or is dropped.
+    """
+
+    def __init__(self, settings: NriSettings, log: Any, metrics: NriMetrics) -> None:
+        self.settings = settings
+        self.log = log
+        self.metrics = metrics
+        self.gate = Gate()
+        self.on_change: Optional[Callable[[], None]] = None
+        #: How many plugins are about to be added: calls must wait for them at the gate.
+        self.joining = 0
+        self._peers: list[RegisteredPlugin] = []
+
+    @property
+    def peers(self) -> tuple[RegisteredPlugin, ...]:
+        """In order."""
+        return tuple(self._peers)
+
+    def takers(self, event: int) -> tuple[RegisteredPlugin, ...]:
+        """The subscribers of an event, in order."""
+        return tuple(peer for peer in self._peers if peer.takes(event))
+
+    def missing(self) -> list[str]:
+        """The required plugins that are not there."""
+        known = [(peer.identity.index, peer.identity.name) for peer in self._peers]
+        return missing(self.settings.rules.required_plugins, known)
+
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """A plugin is about to be added; a failure counts as one that goes."""
+        self.joining += 1
+        try:
+            yield
+        except BaseException:
+            self.joining -= 1
+            self._changed()
+            raise
+        self.joining -= 1
+
+    def add(self, peer: RegisteredPlugin) -> None:
+        self._peers = sorted([*self._peers, peer], key=lambda known: known.rank)
+        self._changed()
+
+    def drop(self, peer: RegisteredPlugin, reason: str) -> None:
+        """Drop a plugin: its connection is closed, and it is asked nothing more. Again: no-op."""
+        peer.connection.close(reason)
+        if peer not in self._peers:
+            return
+        self._peers = [known for known in self._peers if known is not peer]
+        self.metrics.dropped.labels(self.metrics.label(peer.title)).inc()
+        self.log.warning("an NRI plugin is gone", plugin=peer.title, reason=reason)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.metrics.plugins.set(len(self._peers))
+        if self.on_change is not None:
+            self.on_change()

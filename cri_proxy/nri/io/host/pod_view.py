@@ -1,7 +1,7 @@
-"""The node as NRI plugins see it: their pods and containers, shown from what the runtime says, and kept in memory.
+"""The node as NRI plugins see it: pods and containers by the runtime's statuses, kept in memory.
 
-A verbose status costs a millisecond or two, a Synchronize needs it of all: so each is asked for once, in
-the background while no call waits. What plugins want of containers that run goes to the runtime from here.
+A verbose status costs a millisecond or two, a Synchronize needs all of them: so each is asked for once, in the
+background while no call waits. Plugins' updates of running containers go to the runtime from here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cri_proxy.relay.interception import AnswerFailed, Forward, Interception, en
 from cri_proxy.runtime import RuntimeClient, gather_limited
 
 AT_A_TIME = 8
-#: So many while no call waits: the runtime and the event loop have other things to do.
+#: The same while no call waits: runtime and event loop have other things to do.
 AT_A_TIME_AHEAD = 2
 #: How long a snapshot waits for calls that were passed on before a plugin was there.
 SETTLE_S = 5.0
@@ -31,7 +31,7 @@ _STATES = {cri.CONTAINER_CREATED: State.CREATED, cri.CONTAINER_RUNNING: State.RU
 
 
 class Listed(NamedTuple):
-    """What the runtime lists that is not hidden; of containers their pods and states."""
+    """The runtime's lists without hidden ones; containers with pod and state."""
 
     pods: dict[str, State]
     containers: dict[str, tuple[str, State]]
@@ -62,21 +62,21 @@ class PodView:
         self.expression = expression
         self._log = log
         self.pod_cache = PodCache()
-        #: What plugins have agreed to while clients do not see it yet.
+        #: Ids that plugins have agreed to and clients do not see yet.
         self.accepted: set[str] = set()
-        #: How many pictures have been taken: what was due before a plugin's own is not told to it.
+        #: How many pictures were taken: a plugin is not told events due before its own.
         self.pictures = 0
-        #: Whether the map of lives is kept in step: some plugin is told of events.
+        #: Whether the lifecycle map is kept in step: some plugin takes events.
         self.is_following = False
-        #: Called with what a list has shown to be due.
+        #: Called with the events a list shows due.
         self.on_due: Callable[[Iterable[Due]], object] = lambda due: None
-        #: Waits until calls have ended of whose containers a list says nothing yet, and no plugin is asked.
+        #: Waits for calls whose containers are in no list yet, and which no plugin is asked about.
         self.settled: Optional[Callable[[float], Any]] = None
 
     # ------------------------------------------------------------------ pods and containers
 
     async def pod(self, pod_id: str) -> Shown[nri.PodSandbox]:
-        """A sandbox; of one that the runtime does not know any more, what is known, if only its id."""
+        """A sandbox; if the runtime no longer knows it, as last known, if only its id."""
         known = self.pod_cache.pods.get(pod_id)
         if known is not None:
             return known
@@ -105,7 +105,7 @@ class PodView:
         return self.last_known(container_id, pod_id)
 
     def last_known(self, container_id: str, pod_id: str) -> Shown[nri.Container]:
-        """A container that is over, as it was last seen, if only its id."""
+        """A container that is gone, as last seen, if only its id."""
         shown = self.pod_cache.in_state(container_id, State.STOPPED)
         if shown is None:
             shown_id, state = self.pod_cache.ids.shown(container_id), nri.CONTAINER_STOPPED
@@ -113,7 +113,7 @@ class PodView:
         return shown
 
     async def look_up(self, container_id: str, pod_id: str = "", anew: bool = False) -> None:
-        """Know a container as the runtime shows it now, if it does. ``anew``: also what is known of it already."""
+        """Look a container up at the runtime, if it is there. ``anew``: also if it is known already."""
         status = await self._ask(container_id)
         if status is None or (container_id in self.pod_cache.containers and not anew):
             return
@@ -137,9 +137,9 @@ class PodView:
     # ------------------------------------------------------------------ lists
 
     async def snapshot(self) -> tuple[list[Shown[nri.PodSandbox]], list[Shown[nri.Container]]]:
-        """Take a picture: all pods, and the containers that have not ended; what plugins have not agreed to is left out.
+        """Take a picture: all pods and unended containers, but those that plugins have not agreed to.
 
-        The map of lives is made anew by it where no plugin was there, else what it shows to be over is due before it.
+        It replaces the lifecycle map where no plugin was connected; else the ends that it shows are due before it.
 
         :raises AnswerFailed: the runtime does not answer.
         """
@@ -147,7 +147,7 @@ class PodView:
             await self.settled(SETTLE_S)
         listed = await self._follow_lists()
         self.pictures += 1
-        # What was told while the list was on its way is newer than the list.
+        # Events told while the list was on its way are newer than it.
         pods = [key for key in listed.pods if self._lifecycle.pod_state(key) is not None]
         live = {key: found for key, found in listed.live().items() if self._lifecycle.is_live(key)}
         if self._hidden:
@@ -163,14 +163,14 @@ class PodView:
         ]
 
     async def look(self) -> None:
-        """Compare with what the runtime lists; what has happened past us is told by ``on_due``.
+        """Compare with the runtime's lists; events that no call told us of go to ``on_due``.
 
         :raises AnswerFailed: the runtime does not answer.
         """
         await self._follow_lists()
 
     async def warm(self) -> None:
-        """Ask for what a snapshot would have to ask for.
+        """Look up what a snapshot would look up.
 
         :raises AnswerFailed: the runtime does not answer.
         """
@@ -181,7 +181,7 @@ class PodView:
         await self._fill(listed.pods, live, AT_A_TIME_AHEAD)
 
     async def _lists(self) -> Listed:
-        """All that is listed but what is hidden; what the map of lives knows is not."""
+        """The lists without hidden ones; ids in the lifecycle map are not hidden."""
         ask, lifecycle = self._upstream.call, self._lifecycle
         containers, pods = await asyncio.gather(
             ask("ListContainers", cri.ListContainersRequest(), cri.ListContainersResponse),
@@ -216,11 +216,11 @@ class PodView:
         return self._hidden.hides_sandbox(pod_id) and pod_id not in self.accepted
 
     async def _follow_lists(self) -> Listed:
-        """What is listed; its map of containers is in step with it, but for those being made, of which their calls tell."""
+        """The lists; the lifecycle map follows them, but for containers being made: their calls tell of these."""
         lifecycle = self._lifecycle
         asked_at = lifecycle.now
         listed = await self._lists()
-        # A list may be older than a removal, and has brought back what was forgotten with it.
+        # A list may be older than a removal, and has brought the removed one back.
         self.pod_cache.ids.keep(lambda key: key in listed.containers or lifecycle.state(key) is not None)
         if self.is_following:
             self.on_due(lifecycle.compare(listed.pods, listed.containers, asked_at))
@@ -232,7 +232,7 @@ class PodView:
     async def _fill(
         self, pods: Iterable[str], containers: Mapping[str, tuple[str, State]], at_a_time: int
     ) -> None:
-        """Look up what is not known; and what has been started since, for its first process."""
+        """Look up unknown ones; and ones started since, for their first process."""
         missing = [key for key in pods if key not in self.pod_cache.pods]
         await gather_limited(at_a_time, [self.pod(key) for key in missing])
         lacking = [
@@ -247,13 +247,12 @@ class PodView:
         if self.pod_cache.lacks(container_id, state):
             await self.look_up(container_id, pod_id)
 
-    # ------------------------------------------------------------------ what plugins want of others
+    # ------------------------------------------------------------------ plugins' updates
 
     async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
-        """Give containers what plugins want for them; returns those that failed and were not to be ignored.
+        """Apply plugins' updates of containers; returns failed ones that may not be ignored.
 
-        Ids that are not known, or that are of something unfinished, are passed over. They are those that plugins
-        know; the runtime's own will do as well.
+        Unknown ids, and ids of unfinished containers, are passed over. Ids are the plugins'; the runtime's own do, too.
         """
         known = []
         for update in updates:
@@ -272,11 +271,11 @@ class PodView:
         return failed
 
     def _real(self, told_id: str) -> str:
-        # What the runtime calls so itself comes first, whatever an annotation says.
+        # The runtime's own id comes first, whatever an annotation says.
         return told_id if self._lifecycle.state(told_id) is not None else self.pod_cache.ids.real(told_id)
 
     async def _update(self, container_id: str, update: nri.ContainerUpdate) -> None:
-        """As a client's UpdateContainerResources: a cpuset is a fence for the engine, not its last word.
+        """As a client's UpdateContainerResources: its cpuset is a constraint for the engine.
 
         :raises AnswerFailed: the runtime's error.
         """

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import stat
+import struct
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
 
 from google.protobuf.message import DecodeError
@@ -18,19 +23,22 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api.waiting import wait_within
 from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
-from cri_proxy.nri.io.host.connected import ConnectedPlugins
-from cri_proxy.nri.io.host.peer import PeerLost, PluginIdentity, RegisteredPlugin
+from cri_proxy.nri.io.host.peer import EXTERNAL, ConnectedPlugins, PeerLost, PluginIdentity, RegisteredPlugin
 from cri_proxy.nri.messages import Shown, sync_parts
 from cri_proxy.nri.subscription import NRI_VERSION
 from cri_proxy.nri.ttrpc import INVALID_ARGUMENT, UNKNOWN
 from cri_proxy.relay.interception import AnswerFailed
+from cri_proxy.unix_sockets import is_served
 
-#: Penalties are kept of so many plugins.
+#: The most plugins with a penalty.
 _MOST_PENALTIES = 100
 #: A plugin that has kept all calls waiting for longer, and then failed, has to wait itself.
 LONG_S = 1.0
 #: How long a plugin that is refused may take to read why.
 FAREWELL_S = 1.0
+_BACKLOG = 64
+#: Of root's processes alone; more of them is a mistake.
+MOST_CONNECTIONS = 128
 
 
 class PluginView(Protocol):
@@ -43,11 +51,11 @@ class PluginView(Protocol):
         """Take a picture: all pods, and the containers that have not ended. Every call of the host waits for it."""
 
     async def apply(self, plugin: str, updates: list[nri.ContainerUpdate]) -> list[nri.ContainerUpdate]:
-        """Update containers; returns those that failed."""
+        """Update containers; returns the failed ones."""
 
 
 class NotAdmitted(Exception):
-    """A plugin does not become one of ours; why."""
+    """A plugin is not admitted; says why."""
 
 
 @dataclass
@@ -81,10 +89,10 @@ class Registrar:
         config: str = "",
         admitted: Optional[Callable[[], None]] = None,
     ) -> str:
-        """A connection from its beginning to its end; returns why it has ended.
+        """Serve a connection to its end; returns why it has ended.
 
-        ``origin``: its name, if it was launched, else only where it comes from. ``admitted`` is called once it
-        is one of ours.
+        ``origin``: a launched plugin's name, else only where it comes from. ``admitted`` is called once it is
+        admitted.
         """
         visit = _Visit(self._pod_view, self._log, origin, self._waits_s)
         connection = NriConnection(*streams, "host", visit.handlers, self._log)
@@ -95,7 +103,7 @@ class Registrar:
             except (NotAdmitted, PeerLost) as problem:
                 self._log.warning("an NRI plugin was not admitted", plugin=visit.title, reason=str(problem))
                 if visit.is_refused:
-                    # What it is told goes out first.
+                    # The refusal goes out first.
                     await asyncio.wait([running], timeout=FAREWELL_S)
                 connection.close(str(problem))
                 await asyncio.wait([running])
@@ -129,7 +137,7 @@ class Registrar:
         identity = await visit.registered(connection, settings.registration_timeout_s)
         self._order += 1
         peer = RegisteredPlugin(identity, connection, self._connected_plugins.metrics, self._order)
-        # 2. It is told what there is, and says what it wants to hear of.
+        # 2. It is configured, and names the events that it takes.
         name, version = self._runtime()
         request = nri.ConfigureRequest(
             config=config,
@@ -155,7 +163,7 @@ class Registrar:
         return peer, updates
 
     async def _synchronize(self, peer: RegisteredPlugin) -> list[nri.ContainerUpdate]:
-        """Add a plugin such that nothing is lost between what it is told here and its first event."""
+        """Add a plugin such that no event is lost between its list and the first one told."""
         with self._connected_plugins.join():
             async with self._connected_plugins.gate.alone():
                 updates = await self._exchange(peer, self._connected_plugins.settings.sync_timeout_s)
@@ -211,7 +219,7 @@ class Registrar:
 
 
 class _Visit:
-    """What one connected plugin says by itself: its name, and what it wants of containers, unasked."""
+    """Calls of one connected plugin: its registration, and unasked updates of containers."""
 
     def __init__(
         self, pod_view: PluginView, log: Any, origin: PluginIdentity, waits_s: Callable[[str], float]
@@ -229,7 +237,7 @@ class _Visit:
     async def registered(self, connection: NriConnection, timeout_s: float) -> PluginIdentity:
         """Its name, once it has said it.
 
-        :raises NotAdmitted: it does not, or is not one.
+        :raises NotAdmitted: none comes, or a bad one.
         """
         closing = asyncio.ensure_future(connection.closed.wait())
         try:
@@ -283,3 +291,82 @@ def _read(kind: Any, message: bytes) -> Any:
         return kind.FromString(message)
     except DecodeError:
         raise CallFailed(INVALID_ARGUMENT, f"the {kind.__name__} cannot be read") from None
+
+
+def listening_socket(path: Path) -> socket.socket:
+    """A socket of mode 0600; its directory is made with 0700. One that no process serves is replaced.
+
+    :raises OSError: a process serves it, or it cannot be made.
+    """
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(mode=0o700)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(f"{path} exists and is not a socket")
+        if is_served(path):
+            raise OSError(f"{path} is served by another process (a runtime with an NRI of its own?)")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
+
+
+def peer_pid(connection: Any) -> int:
+    """The process at the other end of a unix socket, when it connected."""
+    size = struct.calcsize("3i")
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
+
+
+class PluginListener:
+    """The socket for plugins that connect by themselves: root's only. Each is served until its connection ends."""
+
+    def __init__(self, path: Path, registrar: Registrar, log: Any) -> None:
+        self._path = path
+        self._registrar = registrar
+        self._log = log
+        self._server: Optional[asyncio.AbstractServer] = None
+        self._tasks: set[asyncio.Task[str]] = set()
+
+    async def open(self) -> None:
+        """:raises OSError: the socket cannot be had."""
+        self._server = await asyncio.start_unix_server(self._connected, sock=listening_socket(self._path))
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            self._log.warning("too many NRI connections", most=MOST_CONNECTIONS)
+            writer.transport.abort()
+            return
+        origin = PluginIdentity("", "", EXTERNAL, peer_pid(writer.get_extra_info("socket")))
+        task = asyncio.ensure_future(self._registrar.serve((reader, writer), origin))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[str]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("an NRI connection failed", exc_info=task.exception())

@@ -1,4 +1,4 @@
-"""Where plugins come from: those that are launched and launched again, and those that connect by themselves."""
+"""The sources of plugins: launched ones, launched again when they end, and ones that connect by themselves."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
-from cri_proxy.nri.discovery import Preregistered
-from cri_proxy.nri.dispatch import MOST_PAUSE_S, pause_s
-from cri_proxy.nri.io.host.connected import ConnectedPlugins
-from cri_proxy.nri.io.host.discovery import discover
-from cri_proxy.nri.io.host.launch import ChildLauncher, LaunchedPlugin, Launcher, UnitLauncher
-from cri_proxy.nri.io.host.listener import PluginListener
-from cri_proxy.nri.io.host.peer import LAUNCHED, PluginIdentity
-from cri_proxy.nri.io.host.plugin_stderr import PluginStderr
-from cri_proxy.nri.io.host.registration import Registrar
+from cri_proxy.nri.dispatch import MOST_PAUSE_S, Preregistered, pause_s
+from cri_proxy.nri.io.host.launch import ChildLauncher, LaunchedPlugin, Launcher, UnitLauncher, discover
+from cri_proxy.nri.io.host.peer import LAUNCHED, ConnectedPlugins, PluginIdentity
+from cri_proxy.nri.io.host.registration import PluginListener, Registrar
 
-#: How long what a plugin has said last is waited for after its end.
+#: How long a plugin's last words are waited for after its end.
 LAST_WORDS_S = 1.0
+#: The most of a line, and of lines in so many seconds.
+MOST_CHARACTERS = 500
+MOST_LINES, PERIOD_S = 20, 10.0
+_READ_BYTES = 1 << 14
 
 
 def launcher_of(
     wanted: str, environment: Mapping[str, str], systemd: Path = Path("/run/systemd/system")
 ) -> Launcher:
-    """How plugins are launched: "unit", "child", or by what we are ourselves."""
+    """How plugins are launched: "unit", "child", or as we run ourselves."""
     is_unit = "INVOCATION_ID" in environment and systemd.exists()
     return UnitLauncher() if wanted == "unit" or (wanted == "auto" and is_unit) else ChildLauncher()
 
@@ -70,14 +69,14 @@ class PluginSupervisor:
                 self._note(f"no NRI plugin can connect: {error}")
 
     def stop_listening(self) -> None:
-        """Nothing comes any more; a launched plugin that ends is not launched again."""
+        """Accept no more plugins; a launched one that ends is not launched again."""
         if self._listener is not None:
             self._listener.stop()
         for kept in self._kept:
             kept.is_ending = True
 
     async def close(self) -> None:
-        """End what was launched, close what has connected."""
+        """End launched plugins, close connected ones."""
         self.stop_listening()
         for task in self._tasks:
             task.cancel()
@@ -88,7 +87,7 @@ class PluginSupervisor:
             await self._listener.close()
 
     def absent(self) -> list[dict[str, Any]]:
-        """Of the launched plugins those that are not connected."""
+        """The launched plugins that are not connected."""
         return [kept.document() for kept in self._kept if not kept.is_connected]
 
     def _note(self, problem: str) -> None:
@@ -166,7 +165,7 @@ class _Kept:
 
     async def _end(self, running: LaunchedPlugin, listening: asyncio.Future[None]) -> None:
         await running.end()
-        # A process of its own that it leaves behind may hold its standard error.
+        # A process that it leaves behind may hold its standard error.
         await asyncio.wait([listening], timeout=LAST_WORDS_S)
         listening.cancel()
         await asyncio.wait([listening])
@@ -185,3 +184,64 @@ class _Kept:
             "launches": self._launches,
             "last_error": "; ".join(filter(None, [self._problem, self._last_words])),
         }
+
+
+class PluginStderr:
+    """Standard error of one run of a launched plugin, as lines of our log, bounded in length and number.
+
+    A plugin that cannot start has no other way to say why. Under systemd the journal has it, with its own bounds.
+    ``run`` closes ``descriptor``; ``last`` is the last line.
+    """
+
+    def __init__(
+        self, descriptor: int, plugin: str, log: Any, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.last = ""
+        self._descriptor = descriptor
+        self._plugin = plugin
+        self._log = log
+        self._clock = clock
+        self._until_s = 0.0
+        self._left = 0
+        self._dropped = 0
+
+    async def run(self) -> None:
+        """Read until its last writer is gone. Excess lines are read too: the plugin must not wait for us."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._descriptor, "rb", 0)
+        )
+        try:
+            begun = b""
+            while data := await reader.read(_READ_BYTES):
+                *lines, begun = (begun + data).split(b"\n")
+                for line in lines:
+                    self._take(line)
+                # Of a line without an end no more is held than is shown.
+                begun = begun[: 4 * MOST_CHARACTERS]
+            self._take(begun)
+        finally:
+            transport.close()
+            self._tell_dropped()
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode(errors="replace").strip()[:MOST_CHARACTERS]
+        if not text:
+            return
+        self.last = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+        now_s = self._clock()
+        if now_s >= self._until_s:
+            self._tell_dropped()
+            self._left, self._until_s = MOST_LINES, now_s + PERIOD_S
+        if self._left:
+            self._left -= 1
+            self._log.info("an NRI plugin says", plugin=self._plugin, line=self.last)
+        else:
+            self._dropped += 1
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            self._log.warning(
+                "an NRI plugin says too much", plugin=self._plugin, lines_left_out=self._dropped
+            )
+            self._dropped = 0

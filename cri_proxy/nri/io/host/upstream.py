@@ -10,15 +10,15 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import TRACE, AnswerFailed
 from cri_proxy.runtime import RuntimeClient
 
-#: Longer than any client waits (kubelet: 2 and 4 minutes, times whatever runtimeRequestTimeout is set to): it is the
-#: client's own deadline that ends its call; this one ends what would go on for ever behind it.
+#: Longer than any client waits (kubelet: 2 and 4 minutes, times what runtimeRequestTimeout is set to): the client's own
+#: deadline ends its call; this one ends a call behind it that would go on for ever.
 CREATE_TIMEOUT_S, SANDBOX_TIMEOUT_S, REMOVAL_TIMEOUT_S = 600.0, 1200.0, 600.0
-#: What undoes something: a runtime that is busy may take long, and no call waits for it in vain.
+#: Of calls that undo: a busy runtime may take long, and no call waits for it in vain.
 UNDO_TIMEOUT_S = 30.0
 
 
 class Upstream:
-    """The runtime, as what answers in its place needs it. Every method raises ``AnswerFailed``."""
+    """The runtime, for calls answered in its place. Every method raises ``AnswerFailed``."""
 
     def __init__(self, runtime: RuntimeClient) -> None:
         self._runtime = runtime
@@ -53,7 +53,7 @@ class Upstream:
         await self.call("UpdateContainerResources", request, cri.UpdateContainerResourcesResponse)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
-        """Stop it first: runtimes want that."""
+        """Stop it first: runtimes insist."""
         stop = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
         await self.call("StopPodSandbox", stop, cri.StopPodSandboxResponse)
         remove = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)

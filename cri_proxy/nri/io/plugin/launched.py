@@ -1,10 +1,10 @@
 """A plugin that a runtime has launched: it registers, and is configured, before the program is loaded.
 
 The runtime waits 5 s from the launch for RegisterPlugin, then 2 s for the answer to each request, and kills what is
-late (NRI, pkg/adaptation/plugin.go); on a busy node a Python with grpc takes as long to start. So the launcher has
-the first words said at once, and a thread goes on until the daemon takes the connection over: it answers Configure,
-keeps what Synchronize tells, and lets an event wait for the daemon as long as it may; after that the answer is an
-empty one: the container starts unplaced, and is adopted. Standard library only.
+late (NRI, pkg/adaptation/plugin.go); on a busy node a Python with grpc takes as long to start. So the launcher
+registers at once, and a thread goes on until the daemon takes the connection over: it answers Configure, keeps the
+requests of Synchronize, and lets an event wait for the daemon as long as it may; after that it sends an empty answer:
+the container starts unplaced, and is adopted. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cri_proxy.nri.ttrpc_frames import (
 from cri_proxy.services.journal import log_to_journal
 from cri_proxy.text.protobuf_bytes import NotProtobuf, fields, read_varint, write_varint
 
-#: What tells a launched plugin of its connection (NRI, pkg/api/plugin.go).
+#: Variables of a launched plugin (NRI, pkg/api/plugin.go).
 SOCKET_VARIABLE, NAME_VARIABLE, INDEX_VARIABLE = "NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX"
 RUNTIME_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin"
-#: What hosts allow an event where they do not say (pkg/adaptation, DefaultPluginRequestTimeout), seconds.
+#: A host's limit of an event where it tells none (pkg/adaptation, DefaultPluginRequestTimeout), seconds.
 EVENT_S = 2.0
-#: The part of it after which the answer is an empty one: late, it would cost the connection.
+#: The part of it after which an empty answer is sent: a late one costs the connection.
 PATIENCE = 0.75
 _READ_BYTES = 1 << 18
 _LOOK_MS = 20
@@ -59,7 +59,7 @@ class PendingEvent(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A connection as far as it has come.
+    """A connection, and its requests.
 
     ``configure``: the request; None = it has not come. ``told``: the requests of Synchronize, the last one with
     ``more`` if there are others to come; they came ``told_s`` by ``time.monotonic``. ``waiting``: to be answered.
@@ -135,9 +135,7 @@ class Launched:
             self._end(error.strerror or str(error))
         except (Garbage, NotProtobuf) as error:
             self._end(f"it does not speak ttRPC: {error}")
-        except (
-            Exception
-        ) as error:  # a bug of ours; by its socket the daemon comes to the runtime all the same
+        except Exception as error:  # a bug of ours; the daemon reaches the runtime by its socket, too
             self._end(f"{type(error).__name__}: {error}")
 
     def _end(self, reason: str) -> None:
@@ -215,13 +213,13 @@ def read_configure(payload: bytes) -> Configure:
 
 
 def say(level: str, sentence: str) -> None:
-    """A line where the daemon's go to, in the form that the journal knows."""
+    """A line where the daemon's go, in the form that the journal reads."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(f"cri-resmgr: [{level}] {sentence}", file=sys.stderr, flush=True)
 
 
-#: The one of this process. The launcher starts it; between it and the front end there is only click.
+#: This process's own. The launcher starts it, the front end takes its connection.
 _current: Optional[Launched] = None
 
 
@@ -253,7 +251,7 @@ def begin(environment: Mapping[str, str]) -> None:
 
 
 def told_config() -> str:
-    """The configuration of the plugin that the runtime has told so far."""
+    """The plugin's configuration, as far as the runtime has told it."""
     given = _current._configure if _current is not None else None
     return "" if given is None else read_configure(given).config
 

@@ -1,8 +1,8 @@
 """What our NRI plugin does with each event: asks the engine, and writes the answer.
 
 A create is bound to its container when PostCreateContainer names the id, and cancelled when the runtime takes it
-back (StopContainer or RemoveContainer without it). Nothing in here waits for a call to the runtime that NRI would
-have to tell us of: the host handles one event at a time.
+back (StopContainer or RemoveContainer without it). Nothing in here waits for a call to the runtime that causes an
+NRI event: the host handles one event at a time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Decided, Placer, Resize
-from cri_proxy.node.cpuset_files import INSIDE
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.io.plugin.sender import NriSender
 from cri_proxy.services.node_state import NodeState
 from policies.model import Pod, PodSize
 
-#: How long a create or an update may take at the runtime before the runtime is asked what became of it, seconds.
+#: How long a create or an update may take at the runtime before its outcome is asked for, seconds.
 LATE_S = 30.0
 #: How long a new pod may keep its first container waiting, of the two seconds there are for an event.
 POD_WAIT_S = 1.0
@@ -34,7 +33,7 @@ POD_WAIT_S = 1.0
 
 @dataclass
 class Told:
-    """What the log says of one event."""
+    """The log's line of one event."""
 
     method: str
     outcome: str = "passed"
@@ -47,7 +46,7 @@ _Request = TypeVar("_Request", bound=Decided)
 
 @dataclass(frozen=True)
 class _Flying(Generic[_Request]):
-    """A create or an update that the runtime was answered and has not made yet."""
+    """An answered create or update that the runtime has not made yet."""
 
     request: _Request
     since_s: float
@@ -77,7 +76,7 @@ class NriPlacing:
         pod = self._pod(engine, request.pod)
         told.fields.update(pod=f"{pod.namespace}/{pod.name}", id=pod.id)
         self._node_state.save()
-        # Its cgroup may be news; reading the machine goes on where it takes longer than the event may.
+        # Its cgroup may be new; reading the machine goes on if it takes longer than the event may.
         look = asyncio.get_running_loop().create_task(self._look_at(pod))
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
@@ -90,7 +89,7 @@ class NriPlacing:
             self._node_state.log.error("a pod's cgroup could not be looked at", exc_info=True)
 
     async def close(self) -> None:
-        """End what goes on behind the events."""
+        """End tasks that outlast events."""
         for look in self._looks:
             look.cancel()
         await asyncio.gather(*self._looks, return_exceptions=True)
@@ -103,7 +102,9 @@ class NriPlacing:
         told.fields["id"] = request.pod.id
         engine, told_sizes = self._node_state.active(), self._sizes.pop(request.pod.id, None)
         if engine is not None and told_sizes is not None:
-            engine.resize_pod(request.pod.id, *told_sizes)
+            now_s, enforcing = self._node_state.clock(), self._node_state.enforcing
+            effects = self._placer(engine).resize_pod(request.pod.id, *told_sizes, now_s, enforcing)
+            self._node_state.carry_out(effects)
             self._node_state.save()
 
     async def stop_pod_sandbox(self, request: Any, told: Told) -> None:
@@ -130,48 +131,39 @@ class NriPlacing:
         told.fields["id"], told.namespace = request.container.id, request.pod.namespace
         if engine is None:
             return None
-        # 1. What it is, and what its devices and its pod's cgroup say.
+        # 1. The container, hints of its devices, its pod's cgroup.
         pod = self._pod(engine, request.pod)
         self._note_failed_starts(engine, (pod.uid, request.container.name))
         attempt = reader.next_attempt(engine.grants.values(), pod.uid, request.container.name)
         read = reader.read_container(request.container, pod, attempt, node_state.memory_bytes)
         told.fields.update(container=read.container.path, attempt=read.container.attempt)
-        if read.container.preferences.notes:
-            notes = list(read.container.preferences.notes)
-            node_state.log.warning("annotations", container=read.container.path, ignored=notes)
         container = await look_up(node_state, engine, read.container, read.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile
             return None
-        # 2. Its place. From here on no other decision is waited for: what is admitted is answered.
+        # 2. Its place. From here on nothing is awaited: an admitted create is answered.
         now_s = node_state.clock()
         creation = self._placer(engine).create(container, read.fence, now_s, node_state.enforcing)
         node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
         self._creating[request.container.id] = _Flying(creation, now_s)
         node_state.save()
-        # 3. The answer; containers that make room are told with it, before the container is made.
+        # 3. The answer, with updates of containers that make room, before it is made.
         _tell(told, creation)
         adjust = reader.write_adjustment(creation.placement, read.fence)
-        key, placement = creation.admission.ticket, creation.placement
-        folder = await node_state.cpuset_folder(key, container, placement, read.mounted)
-        if folder:
-            adjust = reader.with_mount(adjust, folder, INSIDE)
         reply: Message = nri.CreateContainerResponse(
             adjust=adjust, update=self._in_answer(engine, creation.make_room)
         )
         await node_state.store.settled()
         return reply
 
-    def _note_failed_starts(self, engine: Engine, who: tuple[str, str]) -> None:
-        """Kubelet makes the next attempt of a container that has never started: its start has failed.
+    def _note_failed_starts(self, engine: Engine, container: tuple[str, str]) -> None:
+        """Kubelet makes the next attempt of a container that never started: its start has failed.
 
-        NRI does not tell why. A client of CRI would; so it takes two in a row until the place is blamed.
+        NRI does not tell why, as CRI does: so the place is blamed after two in a row.
         """
-        for key in [key for key, name in self._unstarted.items() if name == who]:
+        for key in [key for key, name in self._unstarted.items() if name == container]:
             del self._unstarted[key]
             if not self._starts_told:
                 continue
-            if (grant := engine.grants.get(key)) is not None:
-                self._node_state.no_cpuset_folder(grant.container)
             distrusted = engine.start_failed(key, "", self._node_state.clock())
             self._node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
 
@@ -180,7 +172,7 @@ class NriPlacing:
         self.bind(request.container.id)
 
     def bind(self, container_id: str) -> None:
-        """The runtime has made a container, as it says itself."""
+        """The runtime has made a container."""
         node_state, flying = self._node_state, self._creating.pop(container_id, None)
         if flying is None:
             return
@@ -257,7 +249,7 @@ class NriPlacing:
         effects = self._placer(engine).exited(key, code, self._node_state.clock())
         self._node_state.updates.forget(effects.forget)
         self._node_state.save()
-        # What others get is part of the answer.
+        # Others' updates are in the answer.
         reply: Message = nri.StopContainerResponse(update=self._in_answer(engine, effects.send))
         return reply
 
@@ -275,17 +267,13 @@ class NriPlacing:
             self._node_state.save()
 
     def _cancelled(self, key: str, told: Told) -> bool:
-        """Whether this is how the runtime takes back a create that has failed."""
+        """Whether the runtime takes back a failed create by this event."""
         flying = self._creating.pop(key, None)
         if flying is None:
             return False
         told.outcome = "cancelled"
         node_state = self._node_state
         reason = "not created: the runtime has taken it back"
-        if (ticket := flying.request.ticket) is not None:
-            grant = flying.request.engine.grants.get(ticket.id)
-            if grant is not None:
-                node_state.no_cpuset_folder(grant.container)
         node_state.carry_out(flying.request.failed(node_state.clock(), reason))
         node_state.save()
         return True
@@ -293,13 +281,13 @@ class NriPlacing:
     # ------------------------------------------------------------------ what no message tells
 
     def lost(self) -> None:
-        """Nothing is told until there is a new connection."""
+        """No events come until the next connection."""
         self._unstarted.clear()
         self._sizes.clear()
         self.doubt()
 
     def doubt(self, late_s: float = 0.0) -> None:
-        """What becomes of requests older than this is not known: resync finds out. One that is told of yet is bound."""
+        """The outcome of requests older than this is unknown: resync finds it. A late event still binds one."""
         node_state, now_s = self._node_state, self._node_state.clock()
         doubted = False
         both: list[dict[str, _Flying[Any]]] = [self._creating, self._updating]
@@ -320,7 +308,7 @@ class NriPlacing:
         return Placer(engine, self._node_state.updates.owes_quota)
 
     def _in_answer(self, engine: Engine, updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
-        """Updates of others, as part of an answer; those on their way by other means are overtaken by it."""
+        """Updates of others, as part of an answer; it replaces ones on their way by other means."""
         if not self._node_state.enforcing:
             return []
         written = []

@@ -1,26 +1,36 @@
-"""The front end that is a plugin of the runtime's own NRI: connects, is told of pods and containers, connects again.
+"""The front end as a plugin of the runtime's own NRI: connects, is told of pods and containers, connects again.
 
-It never ends with a connection. A runtime that launches it gives it its first one; after that, and where a unit starts it
-otherwise, there is the runtime's socket.
+It outlives each connection. A runtime that launches it gives it the first one; others, and all where a unit starts it,
+are made at the runtime's socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 from cri_api.waiting import wait_within
+from cri_proxy.config.config import Config
+from cri_proxy.node.lock import FILE, NodeLock
 from cri_proxy.nri.io.plugin import launched
-from cri_proxy.nri.io.plugin import sync as nri_sync
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
 from cri_proxy.nri.io.plugin.placing import LATE_S, NriPlacing
 from cri_proxy.nri.io.plugin.sender import NriSender
-from cri_proxy.nri.io.plugin.session import Hooks, HostFacts, NriSession, PluginName
-from cri_proxy.nri.io.plugin.sync import Snapshot
-from cri_proxy.nri.io.plugin.takeover import take_over
+from cri_proxy.nri.io.plugin.session import (
+    Hooks,
+    HostFacts,
+    NriSession,
+    PluginName,
+    Snapshot,
+    follow_snapshot,
+)
 from cri_proxy.nri.subscription import MASK_CLASSIC
 from cri_proxy.services.services import Services
 from cri_proxy.text.sources import SettingsSource
@@ -29,8 +39,10 @@ from cri_proxy.text.sources import SettingsSource
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 #: How long Configure may wait for the engine, or for a new configuration: half the time there is for it, seconds.
 UP_S = 1.0
-#: How often requests that never came to an end are looked for, seconds.
+#: How often requests that never ended are looked for, seconds.
 SWEEP_S = 10.0
+#: How long the plugin before us may take to stop, seconds; the runtime is spoken to meanwhile (launched.py).
+STOP_S, _LOOK_S = 3.0, 0.05
 
 
 @dataclass
@@ -46,10 +58,14 @@ class ToldConfig:
 
 @dataclass(frozen=True)
 class PluginOptions:
-    """``descriptor``: of the connection that a runtime has launched us with; None = we were not."""
+    """``descriptor``: of the connection from a runtime that launched us; None = none did.
+
+    ``name``: the name it gave us; "" = none.
+    """
 
     told: ToldConfig
     descriptor: Optional[int] = None
+    name: str = ""
 
 
 class NriPlugin:
@@ -63,7 +79,8 @@ class NriPlugin:
         self._services = services
         self._options = options
         self._path = str(services.config["nri.plugin.socket"])
-        self._identity = PluginName(services.config["nri.plugin.name"], services.config["nri.plugin.index"])
+        name = options.name or services.config.constants.nri_plugin_name
+        self._identity = PluginName(name, services.config["nri.plugin.index"])
         self._sender = NriSender(services.runtime, services.log)
         services.node_state.updates.deliver = self._sender.deliver
         self._placing = NriPlacing(services.node_state, self._sender)
@@ -78,7 +95,7 @@ class NriPlugin:
     # ------------------------------------------------------------------ as a front end
 
     async def open(self) -> None:
-        """Succeed the plugin before us. On a connection that was given the first words are said, if not yet."""
+        """Succeed the plugin before us; register on a given connection, if not yet done."""
         descriptor = self._options.descriptor
         if descriptor is None:
             return
@@ -124,7 +141,7 @@ class NriPlugin:
         self._returned.set()
 
     def reconfigured(self) -> None:
-        """Where to connect, and under which name, is settled at the start."""
+        """Socket and name are read at the start only."""
 
     def status(self) -> dict[str, Any]:
         session = self._session
@@ -142,13 +159,15 @@ class NriPlugin:
             "events": session.events if session is not None else 0,
             "moves_by": "cri" if self._sender.caller is None else "nri",
         }
-        how = (
-            "nobody: the runtime asks over its NRI" if found["connected"] else "nobody: its NRI is not there"
+        serving = (
+            "no socket: the runtime asks over its NRI"
+            if found["connected"]
+            else "no socket: its NRI is not there"
         )
-        return {"sockets": [], "how": how, "nri": found}
+        return {"sockets": [], "how": serving, "nri": found}
 
     async def close(self, drain_s: float, stops_s: float) -> None:
-        """Events under way are a matter of milliseconds: nothing is drained."""
+        """Events under way take milliseconds: nothing is drained."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -224,7 +243,7 @@ class NriPlugin:
         await self._is_up.wait()
         try:
             if snapshot is not None:
-                await nri_sync.follow(self._services.node_state, self._placing, snapshot)
+                await follow_snapshot(self._services.node_state, self._placing, snapshot)
         except Exception:
             self._services.log.error("what the runtime runs could not be gone through", exc_info=True)
         self._services.look.set()
@@ -242,3 +261,36 @@ class NriPlugin:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def take_over(config: Config, log: Any, proc: Path = Path("/proc")) -> None:
+    """Have the plugin launched before us stop, if it owns the node: a new launch says that its runtime is gone.
+
+    Any other owner of the node is asked nothing.
+    """
+    # Taken and given up again: the daemon takes it for itself in a moment.
+    trial = NodeLock(config, "nri-plugin")
+    if not trial.take():
+        trial.give_up()
+        return
+    pid = launched_owner(Path(config["control.socket"]).with_name(FILE), proc)
+    if not pid:
+        return
+    log.info("the plugin that was launched before is told to stop", pid=pid)
+    os.kill(pid, signal.SIGTERM)
+    deadline_s = asyncio.get_running_loop().time() + STOP_S
+    while trial.take() and asyncio.get_running_loop().time() < deadline_s:
+        await asyncio.sleep(_LOOK_S)
+    trial.give_up()
+
+
+def launched_owner(lock: Path, proc: Path = Path("/proc")) -> int:
+    """The process that holds the lock, if it is a plugin that a runtime has launched; else 0."""
+    try:
+        said = json.loads(lock.read_text())
+        pid, is_plugin = int(said["pid"]), said["front_end"] == "nri-plugin"
+        environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
+    launched = any(entry.startswith(f"{SOCKET_VARIABLE}=".encode()) for entry in environment)
+    return pid if is_plugin and launched and pid != os.getpid() else 0

@@ -1,7 +1,6 @@
-"""How our plugin's updates of containers reach the runtime outside an answer: by NRI where that is safe, else by CRI.
+"""Our plugin's updates of containers outside an answer: by NRI where that is safe, else by CRI.
 
-An update by CRI comes back to us as an event of NRI. It is then not a client's wish, so what is on its way is
-remembered here.
+An update by CRI comes back to us as an NRI event. Updates under way are kept here, to tell it from a client's.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClos
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
 from policies.model import CpusetConstraint
 
-#: What an update says: cpuset and mems; quota, period, shares, memory.
+#: An update's values: cpuset and mems; quota, period, shares, memory.
 _Said = tuple[CpusetConstraint, tuple[int, int, int, int]]
 
 
@@ -30,13 +29,13 @@ class HostCaller(Protocol):
 
 
 class NriSender:
-    """Delivers updates, one at a time each. ``caller``: set while the host takes updates it did not ask for."""
+    """Delivers updates, one at a time each. ``caller``: set while the host takes unasked updates."""
 
     def __init__(self, runtime: RuntimeClient, log: Any) -> None:
         self.caller: Optional[HostCaller] = None
         self._runtime = runtime
         self._log = log
-        #: What is on its way by CRI, by container.
+        #: Updates under way by CRI, by container.
         self._flying: dict[str, list[_Said]] = {}
 
     async def deliver(self, update: CpusetUpdate) -> None:
@@ -61,7 +60,7 @@ class NriSender:
         return _said(asked) in self._flying.get(container_id, ())
 
     async def _by_nri(self, caller: HostCaller, update: CpusetUpdate) -> bool:
-        """Whether the host has done it; not where it did not answer: CRI is then asked, which can be asked twice."""
+        """Whether the host has done it; False where it did not answer: CRI may then do it a second time."""
         written = write_update(update, may_fail=False)
         if written is None:
             return True
@@ -79,7 +78,7 @@ class NriSender:
 
 
 def _said(linux: cri.LinuxContainerResources) -> _Said:
-    """All that kubelet's updates have, too: one that says anything else is not ours."""
+    """All values of kubelet's updates: one with any others is not ours."""
     numbers = (linux.cpu_quota, linux.cpu_period, linux.cpu_shares, linux.memory_limit_in_bytes)
     return read_fence(linux), numbers
 

@@ -1,12 +1,13 @@
 """One connection of our plugin to a host of NRI: it registers, is configured and synchronized, and answers events.
 
-Rule: nothing that goes wrong in here fails a pod. A bug, an unreadable message, an answer that would be late: the
-answer is then an empty one, with a line and a counter (unless the namespace is configured to fail closed).
+Rule: no error in here fails a pod. After a bug, an unreadable message or a timeout the answer is empty, with a log line
+and a counter (unless the namespace is configured to fail closed).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
@@ -17,22 +18,24 @@ from google.protobuf.message import DecodeError, Message
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.resync import SLICE, Listing, Resync, merged, resync_slices, unknown_ids
+from cri_proxy.nri import containers as reader
 from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
 from cri_proxy.nri.io.plugin.launched import EVENT_S, PATIENCE, Taken
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
-from cri_proxy.nri.io.plugin.sync import Snapshot
 from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
 from cri_proxy.nri.ttrpc import PeerCall
 from cri_proxy.relay.interception import FAILED_PRECONDITION, INTERNAL
 from cri_proxy.services.node_state import NodeState
-from policies.model import BudgetSpent, PlacementRefused
+from policies.model import BudgetSpent, Container, PlacementRefused
 
-#: What the library for plugins waits for the answer to RegisterPlugin (pkg/stub), seconds.
+#: The plugin library's timeout of RegisterPlugin (pkg/stub), seconds.
 REGISTER_S = 5.0
-#: How long a host may take from there until it synchronizes: it does so with one plugin after the other.
+#: How long a host may take from there until it synchronizes: it does so plugin by plugin.
 SYNCHRONIZE_S = 60.0
-#: How long one that has launched us may take: before NRI 0.7 it does not synchronize those, events just come.
+#: The same of a host that launched us: before NRI 0.7 it sends events without synchronizing.
 LAUNCHED_S = 2.0
 
 Work = Callable[[Any, Told], Awaitable[Optional[Message]]]
@@ -40,7 +43,7 @@ Work = Callable[[Any, Told], Awaitable[Optional[Message]]]
 
 @dataclass(frozen=True)
 class PluginName:
-    """What the plugin is called, and where it stands among others: two digits."""
+    """The plugin's name, and its place in the order: two digits."""
 
     name: str
     index: str
@@ -59,10 +62,10 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a session tells.
+    """Called by a session.
 
-    ``synchronized``: events come from now on; with what runs, where the host has told. ``shut_down``: the host says
-    that it ends, or that we are not wanted any more.
+    ``synchronized``: events come from now on; with the snapshot, if the host has sent one. ``shut_down``: the host ends,
+    or dismisses us.
     """
 
     configured: Callable[[HostFacts], Awaitable[None]]
@@ -105,7 +108,7 @@ class NriSession:
         identity: PluginName,
         taken: Optional[Taken] = None,
     ) -> str:
-        """Until the connection ends; returns why it has. ``taken``: it is one that the host has launched us with."""
+        """Until the connection ends; returns why. ``taken``: the connection of a host that launched us."""
         begun = None if taken is None else taken.begun
         connection = NriConnection(reader, writer, "plugin", self._handlers(), self._node_state.log, begun)
         self._connection = connection
@@ -139,7 +142,7 @@ class NriSession:
             connection.close(f"the host has not synchronized within {SYNCHRONIZE_S:g} s")
 
     def _take_over(self, taken: Taken) -> None:
-        """Be where the one is that has spoken for us: configured, perhaps synchronized."""
+        """Take the launched part's state over: configured, perhaps synchronized."""
         if taken.configure is not None:
             self._note_host(taken.configure, 0.0)
         told_s = self._node_state.clock() - (time.monotonic() - taken.told_s)
@@ -200,7 +203,7 @@ class NriSession:
         return b"" if is_last else bytes(nri.SynchronizeResponse(more=True).SerializeToString())
 
     def _add(self, message: bytes, now_s: float) -> bool:
-        """Take a part of what runs; with the last one, which is then the answer, events begin."""
+        """Add a part of the snapshot. True: it was the last one, and events begin."""
         if not self._snapshot.add(nri.SynchronizeRequest.FromString(message), now_s):
             return False
         snapshot, self._snapshot = self._snapshot, Snapshot()
@@ -255,7 +258,7 @@ class NriSession:
         return b"" if reply is None else reply.SerializeToString()
 
     def _fail_open(self, told: Told, error: Exception) -> Optional[CallFailed]:
-        """What to answer instead: nothing, or where the namespace fails closed an error."""
+        """The answer instead: empty, or where the namespace fails closed an error."""
         node_state, reason = self._node_state, _reason(error)
         node_state.failed_open(told.method, reason, error)
         if told.method not in ("CreateContainer", "UpdateContainer") or not node_state.fails_closed(
@@ -273,8 +276,80 @@ class NriSession:
         self._node_state.log.info(told.method, **told.fields, outcome=told.outcome, us=microseconds)
 
 
+class Snapshot:
+    """The pods and containers of one Synchronize, which may come in several messages."""
+
+    def __init__(self) -> None:
+        self.pods: list[nri.PodSandbox] = []
+        self.containers: list[nri.Container] = []
+        self.at_s = 0.0
+
+    def add(self, request: nri.SynchronizeRequest, now_s: float) -> bool:
+        """Take one message. True: it was the last one."""
+        self.pods += request.pods
+        self.containers += request.containers
+        self.at_s = now_s
+        return not request.more
+
+
+async def follow_snapshot(node_state: NodeState, placing: NriPlacing, snapshot: Snapshot) -> Resync:
+    """Bring the records in line with a snapshot, in slices between which events pass.
+
+    Called after the host was answered: it gives two seconds on nodes with hundreds of containers. Nothing is moved;
+    cgroups are compared in the next round of the reconciler, which the caller asks for.
+    """
+    engine = node_state.active()
+    if engine is None:
+        return Resync()
+    _note_pods(engine, snapshot.pods, node_state.log)
+    for container in snapshot.containers:
+        placing.bind(container.id)
+    seen = reader.read_seen(snapshot.containers, engine.pods, engine.grants)
+    details = await _details(node_state, engine, snapshot, unknown_ids(engine, seen.values()))
+    # A host tells the cpuset it has noted: enough to know where a container without a record runs, not enough
+    # to call a known one's changed.
+    listing = Listing(seen, snapshot.at_s, details, pending=frozenset(engine.grants))
+    parts = []
+    for part in resync_slices(engine, listing, node_state.clock()):
+        node_state.send(part.updates)
+        node_state.save()
+        parts.append(part)
+        await asyncio.sleep(0)
+        if engine is not node_state.active():
+            break
+    return merged(parts)
+
+
+def _note_pods(engine: Engine, pods: list[nri.PodSandbox], log: Any) -> None:
+    for message in pods:
+        known = engine.pods.get(message.id)
+        try:
+            pod = reader.read_pod(message, known)
+        except UnreadableRequest as error:
+            log.warning("a pod is not understood", id=message.id, error=str(error))
+            continue
+        if pod != known:
+            engine.add_pod(pod)
+
+
+async def _details(
+    node_state: NodeState, engine: Engine, snapshot: Snapshot, ids: tuple[str, ...]
+) -> dict[str, Container]:
+    unknown = set(ids)
+    details = {}
+    for number, container in enumerate(snapshot.containers):
+        if number % SLICE == 0:  # each takes a tenth of a millisecond to read
+            await asyncio.sleep(0)
+        pod = engine.pods.get(container.pod_sandbox_id)
+        if container.id in unknown and pod is not None:
+            with contextlib.suppress(UnreadableRequest):  # it is left as it is
+                read = reader.read_container(container, pod, 0, node_state.memory_bytes)
+                details[container.id] = read.container
+    return details
+
+
 def works_of(placing: NriPlacing) -> dict[str, Work]:
-    """What is done with each event, by the name of its RPC."""
+    """The handler of each event, by its RPC's name."""
     return {
         "RunPodSandbox": placing.run_pod_sandbox,
         "UpdatePodSandbox": placing.update_pod_sandbox,

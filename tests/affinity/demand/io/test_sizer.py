@@ -22,7 +22,11 @@ from tests.fake_runtime import FakeRuntime
 from tests.functional.support import eventually
 from tests.scenes import make_container, make_pod
 
-SIZED = {"placement": {"size": "demand"}, "demand": {"window": "60s", "headroom": 0.25}}
+SIZED = {
+    "placement": {"size": "demand"},
+    "demand": {"headroom": 0.25},
+    "constants": {"demand_window_s": 60},
+}
 
 
 class ToldTriggers(PressureTriggers):
@@ -306,10 +310,10 @@ async def test_what_is_explained_of_a_container(sized: SizedNode, triggers: Told
     assert [growth["age_s"] for growth in row["growths"]] == [30.0]
     text = "\n".join(demand_text(row))
     assert "of a window of 60 s seen" in text
-    assert "rung by limit 32 CPUs, by demand 16 CPUs, its set 16 CPUs" in text
+    assert "domain by limit 32 CPUs, by usage 16 CPUs, its cpuset 16 CPUs" in text
     assert "grew 30 s ago: its tasks waited" in text
     assert status_line(sized.sizer.status()) == (
-        "1 containers sized by demand, 1 of them shrunk, watched by pressure triggers (500 ms)"
+        "by usage for 1 containers, 1 of them shrunk, watched by pressure triggers (500 ms)"
     )
 
 
@@ -317,5 +321,5 @@ async def test_why_a_container_that_is_to_be_sized_is_not(sized: SizedNode) -> N
     await sized.create("own", limit=4, request=4, ownership="exclusive")
     await sized.sizer.round()
     assert demand_text(sized.explained("own")) == [
-        "not sized by demand: it is to have CPUs of its own, or the reserved ones"
+        "no usage-based sizing: it is to have exclusive CPUs, or the reserved ones"
     ]

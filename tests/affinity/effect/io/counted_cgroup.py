@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.affinity.effect.events import TYPE_SOFTWARE, Event, EventSet
-from cri_proxy.affinity.effect.io.perf_events import open_group
+from cri_proxy.affinity.effect.io.counting import open_group
 
 _SOURCE = "include/uapi/linux/perf_event.h"
 CPU_TIME = Event("cpu_time", "nanoseconds of CPU time", 1, _SOURCE, TYPE_SOFTWARE)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cri_proxy.affinity.effect.comparison import Subject
 from cri_proxy.affinity.effect.events import HYGON_1, TYPE_SOFTWARE, ZEN_3
 from cri_proxy.affinity.effect.io.counting import Countable, Counting, L3Counts, read_countable
-from cri_proxy.affinity.effect.subjects import Subject
 from tests.affinity.effect.io.counted_cgroup import SOFTWARE, counted_root
 
 IS_COUNTED = os.getuid() == 0 and counted_root() is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.affinity.effect.events import TYPE_SOFTWARE, Event
-from cri_proxy.affinity.effect.io.perf_events import CounterGroup, open_group
+from cri_proxy.affinity.effect.io.counting import CounterGroup, open_group
 from tests.affinity.effect.io.counted_cgroup import CPU_TIME, PAGE_FAULTS, busy_in, cgroup_in, counted_root
 
 ROOT = counted_root() if os.getuid() == 0 else None

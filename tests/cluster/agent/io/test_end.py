@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.io.clock import Clock
-from cluster.agent.io.commander import Commander
+from cluster.agent.io.commander import Commander, MemoryFile
 from cluster.agent.io.daemon import DaemonClient
-from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cri_client import CriClient
 from tests.functional.support import run_pod_with

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.abort import HOLD_S, LOST_S
-from cluster.agent.io.clock import Clock
-from cluster.agent.io.commander import Commander
+from cluster.agent.commands import HOLD_S, LOST_S
+from cluster.agent.io.commander import Commander, MemoryFile
 from cluster.agent.io.daemon import DaemonClient
-from cluster.agent.io.memory_file import MemoryFile
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.crds import definitions
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
+from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import WHOLE_AGAIN_S
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cluster.api_server import Fault

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from cluster.agent.__main__ import _arguments, find_access
 from policies.machine.cpus import parse_cpus
 from tests.cluster.agent.io.node import NodeAgent, is_write, policy
 from tests.cri_client import CriClient
@@ -91,7 +95,7 @@ async def test_a_container_on_a_larger_rung_is_an_event_on_its_pod(
     await node.api.until(lambda: node.events)
     found = node.events[0]
     assert found["involvedObject"]["kind"] == "Pod" and found["involvedObject"]["name"].startswith("web-")
-    assert found["reason"] == "LargerRung"
+    assert found["reason"] == "LargerDomain"
 
 
 async def test_an_agent_whose_folder_was_removed_from_the_host_ends_to_be_given_the_new_one(
@@ -125,7 +129,7 @@ async def test_what_a_spec_asks_is_carried_out_and_acknowledged(node: NodeAgent,
     told = node.status["policy"]
     assert (told["name"], told["hash"], told["state"]) == ("dense", "h1", "Applied")
     assert node.status["observedGeneration"] == node.placement["metadata"]["generation"]
-    assert [row["zone"] for row in node.status["overrides"]] == ["node-3"]
+    assert [row["zone"] for row in node.status["overrides"]] == ["numa-3"]
     await node.api.until(lambda: node.status.get("frozen") is True)
 
 
@@ -263,11 +267,32 @@ async def test_the_agent_that_is_restarted_writes_no_event_again_and_sends_no_po
     assert node.log.count('event="told the daemon"') == sent
 
 
-async def test_bad_usage_is_one_sentence(node: NodeAgent) -> None:
-    await node.start("--kubeconfig=/nowhere/at/all")
-    assert node.process is not None
-    assert await node.process.wait() == 1
-    assert node.log.count("\n") == 1 and "/nowhere/at/all" in node.log
+async def test_an_agent_without_a_kubeconfig_says_so_and_stays(node: NodeAgent, tmp_path: Path) -> None:
+    health = tmp_path / "health"
+    await node.start("--kubeconfig=/nowhere/at/all", f"--health-file={health}")
+    while not health.exists():
+        await asyncio.sleep(0.05)
+    assert node.log.count("\n") == 1 and "/nowhere/at/all cannot be read" in node.log
+    assert await node.stop() == 0
+
+
+async def test_a_kubeconfig_is_looked_for_each_minute_and_missed_once(
+    node: NodeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = tmp_path / "late"
+    asked: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        asked.append(seconds)
+        if len(asked) == 2:
+            node.api.kubeconfig(late)
+
+    options = _arguments([f"--kubeconfig={late}"])
+    assert (await find_access(options, lambda: None, sleep)).port == node.api.port
+    assert asked == [60.0, 60.0]
+    missed, found = capsys.readouterr().err.splitlines()
+    assert "level=error" in missed and str(late) in missed
+    assert "there is one now" in found
 
 
 # ---------------------------------------------------------------------- overrides
@@ -293,19 +318,19 @@ async def test_a_container_is_moved_to_its_overrides_zone_and_that_is_acknowledg
     await node.start()
     await node.api.until(lambda: shown_zone(node, "web") == "l3-0")
     node.ask(overrides=[OVERRIDE])
-    await node.api.until(lambda: overridden(node).get("node-3", ("", ""))[0] == "Applied")
-    zone = next(row for row in node.status["zones"] if row["name"] == "node-3")
+    await node.api.until(lambda: overridden(node).get("numa-3", ("", ""))[0] == "Applied")
+    zone = next(row for row in node.status["zones"] if row["name"] == "numa-3")
     after = cpus_of(runtime, container_id)
     assert after and after <= parse_cpus(zone["cpus"]) and not after & before
     await node.api.until(
-        lambda: shown_zone(node, "web") == "node-3" or shown_zone(node, "web") in _l3s_of(node)
+        lambda: shown_zone(node, "web") == "numa-3" or shown_zone(node, "web") in _l3s_of(node)
     )
     assert node.status["observedGeneration"] == node.placement["metadata"]["generation"]
 
 
 def _l3s_of(node: NodeAgent) -> set[str]:
     """The L3s of NUMA node 3."""
-    return {row["name"] for row in node.status["zones"] if row.get("parent") == "node-3"}
+    return {row["name"] for row in node.status["zones"] if row.get("parent") == "numa-3"}
 
 
 async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(
@@ -317,11 +342,11 @@ async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(
     await node.start()
     await node.api.until(lambda: node.status.get("frozen") is True)
     node.ask(freeze=True, overrides=[OVERRIDE])
-    await node.api.until(lambda: overridden(node).get("node-3", ("", ""))[0] == "Waiting")
-    assert "frozen" in overridden(node)["node-3"][1]
+    await node.api.until(lambda: overridden(node).get("numa-3", ("", ""))[0] == "Waiting")
+    assert "frozen" in overridden(node)["numa-3"][1]
     assert runtime.cpuset(container_id) == before
     node.ask(freeze=False, overrides=[OVERRIDE])
-    await node.api.until(lambda: overridden(node)["node-3"][0] == "Applied")
+    await node.api.until(lambda: overridden(node)["numa-3"][0] == "Applied")
     assert runtime.cpuset(container_id) != before
 
 
@@ -332,10 +357,10 @@ async def test_an_override_to_a_zone_that_is_not_there_is_refused_in_a_sentence(
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
     before = runtime.cpuset(container_id)
     await node.start()
-    await node.api.until(lambda: overridden(node).get("node-99", ("", ""))[0] == "Refused")
-    assert "node-99" in overridden(node)["node-99"][1]
+    await node.api.until(lambda: overridden(node).get("numa-99", ("", ""))[0] == "Refused")
+    assert "numa-99" in overridden(node)["numa-99"][1]
     found = await node.until_condition("ConfigApplied", "False", "Refused")
-    assert "node-99" in found["message"]
+    assert "numa-99" in found["message"]
     assert runtime.cpuset(container_id) == before
 
 
@@ -345,11 +370,11 @@ async def test_an_override_waits_for_its_container_and_is_applied_when_that_come
     node.create(overrides=[OVERRIDE])
     await node.start()
     await node.api.until(
-        lambda: overridden(node).get("node-3", ("", ""))[0] == "Waiting" and node.status["zones"]
+        lambda: overridden(node).get("numa-3", ("", ""))[0] == "Waiting" and node.status["zones"]
     )
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
     # The daemon is looked at every half a minute while nothing is known to change; a spec is news.
     node.ask(overrides=[OVERRIDE], mode="enforce")
-    await node.api.until(lambda: overridden(node)["node-3"][0] == "Applied")
-    zone = next(row for row in node.status["zones"] if row["name"] == "node-3")
+    await node.api.until(lambda: overridden(node)["numa-3"][0] == "Applied")
+    zone = next(row for row in node.status["zones"] if row["name"] == "numa-3")
     assert cpus_of(runtime, container_id) <= parse_cpus(zone["cpus"])

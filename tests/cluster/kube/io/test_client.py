@@ -11,20 +11,25 @@ from typing import Any
 
 import pytest
 
-from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io import client as client_module
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource, Unreachable
 from tests.cluster.api_server import ApiServer, Fault, certificates
 
 NODES = Resource("cri-resmgr.io", "v1alpha1", "nodeplacements")
 PODS = Resource("", "v1", "pods", namespaced=True)
+MAPS = Resource("", "v1", "configmaps", namespaced=True)
+OWN = "default"
 
 
 def placement(name: str, **parts: Any) -> dict[str, Any]:
     own = {"apiVersion": "cri-resmgr.io/v1alpha1", "kind": "NodePlacement"}
     return {**own, "metadata": {"name": name, **parts.pop("metadata", {})}, **parts}
+
+
+def config_map(name: str, **data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 @pytest.fixture
@@ -73,20 +78,37 @@ async def test_what_is_created_is_read_listed_and_deleted(server: ApiServer, cli
     assert (refused.value.status, refused.value.reason) == (404, "NotFound")
 
 
-async def test_what_a_manager_no_longer_applies_is_gone_and_the_others_fields_stay(client: Client) -> None:
-    await client.apply(NODES, "n", placement("n", spec={"mode": "observe", "freeze": True}), manager="one")
-    await client.apply(NODES, "n", placement("n", spec={"policy": {"name": "p"}}), manager="two")
-    found = await client.apply(NODES, "n", placement("n", spec={"mode": "enforce"}), manager="one")
-    assert found["spec"] == {"mode": "enforce", "policy": {"name": "p"}}
+class AtAnyServer:
+    """What holds of this server and of a real one. ``client``: of a server with the namespace ``default``."""
+
+    async def test_what_a_manager_no_longer_applies_is_gone_and_the_others_fields_stay(
+        self, client: Client
+    ) -> None:
+        await client.apply(MAPS, "shared", config_map("shared", a="1", b="1"), manager="one", namespace=OWN)
+        await client.apply(MAPS, "shared", config_map("shared", c="1"), manager="two", namespace=OWN)
+        found = await client.apply(MAPS, "shared", config_map("shared", a="2"), manager="one", namespace=OWN)
+        assert found["data"] == {"a": "2", "c": "1"}
+
+    async def test_a_conflict_is_told_unless_forced(self, client: Client) -> None:
+        await client.apply(MAPS, "fought", config_map("fought", a="1"), manager="one", namespace=OWN)
+        other = config_map("fought", a="2")
+        with pytest.raises(ApiError) as refused:
+            await client.apply(MAPS, "fought", other, manager="two", namespace=OWN, force=False)
+        assert (refused.value.status, refused.value.reason) == (409, "Conflict")
+        found = await client.apply(MAPS, "fought", other, manager="two", namespace=OWN)
+        assert found["data"] == {"a": "2"}
+
+    async def test_a_list_of_pages_is_whole(self, client: Client) -> None:
+        pages = [f"page-{number}" for number in range(7)]
+        for name in pages:
+            await client.create(MAPS, config_map(name), OWN)
+        found = await client.list(MAPS, limit=2)
+        names = [each["metadata"]["name"] for each in found["items"]]
+        assert [name for name in names if name in pages] == pages
 
 
-async def test_a_conflict_is_told_unless_forced(client: Client) -> None:
-    await client.apply(NODES, "n", placement("n", spec={"mode": "observe"}), manager="one")
-    with pytest.raises(ApiError) as refused:
-        await client.apply(NODES, "n", placement("n", spec={"mode": "enforce"}), manager="two", force=False)
-    assert (refused.value.status, refused.value.reason) == (409, "Conflict")
-    found = await client.apply(NODES, "n", placement("n", spec={"mode": "enforce"}), manager="two")
-    assert found["spec"] == {"mode": "enforce"}
+class TestAtThisServer(AtAnyServer):
+    pass
 
 
 async def test_conditions_of_two_managers_stand_side_by_side(client: Client) -> None:
@@ -128,14 +150,6 @@ async def test_an_answer_of_metadata_has_nothing_else(client: Client) -> None:
     assert "spec" not in found
 
 
-async def test_a_list_of_pages_is_whole(server: ApiServer, client: Client) -> None:
-    for number in range(7):
-        server.put(NODES, placement(f"n{number}"))
-    found = await client.list(NODES, limit=3)
-    assert [each["metadata"]["name"] for each in found["items"]] == [f"n{number}" for number in range(7)]
-    assert len(server.calls) == 3
-
-
 async def test_pages_of_a_version_that_is_gone_are_read_anew(server: ApiServer, client: Client) -> None:
     for number in range(5):
         server.put(NODES, placement(f"n{number}"))
@@ -152,10 +166,10 @@ async def test_pages_of_a_version_that_is_gone_are_read_anew(server: ApiServer, 
     assert found["items"] == ["late", "n0", "n1", "n2", "n3", "n4"]
 
 
-async def test_selectors_reach_the_server(server: ApiServer, client: Client) -> None:
-    for name, zone in (("a", "1"), ("b", "2"), ("c", "3")):
-        server.put(PODS, {"metadata": {"name": name, "namespace": "ns", "labels": {"zone": zone}}})
-    found = await client.list(PODS, "ns", label_selector="zone in (1, 2)", field_selector="metadata.name!=a")
+async def test_a_selector_reaches_the_server(server: ApiServer, client: Client) -> None:
+    for name in "ab":
+        server.put(PODS, {"metadata": {"name": name, "namespace": "ns"}})
+    found = await client.list(PODS, field_selector="metadata.name!=a")
     assert [each["metadata"]["name"] for each in found["items"]] == ["b"]
 
 

@@ -7,10 +7,10 @@ import contextlib
 
 import pytest
 
-from cluster.kube.errors import Unreachable
 from cluster.kube.io.access import Access
 from cluster.kube.io.connection import Connection
 from cluster.kube.kubeconfig import Kubeconfig
+from cluster.kube.requests import Unreachable
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from cluster.api.crds import definitions
-from cluster.kube.errors import ApiError, Unreachable
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
 from cluster.kube.io.known_fields import WHOLE_AGAIN_S, KnownFields
-from cluster.kube.requests import Resource
+from cluster.kube.requests import ApiError, Resource, Unreachable
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.declared import older, schema_of
 

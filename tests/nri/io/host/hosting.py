@@ -14,8 +14,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.metrics import Metrics
 from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.messages import Shown
-from cri_proxy.nri.settings import NriSettings
-from cri_proxy.nri.validate import DefaultRules
+from cri_proxy.nri.validate import DefaultRules, NriSettings
 from tests.nri.io.host.plugins import HANG_S, eventually
 
 POD = Shown(nri.PodSandbox(id="p1", name="web", namespace="default", uid="u1"))

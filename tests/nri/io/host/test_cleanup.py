@@ -1,4 +1,4 @@
-"""What was left half made, removed at a real server; what was finished is left alone."""
+"""Unfinished containers are removed at a real server; finished ones are left alone."""
 
 from __future__ import annotations
 

@@ -134,21 +134,6 @@ async def test_a_validator_that_does_not_judge_fails_the_create_and_is_gone_when
         await it.host.create(POD, CONTAINER)
 
 
-async def test_creates_may_go_on_without_validators_but_not_without_one_that_must_be_there(
-    tmp_path: Path,
-) -> None:
-    script = {"actions": {"ValidateContainerAdjustment": [{"exit": 1}]}}
-    async with hosting(tmp_path, fail_closed=("strict",), passes_without_validators=True) as it:
-        async with external(tmp_path, it.socket, "50-x", script):
-            await it.has("50-x")
-            await it.host.create(POD, CONTAINER)
-            await it.has()
-        async with external(tmp_path, it.socket, "50-strict", script):
-            await it.has("50-strict")
-            with pytest.raises(PluginRefused, match="^validator plugin 50-strict failed: "):
-                await it.host.create(POD, CONTAINER)
-
-
 async def test_a_validator_that_dies_while_it_is_asked_for_adjustments_has_not_judged(tmp_path: Path) -> None:
     script = {"actions": {"CreateContainer": [{"exit": 1}]}}
     async with hosting(tmp_path) as it, external(tmp_path, it.socket, "50-x", script):

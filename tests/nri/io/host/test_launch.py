@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.nri.discovery import Preregistered
+from cri_proxy.nri.dispatch import Preregistered
 from cri_proxy.nri.io import launcher as nri_launcher
 from cri_proxy.nri.io.connection import NriConnection
 from cri_proxy.nri.io.host.launch import ChildLauncher, UnitLauncher

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from cri_proxy.nri.io.host.plugin_stderr import MOST_CHARACTERS, MOST_LINES, PERIOD_S, PluginStderr
+from cri_proxy.nri.io.host.supervisor import MOST_CHARACTERS, MOST_LINES, PERIOD_S, PluginStderr
 
 
 class Said:

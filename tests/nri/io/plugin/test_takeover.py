@@ -14,7 +14,7 @@ import structlog
 
 from cri_proxy.config.config import Config, read_config
 from cri_proxy.node.lock import NodeLock
-from cri_proxy.nri.io.plugin.takeover import launched_owner, take_over
+from cri_proxy.nri.io.plugin.plugin import launched_owner, take_over
 from cri_proxy.text.sources import SettingsSource
 
 #: Holds the lock until it is told to stop, as a daemon does. Arguments: control socket, front end.

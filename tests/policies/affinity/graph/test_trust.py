@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bpf.sources.samples import Flow
-from policies.affinity.graph.trust import SeenParts
+from policies.affinity.graph.graph import SeenParts
 
 AB = Flow("a", "b", messages=600)
 

@@ -48,14 +48,14 @@ def by_brute_force(asked: Problem, at: dict[str, int]) -> float:
 
 
 @given(seeds, strategies.sampled_from((0.8, 1.5)))
-@effort(max_examples=40)
+@effort(max_examples=effort().max_examples // 6)
 def test_with_a_weight_of_nothing_plans_are_those_without_counts(seed: int, full: float) -> None:
     asked = random_problem(seed, SHIPPED, full)
     assert plan(crowded(asked, seed, 0.0)) == plan(asked)
 
 
 @given(seeds)
-@effort(max_examples=25)
+@effort(max_examples=effort().max_examples // 8)
 def test_what_saturates_no_l3_changes_no_plan(seed: int) -> None:
     asked = random_problem(seed)
     counted = crowded(asked, seed)
@@ -157,7 +157,7 @@ def test_clusters_of_one_l3_are_one_l3() -> None:
 
 
 @given(seeds, strategies.sampled_from((0.8, 1.0, 1.5)))
-@effort(max_examples=60)
+@effort(max_examples=effort().max_examples // 4)
 def test_the_gains_of_moves_are_what_the_objective_loses(seed: int, full: float) -> None:
     asked = crowded(random_problem(seed, FREE, full), seed)
     answer = plan(asked)
@@ -176,7 +176,7 @@ def excess(asked: Problem, at: dict[str, int]) -> int:
 
 
 @given(seeds)
-@effort(max_examples=40)
+@effort(max_examples=effort().max_examples // 6)
 def test_each_step_of_an_order_gains_what_the_objective_loses(seed: int) -> None:
     asked = crowded(random_problem(seed, FREE, 1.0), seed)
     instance, random = Instance(asked), Random(seed)
@@ -191,7 +191,7 @@ def test_each_step_of_an_order_gains_what_the_objective_loses(seed: int) -> None
 
 
 @given(seeds, strategies.booleans())
-@effort(max_examples=60)
+@effort(max_examples=effort().max_examples // 4)
 def test_each_step_of_a_refinement_gains_what_it_says(seed: int, deep: bool) -> None:
     asked = crowded(random_problem(seed, FREE, 1.0), seed)
     instance = Instance(asked)
@@ -208,7 +208,7 @@ def test_each_step_of_a_refinement_gains_what_it_says(seed: int, deep: bool) -> 
 
 
 @given(seeds)
-@effort(max_examples=40)
+@effort(max_examples=effort().max_examples // 6)
 def test_what_a_site_costs_is_the_difference_of_the_objective(seed: int) -> None:
     asked = crowded(random_problem(seed, FREE, 1.5), seed)
     instance, random = Instance(asked), Random(seed)
@@ -225,7 +225,7 @@ def test_what_a_site_costs_is_the_difference_of_the_objective(seed: int) -> None
 
 
 @given(seeds)
-@effort(max_examples=25)
+@effort(max_examples=effort().max_examples // 8)
 def test_the_cost_of_crowding_is_that_of_its_definition(seed: int) -> None:
     random = Random(seed)
     vertices = [
@@ -236,9 +236,10 @@ def test_the_cost_of_crowding_is_that_of_its_definition(seed: int) -> None:
     assert cost(asked, at) == pytest.approx(by_brute_force(asked, at))
 
 
-def test_with_frozen_counts_plans_come_to_an_end() -> None:
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 20), marks=pytest.mark.long)])
+def test_with_frozen_counts_plans_come_to_an_end(seeds: range) -> None:
     again = [0, 0]
-    for seed in range(20):
+    for seed in seeds:
         asked = crowded(random_problem(seed), seed)
         for number in range(2):
             at = after(asked, plan(asked))

@@ -154,7 +154,7 @@ def test_containers_change_places_where_there_is_no_third_one() -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (crossed(may_overlap=False), "containers with CPUs of their own never overlap"),
+        (crossed(may_overlap=False), "containers with exclusive CPUs never overlap"),
         (crossed(overcommit=0.3), "30% above the CPUs of a place"),
         (crossed(cpus=4, overcommit=0.0), "0% above the CPUs of a place"),
         (crossed(memory_gib=2, free_gib=1), "within the memory that is free"),

@@ -8,10 +8,9 @@ from random import Random
 import pytest
 
 from policies.affinity.planner.arrangement import Arrangement
-from policies.affinity.planner.chance import Chance
-from policies.affinity.planner.clusters import Clustering
+from policies.affinity.planner.assign import Clustering
 from policies.affinity.planner.instance import Instance
-from policies.affinity.planner.multilevel import combined, divided
+from policies.affinity.planner.multilevel import Chance, combined, divided
 from policies.affinity.planner.order import MOST_TRIED, Order, ordered
 from policies.affinity.planner.problem import PlanSettings
 from policies.affinity.planner.refine import Refinement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policies.affinity.pull.declared_edges import MOST_MEANT, DeclaredEdges, declares_any
+from policies.affinity.pull.declared import MOST_MEANT, DeclaredEdges, declares_any
 from policies.machine.cpus import parse_cpus
 from policies.model import AffinityTerm, Container, MatchExpression, PlacementPreferences
 from policies.node import Node, Resident

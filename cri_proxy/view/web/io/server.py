@@ -1,0 +1,223 @@
+"""The page's HTTP/1.1 server, by asyncio's streams. What it answers and what it refuses is in ``requests.py``.
+
+The standard library's ``http.server`` has a thread for each connection, without a bound; no HTTP server is among what
+is installed besides. Three files and two questions do not need more than this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from importlib import resources
+from typing import Optional, Union
+
+from cri_api.control import ControlError
+from cri_api.waiting import wait_within
+from cri_proxy.unix_sockets import claim
+from cri_proxy.view.io.daemon import Away, ViewSocket
+from cri_proxy.view.web.io.feed import Feed
+from cri_proxy.view.web.requests import (
+    EVENTS,
+    EXPLAIN,
+    HEADERS,
+    MOST_HEAD,
+    Listen,
+    Refused,
+    Request,
+    admit,
+    read_request,
+)
+
+from pathlib import Path  # isort: skip
+
+#: Pages that are open at once, and connections in all: a page has two or three.
+MOST_PAGES, MOST_CONNECTIONS = 8, 48
+#: What may wait to be sent to a page: some documents of a large node. A page that is further behind is closed, and
+#: begins anew by itself.
+MOST_WAITING = 8 << 20
+#: How long a head may take to come, and how long a connection may be idle before it.
+HEAD_S = 15.0
+#: Names of containers are no longer (RFC 1123, three of them).
+MOST_NAME = 800
+
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.css": ("app.css", "text/css; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+}
+#: Gone, too slow, or cut off in a head.
+_NO_REQUEST = (OSError, asyncio.TimeoutError, EOFError)
+
+
+@dataclass(frozen=True)
+class PageAnswer:
+    """A whole answer."""
+
+    status: int
+    body: bytes = b""
+    kind: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
+
+
+class OpenPage:
+    """A page that is sent events until it goes, or cannot follow."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def send(self, event: bytes) -> None:
+        transport = self._writer.transport
+        if transport.get_write_buffer_size() > MOST_WAITING:
+            transport.abort()
+        elif not transport.is_closing():
+            self._writer.write(event)
+
+
+class PageServer:
+    """Serves the page on one address."""
+
+    def __init__(self, listen: Listen, token: str, view: ViewSocket, feed: Feed) -> None:
+        self._listen, self._token, self._view, self._feed = listen, token, view, feed
+        self._files = {path: (_read(name), kind) for path, (name, kind) in _FILES.items()}
+        self._server: Optional[asyncio.AbstractServer] = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pages = 0
+
+    async def start(self) -> None:
+        """:raises SocketTaken, OSError: the address cannot be had."""
+        if self._listen.path:
+            claim(Path(self._listen.path), "--listen")
+            self._server = await asyncio.start_unix_server(
+                self._connected, self._listen.path, limit=MOST_HEAD
+            )
+        else:
+            self._server = await asyncio.start_server(
+                self._connected, self._listen.host, self._listen.port, limit=MOST_HEAD
+            )
+
+    @property
+    def address(self) -> str:
+        """As a browser on this machine opens it; of a unix socket, at the end of a tunnel to it."""
+        if self._listen.path or not isinstance(self._server, asyncio.Server):
+            return "http://localhost:8895/"
+        host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
+        return f"http://{host}:{self._server.sockets[0].getsockname()[1]}/"
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listen.path:
+            Path(self._listen.path).unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if len(self._tasks) > MOST_CONNECTIONS:
+                writer.transport.abort()
+                return
+            while await self._answered(reader, writer):
+                pass
+        except _NO_REQUEST:
+            pass
+        except asyncio.CancelledError:
+            pass  # we are stopping
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; whether the connection may have another."""
+        request: Union[Request, None] = None
+        try:
+            try:
+                head = await wait_within(HEAD_S, reader.readuntil(b"\r\n\r\n"))
+            except asyncio.LimitOverrunError:
+                raise Refused(431, f"The head is longer than {MOST_HEAD} bytes.") from None
+            request = read_request(head)
+            admit(request, self._token)
+            if request.path == EVENTS and not request.is_head:
+                await self._stream(reader, writer)
+                return False
+            answer = await self._answer(request)
+        except Refused as refused:
+            answer = _refusal(refused, HEADERS)
+        # What follows a request that was refused may be its body.
+        keeps_open = request is not None and request.keeps_open and answer.status < 400
+        await _send(writer, answer, request is not None and request.is_head, keeps_open)
+        return keeps_open
+
+    async def _answer(self, request: Request) -> PageAnswer:
+        if request.path in self._files:
+            return PageAnswer(200, *self._files[request.path])
+        if request.path == "/favicon.ico":
+            return PageAnswer(204)
+        if request.path == EXPLAIN:
+            return await self._explain(request.query.get("container", ""))
+        if request.path == EVENTS:
+            return PageAnswer(200, kind="text/event-stream")
+        raise Refused(404, "There is nothing here.")
+
+    async def _explain(self, container: str) -> PageAnswer:
+        if not container or len(container) > MOST_NAME:
+            raise Refused(400, "Say which container: ?container=ID.")
+        try:
+            document = await self._view.ask("explain", container=container)
+        except ControlError as error:
+            raise Refused(404, str(error)) from None
+        except Away as error:
+            raise Refused(503, str(error)) from None
+        return PageAnswer(200, json.dumps(document, separators=(",", ":")).encode(), "application/json")
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._pages >= MOST_PAGES:
+            raise Refused(503, f"{MOST_PAGES} pages are open already; close one.", {"Retry-After": "5"})
+        headers = {**HEADERS, "Content-Type": "text/event-stream", "Connection": "close"}
+        writer.write(_head(200, headers))
+        page = OpenPage(writer)
+        self._pages += 1
+        self._feed.open(page)
+        try:
+            # Nothing is expected of it but its end.
+            with contextlib.suppress(OSError):
+                while await reader.read(MOST_HEAD):
+                    pass
+        finally:
+            self._feed.close(page)
+            self._pages -= 1
+
+
+def _read(name: str) -> bytes:
+    return (resources.files("cri_proxy.view.web") / "static" / name).read_bytes()
+
+
+def _refusal(refused: Refused, headers: Mapping[str, str]) -> PageAnswer:
+    return PageAnswer(refused.status, f"{refused}\n".encode(), headers={**headers, **refused.headers})
+
+
+async def _send(writer: asyncio.StreamWriter, answer: PageAnswer, is_head: bool, keeps_open: bool) -> None:
+    headers = {
+        **answer.headers,
+        "Content-Type": answer.kind,
+        "Content-Length": str(len(answer.body)),
+        "Connection": "keep-alive" if keeps_open else "close",
+    }
+    writer.write(_head(answer.status, headers) + (b"" if is_head else answer.body))
+    # A client that does not read what it has asked for is not waited for.
+    await wait_within(HEAD_S, writer.drain())
+
+
+def _head(status: int, headers: Mapping[str, str]) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,0 +1,100 @@
+"""The engine's questions to a policy, and the answers of a policy that has nothing of its own to say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Optional
+
+from policies.machine.topology import Topology
+from policies.model import (
+    NO_CONSTRAINT,
+    UNTOUCHED,
+    Affinity,
+    Container,
+    CpusetConstraint,
+    Decision,
+    Placement,
+)
+from policies.node import Node
+from policies.settings import PlacementSettings
+
+
+class Policy(ABC):
+    """A policy for one machine and one set of options. Each question is answered from values and changes nothing."""
+
+    name: str
+    #: Whether it gives containers CPUs of their own; decides what a container found without records is taken for.
+    owns_exclusively = False
+    #: Whether isolated CPUs (``isolcpus``) are no shared ones.
+    keeps_isolated_apart = False
+    #: Whether containers may be moved so that another one fits.
+    moves_others = False
+
+    def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
+        self.topology = topology
+        self.settings = settings
+
+    @abstractmethod
+    def place(
+        self,
+        node: Node,
+        container: Container,
+        fence: CpusetConstraint = NO_CONSTRAINT,
+        affinity: Optional[Affinity] = None,
+        near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
+    ) -> Decision:
+        """Where the container should run, given the books of the node, in which it is not yet.
+
+        ``near``: the home it has now, when it is placed anew. ``keep``: the placement it has, when it is
+        resized; of its exclusive CPUs as many stay as can.
+
+        :raises PlacementRefused: it must not run otherwise than asked for, and cannot be.
+        :raises BudgetSpent: too many candidates.
+        """
+
+    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+        """How large the places are that a container can have whose set is sized by demand: milli-CPUs, ascending, the
+        last the one by its limit. () = its set is not sized by demand: see ``why_not_sized``."""
+        return ()
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        """Why its set is not; "" = it is."""
+        return f"policy {self.name} does not size cpusets by usage"
+
+    def fits_by_room(self, node: Node, container: Container) -> bool:
+        """Whether a container owns no CPUs and fits only where the shared CPUs of a domain have room for its request."""
+        return False
+
+    def ignored(self, container: Container) -> tuple[str, ...]:
+        """Its annotations that are ignored here, sentences; ``Decision.why`` has them, too."""
+        notes, balloon = container.preferences.notes, container.preferences.balloon
+        if not balloon:
+            return notes
+        why = "this policy has no balloons; it is ignored"
+        return (*notes, f'the annotation for a balloon of type "{balloon:.60}": {why}')
+
+    def tidy(self, node: Node) -> Mapping[str, Placement]:
+        """After a container has gone or changed: the placements that others should have now, where they differ."""
+        return {}
+
+
+class NoPolicy(Policy):
+    """The policy ``none``: containers run where the caller puts them; they are still known, and their requests counted."""
+
+    name = "none"
+
+    def place(
+        self,
+        node: Node,
+        container: Container,
+        fence: CpusetConstraint = NO_CONSTRAINT,
+        affinity: Optional[Affinity] = None,
+        near: Optional[frozenset[int]] = None,
+        keep: Optional[Placement] = None,
+    ) -> Decision:
+        return Decision(UNTOUCHED, "policy none: requests go through as they are")
+
+    def why_not_sized(self, node: Node, container: Container) -> str:
+        return "policy none sets no cpusets"

@@ -1,0 +1,216 @@
+"""The builder of peers, with a real Go and modules of the tests' own behind a proxy in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.peers import build, programs
+from tests.peers.build import Peer, Unavailable, all_peers, read_peer
+
+MAIN = 'package main\n\nvar version = "none"\n\nfunc main() { println("hello", version) }\n'
+TESTS_ONLY = 'package main\n\nimport "testing"\n\nfunc TestIt(t *testing.T) { t.Log("seen") }\n'
+
+needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed: make peers gets it.")
+
+
+def publish(proxy: Path, module: str, version: str, files: dict[str, str]) -> None:
+    """A version of a module, laid out as the protocol of module proxies has it."""
+    folder = proxy / module / "@v"
+    folder.mkdir(parents=True)
+    content = {"go.mod": f"module {module}\n\ngo 1.20\n", **files}
+    (folder / "list").write_text(f"{version}\n")
+    (folder / f"{version}.info").write_text(json.dumps({"Version": version}))
+    (folder / f"{version}.mod").write_text(content["go.mod"])
+    with zipfile.ZipFile(folder / f"{version}.zip", "w") as archive:
+        for name, text in content.items():
+            archive.writestr(f"{module}@{version}/{name}", text)
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the proxy that go asks, with one module of two programs; what go has fetched is the test's own."""
+    folder = tmp_path / "proxy"
+    files = {"cmd/hello/main.go": MAIN, "cmd/suite/it_test.go": TESTS_ONLY}
+    publish(folder, "example.test/tools", "v1.2.3", files)
+    for name, value in {
+        "GOPROXY": f"file://{folder}",
+        "GONOSUMDB": "example.test",
+        "GOMODCACHE": str(tmp_path / "modules"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+@pytest.fixture
+def peer(tmp_path: Path, proxy: Path) -> Peer:
+    folder = tmp_path / "peers" / "tools"
+    folder.mkdir(parents=True)
+    (folder / "go.mod").write_text(
+        "module cri-resmgr/tests/peers/tools\n\ngo 1.20\n\n"
+        "tool (\n\texample.test/tools/cmd/hello\n\texample.test/tools/cmd/suite\n)\n\n"
+        "require example.test/tools v1.2.3\n"
+    )
+    subprocess.run(("go", "mod", "download", "all"), cwd=folder, check=True, capture_output=True)
+    write_settings(folder, "-ldflags=-X main.version={version}")
+    return read_peer(folder)
+
+
+def write_settings(folder: Path, *flags: str) -> None:
+    settings = {"flags": flags, "environment": {"CGO_ENABLED": "0"}}
+    (folder / "build.json").write_text(json.dumps(settings))
+
+
+def said_by(program: Path, *words: str) -> str:
+    done = subprocess.run((program, *words), capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+@needs_go
+def test_a_program_is_built_once_with_its_version_and_one_line_says_so(peer: Peer, tmp_path: Path) -> None:
+    lines: list[str] = []
+    first = build.programs(peer, ["hello"], cache=tmp_path / "kept", say=lines.append)
+    again = build.programs(peer, ["hello"], cache=tmp_path / "kept", say=lines.append)
+    assert said_by(first["hello"]) == "hello v1.2.3\n"
+    assert again == first
+    assert [line.partition(" in ")[0] for line in lines] == ["built tools v1.2.3: hello"]
+
+
+@needs_go
+def test_two_that_ask_at_once_have_one_build(peer: Peer, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with ThreadPoolExecutor(2) as both:
+        tasks = [
+            both.submit(build.programs, peer, ["hello"], cache=tmp_path / "kept", say=lines.append)
+            for _ in range(2)
+        ]
+    assert tasks[0].result() == tasks[1].result()
+    assert len(lines) == 1
+
+
+@needs_go
+def test_other_flags_are_another_program(peer: Peer, tmp_path: Path) -> None:
+    before = build.programs(peer, ["hello"], cache=tmp_path / "kept")
+    write_settings(peer.folder)
+    after = build.programs(read_peer(peer.folder), ["hello"], cache=tmp_path / "kept")
+    assert said_by(after["hello"]) == "hello none\n"
+    assert said_by(before["hello"]) == "hello v1.2.3\n"
+
+
+@needs_go
+def test_what_is_no_longer_asked_for_goes_with_the_next_build(peer: Peer, tmp_path: Path) -> None:
+    [old] = build.programs(peer, ["hello"], cache=tmp_path / "kept").values()
+    write_settings(peer.folder)
+    [between] = build.programs(read_peer(peer.folder), ["hello"], cache=tmp_path / "kept").values()
+    assert old.exists()
+    os.utime(old.parent, (0, 0))
+    write_settings(peer.folder, "-ldflags=-s")
+    build.programs(read_peer(peer.folder), ["hello"], cache=tmp_path / "kept")
+    assert (old.exists(), between.exists()) == (False, True)
+
+
+@needs_go
+def test_a_package_of_tests_only_is_a_test_binary(peer: Peer, tmp_path: Path) -> None:
+    built = build.programs(peer, cache=tmp_path / "kept")
+    assert "seen" in said_by(built["suite"], "-test.v")
+
+
+@needs_go
+def test_what_was_fetched_once_is_built_without_the_proxy(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.programs(peer, cache=tmp_path / "kept")
+    monkeypatch.setenv("GOPROXY", "off")
+    assert said_by(build.programs(peer, cache=tmp_path / "new")["hello"]) == "hello v1.2.3\n"
+
+
+@needs_go
+def test_a_proxy_that_is_not_reached_is_a_sentence(
+    peer: Peer, proxy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.rename(tmp_path / "gone")
+    monkeypatch.setenv("GOMODCACHE", str(tmp_path / "empty"))
+    with pytest.raises(Unavailable, match=r"^tools v1.2.3: go mod failed: .*no such file") as raised:
+        build.programs(peer, cache=tmp_path / "kept")
+    assert "\n" not in str(raised.value)
+
+
+@needs_go
+def test_a_module_that_is_another_than_it_was_is_refused(
+    peer: Peer, proxy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(proxy)
+    publish(proxy, "example.test/tools", "v1.2.3", {"cmd/hello/main.go": MAIN.replace("hello", "evil")})
+    monkeypatch.setenv("GOMODCACHE", str(tmp_path / "empty"))
+    with pytest.raises(Unavailable, match="SECURITY ERROR"):
+        build.programs(peer, cache=tmp_path / "kept")
+    assert not list((tmp_path / "kept").rglob("hello"))
+
+
+@needs_go
+def test_a_program_that_the_build_calls_is_named(peer: Peer, tmp_path: Path) -> None:
+    settings = {"flags": [], "environment": {}, "needs": ["sh", "no-such-compiler"]}
+    (peer.folder / "build.json").write_text(json.dumps(settings))
+    with pytest.raises(Unavailable, match=r"^tools v1.2.3 cannot be built: not installed: no-such-compiler$"):
+        build.programs(read_peer(peer.folder), cache=tmp_path / "kept")
+
+
+@needs_go
+def test_an_older_go_is_named(peer: Peer) -> None:
+    module = peer.folder / "go.mod"
+    module.write_text(module.read_text().replace("go 1.20", "go 1.999"))
+    with pytest.raises(Unavailable, match=r"needs Go 1\.999 and only go1\.\S+ \S+ is there: make peers"):
+        build.find_go(read_peer(peer.folder))
+
+
+def test_without_go_the_sentence_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build, "OWN_GO", tmp_path / "none")
+    for peer in all_peers():
+        with pytest.raises(
+            Unavailable, match=f"^{peer.name} v.* needs Go 1.* there is none: make peers gets it$"
+        ):
+            build.find_go(peer)
+
+
+def test_a_run_without_go_says_what_it_goes_without(tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        code = (
+            "import sys; from pathlib import Path; from tests.peers import build, __main__ as it; "
+            f"build.OWN_GO = Path({str(tmp_path)!r}); sys.exit(it.main())"
+        )
+        command = (sys.executable, "-c", code, *words)
+        return subprocess.run(
+            command, env={"PATH": str(tmp_path)}, cwd=build.PEERS.parents[1], capture_output=True, text=True
+        )
+
+    done = run("kubectl", "crictl")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert [line.partition(":")[0] for line in lines] == ["without crictl", "without kubectl"]
+    assert all(line.endswith("make peers gets it") for line in lines)
+    assert run("--or-without", "kubectl").returncode == 0
+    wrong = run("no-such-peer")
+    assert (wrong.returncode, "no peer has no-such-peer" in wrong.stderr) == (2, True)
+
+
+def test_every_program_is_of_one_peer() -> None:
+    names = [name for peer in all_peers() for name in peer.packages]
+    assert len(set(names)) == len(names)
+    assert set(programs.CLUSTER) <= set(names)
+
+
+def test_kubernetes_staging_modules_are_those_of_its_version() -> None:
+    kubernetes = read_peer(build.PEERS / "kubernetes")
+    replaced = [line for line in (kubernetes.folder / "go.mod").read_text().splitlines() if "=>" in line]
+    wanted = kubernetes.version.replace("v1.", "v0.")
+    assert replaced
+    assert [line for line in replaced if line.split()[-1] != wanted] == []

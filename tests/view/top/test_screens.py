@@ -1,0 +1,170 @@
+"""Screens, as they look: each is a text in ``screens/``. ``python -m tests.view.top.test_screens`` writes them anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cri_proxy.cli.placement_text import explain_text
+from cri_proxy.engine.report import explain
+from cri_proxy.view.snapshot import clean
+from cri_proxy.view.top.canvas import ALARM, COLOURS, SELECTED, text_of
+from cri_proxy.view.top.keys import CONTAINERS, MACHINE, MOVES, PANES, TRAFFIC, ScreenState, press
+from cri_proxy.view.top.screen import Opened, Scene, draw, rows
+from tests.machines import (
+    ALL_MACHINES,
+    BIG_1024,
+    EPYC_NPS1_1S,
+    EPYC_NPS4_1S,
+    HYGON_7285_2S,
+    KUNPENG_48_2S,
+    MEMORYLESS_NODE,
+    NODE_INTERLEAVED,
+    ONE_CPU,
+    SNC_2S,
+    UNEVEN_CCX,
+    VM_NO_CACHE_INFO,
+)
+from tests.view.nodes import busy_engine, scene_of, snapshot_of
+
+FOLDER = Path(__file__).parent / "screens"
+#: Name, machine, containers, state.
+SCREENS = [
+    ("hygon", HYGON_7285_2S, 30, ScreenState()),
+    ("hygon-500", HYGON_7285_2S, 500, ScreenState()),
+    ("hygon-500-high", HYGON_7285_2S, 500, ScreenState(120, 50)),
+    ("hygon-500-containers", HYGON_7285_2S, 500, ScreenState(pane=CONTAINERS, sort="traffic")),
+    ("hygon-containers-below-the-machine", HYGON_7285_2S, 30, ScreenState(100, 40, CONTAINERS, sort="place")),
+    ("hygon-traffic", HYGON_7285_2S, 30, ScreenState(pane=TRAFFIC)),
+    ("hygon-one-namespace", HYGON_7285_2S, 30, ScreenState(namespace="shop")),
+    ("epyc-full-moves", EPYC_NPS4_1S, 500, ScreenState(pane=MOVES)),
+    ("epyc-wide", EPYC_NPS4_1S, 60, ScreenState(160, 40)),
+    ("epyc-one-node", EPYC_NPS1_1S, 100, ScreenState()),
+    ("l3-larger-than-a-node", SNC_2S, 40, ScreenState()),
+    ("node-larger-than-a-socket", NODE_INTERLEAVED, 40, ScreenState()),
+    ("no-caches-known", VM_NO_CACHE_INFO, 12, ScreenState()),
+    ("one-cpu", ONE_CPU, 3, ScreenState()),
+    ("uneven", UNEVEN_CCX, 20, ScreenState()),
+    ("memoryless-narrow", MEMORYLESS_NODE, 20, ScreenState(60, 20)),
+    ("kunpeng", KUNPENG_48_2S, 40, ScreenState()),
+    ("more-l3s-than-boxes", BIG_1024, 500, ScreenState(top=100)),
+    ("help", HYGON_7285_2S, 3, ScreenState(is_help=True)),
+]
+
+
+OTHERS = ("opened", "ascii")
+
+
+def screen(name: str) -> str:
+    if name == "opened":
+        return text_of(draw(*opened()))
+    if name == "ascii":
+        return text_of(draw(scene_of(busy_engine(HYGON_7285_2S, 30)), ScreenState(), ascii_only=True))
+    [(machine, count, state)] = [rest for its_name, *rest in SCREENS if its_name == name]
+    return text_of(draw(scene_of(busy_engine(machine, count)), state))
+
+
+def opened() -> tuple[Scene, ScreenState]:
+    engine = busy_engine(HYGON_7285_2S, 30)
+    key = sorted(engine.grants)[4]
+    document = explain(engine, key, 100.0)
+    assert document is not None
+    scene = replace(scene_of(engine), opened=Opened(key, explain_text(document)))
+    return scene, ScreenState(opened=key)
+
+
+@pytest.mark.parametrize("name", [*(name for name, *_ in SCREENS), *OTHERS])
+def test_a_screen_looks_as_it_is_kept(name: str) -> None:
+    assert screen(name) == (FOLDER / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("machine", ALL_MACHINES)
+def test_every_machine_is_drawn_inside_of_every_terminal(machine: str) -> None:
+    scene = scene_of(busy_engine(machine, 40, own=0))
+    for width, height in ((1, 1), (40, 10), (79, 23), (80, 24), (132, 43), (300, 90)):
+        for pane in PANES:
+            lines = draw(scene, ScreenState(width, height, pane))
+            assert len(lines) == height
+            assert max(sum(len(span.text) for span in line) for line in lines) <= width
+
+
+def test_every_l3_of_a_hygon_is_on_a_screen_of_80_by_24() -> None:
+    text = text_of(draw(scene_of(busy_engine(HYGON_7285_2S, 500)), ScreenState()))
+    for zone in (
+        [f"l3-{n} " for n in range(16)] + [f"numa-{n} " for n in range(8)] + ["socket-0 ", "socket-1 "]
+    ):
+        assert text.count(zone) == 1, zone
+
+
+def test_a_namespace_has_one_colour_everywhere() -> None:
+    scene = scene_of(busy_engine(HYGON_7285_2S, 30))
+    for pane in (MACHINE, CONTAINERS):
+        spans = [span for line in draw(scene, ScreenState(pane=pane)) for span in line]
+        found = {span.look: span.text.split()[0].lower()[:1] for span in spans if span.look in COLOURS}
+        assert found == dict(zip(COLOURS, "abcd"))
+
+
+def test_without_colours_letters_say_the_same() -> None:
+    text = text_of(draw(scene_of(busy_engine(HYGON_7285_2S, 30)), ScreenState()))
+    assert " a default  b kube-system  c monitoring  d shop" in text
+    assert "│ ABdd" in text  # two of them with exclusive CPUs
+
+
+def test_the_selected_container_is_on_the_screen_wherever_it_is() -> None:
+    scene = scene_of(busy_engine(HYGON_7285_2S, 500))
+    state = ScreenState(pane=CONTAINERS)
+    for key in ("end", "page-up", "up", "up", "home", "page-down", "down"):
+        state = press(state, key, scene.snapshot, rows(scene, state))
+        [chosen] = [span for line in draw(scene, state) for span in line if span.look == SELECTED]
+        assert scene.snapshot is not None
+        [path] = [one.path for one in scene.snapshot.containers if one.id == state.selected]
+        assert path in chosen.text
+        assert chosen.text.startswith(">")
+
+
+def test_a_daemon_that_is_away_is_said_and_the_last_picture_stays() -> None:
+    scene = replace(
+        scene_of(busy_engine(HYGON_7285_2S, 30)), trouble="asking again: the daemon is not running"
+    )
+    lines = draw(scene, ScreenState())
+    assert [(span.text, span.look) for span in lines[1]] == [
+        ("asking again: the daemon is not running", ALARM)
+    ]
+    assert "l3-15" in text_of(lines)
+    assert "the daemon is not running" in text_of(draw(Scene(trouble=scene.trouble), ScreenState()))
+    assert "asking the daemon" in text_of(draw(Scene(), ScreenState()))
+
+
+def test_a_degraded_daemon_without_a_machine_says_why() -> None:
+    snapshot = replace(
+        snapshot_of(busy_engine(HYGON_7285_2S, 0)), places=(), degraded=("topology: nothing can be read",)
+    )
+    for pane in PANES:
+        text = text_of(draw(Scene(snapshot), ScreenState(pane=pane)))
+        assert "DEGRADED topology: nothing can be read" in text
+
+
+def test_what_spans_sockets_is_counted_in_the_first_line() -> None:
+    snapshot = snapshot_of(busy_engine(HYGON_7285_2S, 4, own=0))
+    wide = replace(snapshot, containers=tuple(replace(one, zone="") for one in snapshot.containers))
+    assert "4 over sockets" in text_of(draw(Scene(wide), ScreenState()))
+
+
+def test_more_namespaces_than_letters_are_drawn() -> None:
+    snapshot = snapshot_of(busy_engine(HYGON_7285_2S, 40, own=0))
+    many = tuple(replace(one, namespace=f"ns-{n:02}") for n, one in enumerate(snapshot.containers))
+    names = tuple(one.namespace for one in many)
+    for pane in PANES:
+        draw(Scene(replace(snapshot, containers=many, namespaces=names)), ScreenState(pane=pane))
+
+
+def test_names_and_sentences_cannot_command_the_terminal() -> None:
+    assert clean("a\x1b[2Jb\n c\x07") == "a?[2Jb c?"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in (*(name for name, *_ in SCREENS), *OTHERS):
+        (FOLDER / f"{name}.txt").write_text(screen(name))
