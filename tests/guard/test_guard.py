@@ -40,12 +40,19 @@ TOUCHES = {
         "os.mkdir {}/var/lib/cri-resmgr/x",
     ),
 }
-#: The same of other programs. Each is there until the guard has looked: one that has ended by then may not be seen.
+#: The same of other programs. The process itself is there until the guard has looked: one that has ended by then, as the
+#: mkdir of a shell, may not be seen.
 OF_PROGRAMS = {
     "reads": ("tail -f {MACHINE}/etc/cri-resmgr/read", "opened {}/etc/cri-resmgr/read"),
     "writes": ("exec 3>{MACHINE}/run/cri-resmgr/written; sleep 1000", "created {}/run/cri-resmgr/written"),
-    "makes_a_folder": ("mkdir {MACHINE}/run/cri-resmgr-new; read x", "created {}/run/cri-resmgr-new"),
-    "removes": ("rm -r {MACHINE}/var/lib/cri-resmgr-agent; read x", "removed {}/var/lib/cri-resmgr-agent"),
+    "makes_a_folder": (
+        "exec perl -e 'mkdir q({MACHINE}/run/cri-resmgr-new); <STDIN>'",
+        "created {}/run/cri-resmgr-new",
+    ),
+    "removes": (
+        "exec perl -e 'rmdir q({MACHINE}/var/lib/cri-resmgr-agent); <STDIN>'",
+        "removed {}/var/lib/cri-resmgr-agent",
+    ),
 }
 #: What is no harm: elsewhere, not ours, mounted over the machine's.
 HARMLESS = {

@@ -93,15 +93,21 @@ class Load:
     def __init__(self, node: SharedNode, workers: int) -> None:
         self._node = node
         self._gone = 0
+        self._is_over = False
         self.tasks = [asyncio.ensure_future(self._work(number)) for number in range(workers)]
 
     async def _work(self, worker: int) -> None:
-        for count in itertools.count():
+        for count in itertools.takewhile(lambda count: not self._is_over, itertools.count()):
             name = f"load-{worker}-{count}"
             await self._node.create(numbered(name, worker + count))
             await self._node.ids(name, "main")
             await self._node.remove(name)
             self._gone += 1
+
+    async def end(self) -> None:
+        """Until none comes any more: a create that was begun would go on in its thread were its task cancelled."""
+        self._is_over = True
+        await asyncio.gather(*self.tasks)
 
     async def goes_on(self, more: int = 1) -> None:
         """Until so many pods more have come and gone."""
@@ -121,6 +127,7 @@ async def load_on(node: SharedNode, workers: int) -> AsyncIterator[Load]:
     load = Load(node, workers)
     try:
         yield load
+        await load.end()
     finally:
         for task in load.tasks:
             task.cancel()
