@@ -87,18 +87,18 @@ def scenario_of(
     """One scenario, always the same one of the same arguments."""
     random = Random(f"{seed} {number}")
     name = _one_of(random, machines)
-    return Draft(random, machine(name), _sizes(name), variants).scenario(number, name)
+    return Draft(random, machine(name), *_sizes(name), variants).scenario(number, name)
 
 
 # ---------------------------------------------------------------------- what may be drawn
 
 
 @cache
-def _sizes(name: str) -> tuple[int, ...]:
-    """Numbers of CPUs at which something changes on a machine: those of its domains."""
+def _sizes(name: str) -> tuple[tuple[int, ...], int]:
+    """Numbers of CPUs at which something changes on a machine, those of its domains; and how many smallest ones it has."""
     tree = Topology(machine(name))
     found = {len(domain.cpus) for level in ("l3", "numa", "socket") for domain in tree.at(level)}
-    return tuple(sorted({*found, len(tree.online)}))
+    return tuple(sorted({*found, len(tree.online)})), len(tree.leaves)
 
 
 def _one_of(random: Random, names: Sequence[str]) -> str:
@@ -228,6 +228,7 @@ class Draft:
     random: Random
     data: TopologyData
     sizes: tuple[int, ...]
+    leaves: int
     variants: Sequence[str]
     steps: list[Step] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
@@ -396,8 +397,8 @@ class Draft:
         """A pod that is told of before its containers, often with resources of its own."""
         random, name = self.random, self._new_pod()
         step: Step = {"op": "pod", "id": name, "namespace": self.pods[name]}
-        if _chance(random, 0.7):
-            qos = random.choice(["guaranteed", "burstable"])
+        qos = random.choice(["guaranteed", "guaranteed", "burstable", ""])
+        if qos:
             step.update(self._resources(qos))
         if _chance(random, self.habits.wish):
             step["annotations"] = random.choice(self.habits.wishes)
@@ -408,8 +409,8 @@ class Draft:
         if _chance(random, 0.1):
             step["cgroup_parent"] = f"/kubepods/{random.choice(['burstable/', 'besteffort/', ''])}pod{name}"
         self.steps.append(step)
-        for _ in range(random.randint(0, 2)):
-            self._create_in(name)
+        for _ in range(random.randint(0, 3)):
+            self._create_in(name, qos)
 
     def create(self) -> None:
         """A new container, in a pod that is there or in another one."""
@@ -420,13 +421,17 @@ class Draft:
         fresh = not pods or (len(self.pods) < self.habits.pods and _chance(self.random, 0.6))
         self._create_in(self._new_pod() if fresh else self.random.choice(pods))
 
-    def _create_in(self, pod: str) -> None:
+    def _create_in(self, pod: str, pods_qos: str = "") -> None:
+        """``pods_qos``: the class of a pod that has resources of its own; some of its containers ask for none then."""
         random = self.random
         taken = {asked.name for asked in self.alive.values() if asked.pod == pod}
         free = [name for name in NAMES if name not in taken]
         name = random.choice(free) if free else f"more-{self.made}"
         qos = random.choice(self.habits.classes)
-        fields: Step = {"namespace": self.pods[pod], "name": name, **self._resources(qos)}
+        fields: Step = {"namespace": self.pods[pod], "name": name}
+        if pods_qos and _chance(random, 0.5):
+            fields["qos"], qos = pods_qos, "besteffort"
+        fields.update(self._resources(qos))
         if _chance(random, 0.1):
             fields["qos"] = random.choice(["guaranteed", "burstable", "besteffort"])
         if _chance(random, self.habits.wish):
@@ -614,6 +619,10 @@ class Draft:
             step["offline"] = self._list(gone)
             self.offline |= gone
         self.steps.append(step)
+        if "offline" in step and _chance(self.random, 0.4):
+            self.random.choice([self.create, self.exit, self.wait])()
+            self.steps.append({"op": "cpus", "online": self._list(self.offline)})
+            self.offline = frozenset()
 
     def drift(self) -> None:
         """Another program changes a cpuset, once or again and again."""
@@ -655,6 +664,22 @@ class Draft:
             self._ask(Asked("", pod, "app", fields))
         self.traffic()
 
+    def fill(self) -> None:
+        """Every L3 gets a container that leaves too little for the next ones, unless others make room for them."""
+        random, leaf = self.random, self.sizes[0]
+        for _ in range(min(self.leaves, CROWD) * random.choice([1, 1, 2])):
+            pod, small = self._new_pod(), max(1, leaf * random.choice([2, 3, 3, 4]) // 8)
+            fields = {"namespace": self.pods[pod], "name": "app", "cpu_limit": f"{small}"}
+            self._ask(Asked("", pod, "app", fields))
+        for _ in range(random.randint(1, 3)):
+            pod, large = self._new_pod(), max(1, leaf * random.choice([5, 6, 8]) // 8)
+            fields = {"namespace": self.pods[pod], "name": "db", "cpu_limit": f"{large}"}
+            if _chance(random, 0.5):
+                fields["memory_limit"] = self._memory()
+            self._ask(Asked("", pod, "db", fields))
+            if _chance(random, 0.3):
+                self.exit()
+
     def rebalance(self) -> None:
         """A plan is made and carried out."""
         self.steps.append({"op": "rebalance"})
@@ -676,11 +701,12 @@ OPS: dict[str, tuple[int, Callable[[Draft], None]]] = {
     "remove": (4, Draft.remove),
     "remove-pod": (2, Draft.remove_pod),
     "wait": (3, Draft.wait),
-    "restart": (3, Draft.restart),
+    "restart": (4, Draft.restart),
     "config": (5, Draft.config),
     "cpus": (5, Draft.cpus_change),
     "drift": (3, Draft.drift),
     "traffic": (4, Draft.traffic),
     "party": (2, Draft.party),
+    "fill": (2, Draft.fill),
     "rebalance": (1, Draft.rebalance),
 }
