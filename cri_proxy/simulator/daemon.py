@@ -44,6 +44,7 @@ from policies.model import BudgetSpent, PlacementRefused, Pod
 #: What runc says of a cpuset the kernel does not take, and the exit code containerd gives such a container.
 START_ERROR, START_ERROR_CODE = "failed to write cpuset.cpus: invalid argument", 128
 REFUSED = "refused by the runtime"
+IN_DOUBT = "in doubt: no answer came back, its place stays reserved"
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class SimulatedShell:
         process = self.runtime.create(container_id, message, delta, creation.admission.ticket)
         if result == "doubt":
             self.send(creation.unknown().send)
-            return CallResult(f"{why}; in doubt: no answer came back, its place stays reserved", sent)
+            return CallResult(f"{why}; {IN_DOUBT}", sent)
         self.send(creation.created(container_id, self.now_s).send)
         # 3. How it starts.
         if result == "start-fails":
@@ -182,7 +183,8 @@ class SimulatedShell:
         if resize is None:
             if result == "refused":
                 return CallResult(why, error=REFUSED)
-            process.ask(message, b"")
+            if result != "lost":
+                process.ask(message, b"")
             return CallResult(why)
         delta = write_update_delta(resize.placement, resize.give_back)
         sent = _fields(parse(cri.UpdateContainerResourcesRequest, delta).linux)
@@ -190,7 +192,11 @@ class SimulatedShell:
         if result == "refused":
             self.send(resize.failed(self.now_s, REFUSED).send)
             return CallResult(why, sent, REFUSED)
-        process.ask(message, delta)
+        if result != "lost":
+            process.ask(message, delta)
+        if result != "ok":
+            self.send(resize.unknown().send)
+            return CallResult(f"{why}; {IN_DOUBT}", sent)
         self.send(resize.done(self.now_s).send)
         return CallResult(why, sent)
 

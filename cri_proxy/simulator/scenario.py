@@ -283,7 +283,7 @@ FIELDS: dict[str, dict[str, StepField]] = {
         "cpu_request": _CPUS,
         "cpu_limit": _CPUS,
         "memory_limit": _MEMORY,
-        "result": StepField(_word("ok", "refused"), "ok"),
+        "result": StepField(_word("ok", "refused", "doubt", "lost"), "ok"),
     },
     "resize-pod": {"id": _ID, "cpu_request": _CPUS, "cpu_limit": _CPUS, "memory_limit": _MEMORY},
     "update": {"id": _ID, "cpuset": _CPU_LIST},

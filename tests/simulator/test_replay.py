@@ -303,6 +303,21 @@ def test_a_resize_of_a_container_we_do_not_know_yet_passes_as_it_is() -> None:
     assert (line["sent"], line["cpu_quota"]) == ({}, 600000)
 
 
+RESIZES_IN_DOUBT = {"doubt": (NUMA[0], 1_200_000), "lost": (CCX[0], 400_000)}
+
+
+@pytest.mark.parametrize("result", RESIZES_IN_DOUBT)
+def test_a_resize_in_doubt_keeps_both_places_until_the_next_look(result: str) -> None:
+    cpus, quota = RESIZES_IN_DOUBT[result]
+    resize = {"op": "resize", "id": "a", "cpu_request": "12", "cpu_limit": "12", "result": result}
+    _, line, open_one, waited, ended = run(create("a", 4), resize, STATE, {"op": "wait", "seconds": 1}, STATE)
+    assert (line["cpus"], line["cpu_quota"], line["error"]) == (cpus, quota, "")
+    assert line["why"].endswith("in doubt: no answer came back, its place stays reserved")
+    machine_free = [state["free"]["the machine"]["free_milli"] for state in (open_one, ended)]
+    assert machine_free == [128_000 - 16_000, 128_000 - quota // 100]
+    assert (waited["moved"], places(ended)) == ([], {"a": cpus})
+
+
 # ---------------------------------------------------------------- ends and next attempts
 
 

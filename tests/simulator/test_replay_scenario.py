@@ -77,8 +77,8 @@ BAD: dict[str, tuple[Any, str]] = {
         "field 'result': it is 'maybe', expected one of ok, refused, doubt, start-fails",
     ),
     "a result a resize cannot have": (
-        [{"op": "resize", "id": "a", "result": "doubt"}],
-        "field 'result': it is 'doubt', expected one of ok, refused",
+        [{"op": "resize", "id": "a", "result": "start-fails"}],
+        "field 'result': it is 'start-fails', expected one of ok, refused, doubt, lost",
     ),
     "a bad class": (
         [create("a", qos="best")],
