@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Optional
 
 import pytest
 
@@ -36,7 +36,7 @@ def told(
     return "" if row is None else would_move_text(row)
 
 
-def test_an_accepted_move_waits_for_its_turn_until_it_is_made(apart: Engine) -> None:
+def test_an_accepted_move_waits_for_its_turn_until_it_is_made(apart) -> None:
     question = ask(apart, TALK)
     proposal = plan(question.problem)
     first, second = [move.key for move in proposal.moves]
@@ -45,7 +45,7 @@ def test_an_accepted_move_waits_for_its_turn_until_it_is_made(apart: Engine) -> 
     assert told(apart, question, second, proposal).endswith("; waits for its turn")
 
 
-def test_a_container_that_a_plan_has_moved_says_how_long_it_cools(apart: Engine) -> None:
+def test_a_container_that_a_plan_has_moved_says_how_long_it_cools(apart) -> None:
     apart.apply(plan_of(apart, ask(apart, TALK), moved_to(ask(apart, TALK), "a", 9), 10, now_s=200.0))
     question = ask(apart, both_ways(("a", "b", 2e5)), now_s=500.0)
     assert told(apart, question, "a", NO_PLAN, now_s=560.0) == (
@@ -55,7 +55,7 @@ def test_a_container_that_a_plan_has_moved_says_how_long_it_cools(apart: Engine)
     assert told(apart, question, "a", NO_PLAN, now_s=800.0) == ""
 
 
-def test_what_cools_stays_silent_where_the_plan_brings_its_peer(apart: Engine) -> None:
+def test_what_cools_stays_silent_where_the_plan_brings_its_peer(apart) -> None:
     apart.apply(plan_of(apart, ask(apart, TALK), moved_to(ask(apart, TALK), "a", 9), 10, now_s=200.0))
     question = ask(apart, both_ways(("a", "b", 2e5)), now_s=500.0)
     assert [move.key for move in plan(question.problem).moves] == ["b"]
@@ -73,7 +73,7 @@ def test_what_cools_would_move_near_a_full_domain_not_into_it() -> None:
     )
 
 
-def test_a_container_whose_traffic_was_lost_says_that_it_waits_for_trust(apart: Engine) -> None:
+def test_a_container_whose_traffic_was_lost_says_that_it_waits_for_trust(apart) -> None:
     question = ask(apart, replace(TALK, trust={"a": 0.3}))
     assert told(apart, question, "a", NO_PLAN) == (
         "would move to L3 3 beside default/pod-of-b/b, which saves 21.7 mCPU; "
@@ -82,9 +82,7 @@ def test_a_container_whose_traffic_was_lost_says_that_it_waits_for_trust(apart: 
 
 
 @pytest.mark.parametrize("settings", [{"hysteresis": 1.0}, {"least_gain": 0.1}])
-def test_moves_that_do_not_pay_are_told_with_what_they_would_save(
-    apart: Engine, settings: dict[str, Any]
-) -> None:
+def test_moves_that_do_not_pay_are_told_with_what_they_would_save(apart, settings) -> None:
     question = ask(apart, TALK, **settings)
     proposal = plan(question.problem)
     assert proposal.moves == ()
@@ -93,7 +91,7 @@ def test_moves_that_do_not_pay_are_told_with_what_they_would_save(
     assert bool(proposal.held) == ("hysteresis" in settings)
 
 
-def test_a_blocked_move_names_what_is_in_its_way(apart: Engine) -> None:
+def test_a_blocked_move_names_what_is_in_its_way(apart) -> None:
     question = ask(apart, TALK)
     blocked = BlockedMove("a", 0, 3, ("b",), "containers with exclusive CPUs never overlap")
     assert told(apart, question, "a", replace(NO_PLAN, blocked=(blocked,))) == (
@@ -102,7 +100,7 @@ def test_a_blocked_move_names_what_is_in_its_way(apart: Engine) -> None:
     )
 
 
-def test_a_container_that_has_been_moved_since_says_nothing(apart: Engine) -> None:
+def test_a_container_that_has_been_moved_since_says_nothing(apart) -> None:
     question = ask(apart, TALK)
     blocked = replace(NO_PLAN, blocked=(BlockedMove("a", 0, 3, ("b",), "no room"),))
     apart.apply(plan_of(apart, question, moved_to(question, "a", 7), 10))

@@ -6,18 +6,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.affinity.report import (
-    SHOWN,
-    affinity_text,
-    edge_rows,
-    endpoint_name,
-    nearness_rows,
-    observer_lines,
-    owner_rows,
-    rebalance_text,
-    status_lines,
-    table,
-)
+from cri_proxy.affinity import report
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.peer_text import where_both
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -52,7 +41,7 @@ WEB_FAR = Edge("id-web", "id-far", 300.0, 64e6, 0.0, ("tcp",))
 
 
 def test_edges_are_listed_heaviest_first_with_where_both_ends_are(engine: Engine) -> None:
-    rows = edge_rows(engine, [WEB_DB, WEB_FAR])
+    rows = report.edge_rows(engine, [WEB_DB, WEB_FAR])
     assert [(r["container"], r["talks_to"], r["where"]) for r in rows] == [
         ("default/web/web", "default/far/far", "different sockets"),
         ("default/web/web", "default/db/db", "same L3"),
@@ -60,27 +49,27 @@ def test_edges_are_listed_heaviest_first_with_where_both_ends_are(engine: Engine
 
 
 def test_an_end_without_a_place_is_named_by_its_id_and_its_place_is_not_known(engine: Engine) -> None:
-    [row] = edge_rows(engine, [Edge("id-web", "0123456789abcdef0123", 1.0)])
+    [row] = report.edge_rows(engine, [Edge("id-web", "0123456789abcdef0123", 1.0)])
     assert (row["talks_to"], row["where"]) == ("0123456789abc", "not known")
 
 
 def test_a_pod_is_named_by_namespace_and_name_and_is_where_its_containers_are(engine: Engine) -> None:
     engine.add_pod(make_pod("far"))
-    [row] = edge_rows(engine, [Edge("id-web", "pod:uid-far", 1.0, is_pod_level=True)])
+    [row] = report.edge_rows(engine, [Edge("id-web", "pod:uid-far", 1.0, is_pod_level=True)])
     assert (row["talks_to"], row["where"]) == ("default/far", "different sockets")
-    assert endpoint_name(engine, "pod:unknown-uid-1234567") == "pod:unknown-uid-1"
+    assert report.endpoint_name(engine, "pod:unknown-uid-1234567") == "pod:unknown-uid-1"
 
 
 def test_what_is_remembered_of_owners_is_listed_once_for_each_pair() -> None:
     owners = {"a/x/c": {"a/y/c": 5.0, "a/x/c": 2.0}, "a/y/c": {"a/x/c": 5.0}}
-    assert owner_rows(Traffic(owners=owners)) == [
+    assert report.owner_rows(Traffic(owners=owners)) == [
         {"a": "a/x/c", "b": "a/y/c", "weight": 5.0},
         {"a": "a/x/c", "b": "a/x/c", "weight": 2.0},
     ]
 
 
 def test_nearness_adds_up_what_crosses_what(engine: Engine) -> None:
-    rows = nearness_rows(edge_rows(engine, [WEB_DB, WEB_FAR]))
+    rows = report.nearness_rows(report.edge_rows(engine, [WEB_DB, WEB_FAR]))
     assert {row["where"]: (row["share"], row["bytes_per_s"]) for row in rows} == {
         "same L3": (0.25, 6400.0),
         "same NUMA node": (0.0, 0),
@@ -94,20 +83,20 @@ def test_clusters_of_cores_are_told_where_containers_are_in_one() -> None:
     assert where_both(tree, parse_cpus("0-1"), parse_cpus("2-3")) == "same cluster"
     assert where_both(tree, parse_cpus("0-3"), parse_cpus("4-7")) == "same L3"
     edge = {"where": "same cluster", "weight": 1.0, "bytes_per_s": 64}
-    assert [(row["where"], row["share"]) for row in nearness_rows([edge])][:2] == [
+    assert [(row["where"], row["share"]) for row in report.nearness_rows([edge])][:2] == [
         ("same cluster", 1.0),
         ("same L3", 0.0),
     ]
 
 
 def document(engine: Engine, *edges: Edge, **more: Any) -> dict[str, Any]:
-    rows = edge_rows(engine, edges)
+    rows = report.edge_rows(engine, edges)
     told = {"observer": OBSERVER, "edges": rows, "owner_edges": [], "groups": [], "frozen": ""}
-    return {**told, "nearness": nearness_rows(rows), **more}
+    return {**told, "nearness": report.nearness_rows(rows), **more}
 
 
 def test_the_graph_for_the_terminal(engine: Engine) -> None:
-    assert affinity_text(document(engine, WEB_DB, WEB_FAR)) == (
+    assert report.affinity_text(document(engine, WEB_DB, WEB_FAR)) == (
         "observer   sock_diag: TCP of each pod's network; last sample 3 s ago; 22.4 MB resident\n"
         "           not used: ebpf: the kernel refuses the program\n"
         "           resolved 12,345\n"
@@ -122,17 +111,17 @@ def test_the_graph_for_the_terminal(engine: Engine) -> None:
 
 
 def test_light_edges_are_left_out_unless_all_are_asked_for(engine: Engine) -> None:
-    edges = [Edge("id-web", f"id-{number:04}", 1.0 + number) for number in range(SHOWN + 5)]
+    edges = [Edge("id-web", f"id-{number:04}", 1.0 + number) for number in range(report.SHOWN + 5)]
     told = document(engine, *edges, owner_edges=[{"a": "a/x/c", "b": "a/y/c", "weight": 5000.0}])
-    assert affinity_text(told).endswith("... and 5 lighter ones (--all)")
-    text = affinity_text(told, show_all=True)
-    assert len(text.splitlines()) > SHOWN + 5
+    assert report.affinity_text(told).endswith("... and 5 lighter ones (--all)")
+    text = report.affinity_text(told, show_all=True)
+    assert len(text.splitlines()) > report.SHOWN + 5
     assert "5,000  a/x/c - a/y/c" in text
 
 
 def test_an_observer_that_is_gone_and_a_graph_that_is_old_are_said_first(engine: Engine) -> None:
     gone = {**OBSERVER, "problem": "no observer answers at /run/a.sock"}
-    lines = affinity_text(document(engine, observer=gone, frozen="no observer answers")).splitlines()
+    lines = report.affinity_text(document(engine, observer=gone, frozen="no observer answers")).splitlines()
     assert lines[0] == "observer   no observer answers at /run/a.sock"
     assert lines[2] == "           old: no observer answers"
     assert lines[-1] == "no traffic between containers is known"
@@ -140,7 +129,7 @@ def test_an_observer_that_is_gone_and_a_graph_that_is_old_are_said_first(engine:
 
 def test_containers_that_were_partly_seen_are_told_with_the_counters() -> None:
     observer = {"provider": "ebpf", "counters": {"openers_evicted": 9}, "trust": {"a" * 64: 0.4}}
-    assert observer_lines(observer)[1:] == [
+    assert report.observer_lines(observer)[1:] == [
         "           openers_evicted 9",
         "           partly seen, as tables were full: aaaaaaaaaaaa 40%; below 50% containers are not moved",
     ]
@@ -149,17 +138,17 @@ def test_containers_that_were_partly_seen_are_told_with_the_counters() -> None:
 def test_a_table_that_fills_and_what_it_has_lost_are_told_with_the_pace_of_samples() -> None:
     observer = {"provider": "ebpf", "counters": {"dropped": 1234}, "pairs_fill": 0.61, "next_sample_s": 2.5}
     told = "ebpf; its table of pairs 61% full, a sample every 2.5 s; 1,234 times there was no room to count"
-    assert observer_lines(observer)[0] == f"observer   {told}"
-    assert status_lines({**STATUS, "observer": observer})[0] == f"  affinity   seen by {told}"
-    assert observer_lines({**observer, "counters": {}, "pairs_fill": 0.01})[0] == "observer   ebpf"
+    assert report.observer_lines(observer)[0] == f"observer   {told}"
+    assert report.status_lines({**STATUS, "observer": observer})[0] == f"  affinity   seen by {told}"
+    assert report.observer_lines({**observer, "counters": {}, "pairs_fill": 0.01})[0] == "observer   ebpf"
 
 
 def test_groups_are_listed_by_name(engine: Engine) -> None:
     groups = [{"members": ["default/db/db", "default/web/web"], "weight": 12345.6}]
-    assert affinity_text(document(engine, WEB_DB, groups=groups), groups=True).endswith(
+    assert report.affinity_text(document(engine, WEB_DB, groups=groups), groups=True).endswith(
         "group 1: 2 containers, weight 12,346\n  default/db/db\n  default/web/web"
     )
-    assert affinity_text(document(engine), groups=True).endswith(
+    assert report.affinity_text(document(engine), groups=True).endswith(
         "no group of containers is known: no edge matters to both of its ends"
     )
 
@@ -193,13 +182,15 @@ MOVE = {
     ],
 )  # fmt: skip
 def test_a_plan_ends_with_what_became_of_it(told: dict[str, Any], end: list[str]) -> None:
-    text = rebalance_text({"why": "1 move saves much", "notes": [], "failed": [], "dry_run": False, **told})
+    text = report.rebalance_text(
+        {"why": "1 move saves much", "notes": [], "failed": [], "dry_run": False, **told}
+    )
     assert text.splitlines()[0] == "1 move saves much"
     assert text.splitlines()[-len(end) :] == end
 
 
 def test_the_moves_of_a_plan_are_a_table() -> None:
-    text = rebalance_text({"why": "w", "notes": ["old"], "moves": [MOVE], "dry_run": True})
+    text = report.rebalance_text({"why": "w", "notes": ["old"], "moves": [MOVE], "dry_run": True})
     assert text.splitlines()[1:5] == [
         "note: old",
         "",
@@ -222,7 +213,7 @@ LAST = {"age_s": 61.0, "why": "2 moves save much", "moves": 2, "moved": 1, "take
 
 
 def test_the_status_tells_provider_edges_pace_guard_and_the_last_plan() -> None:
-    assert status_lines({**STATUS, "last_plan": LAST}) == [
+    assert report.status_lines({**STATUS, "last_plan": LAST}) == [
         "  affinity   seen by sock_diag: TCP of each pod's network; last sample 3 s ago; 22.4 MB resident",
         "             1 edge, a plan every 60 s",
         "             moves are guarded by pressure (PSI)",
@@ -232,7 +223,7 @@ def test_the_status_tells_provider_edges_pace_guard_and_the_last_plan() -> None:
 
 def test_the_status_tells_what_a_better_placement_waits_for() -> None:
     waiting = ["for affinity.cooldown: 2 containers moved lately", "until it pays: 1 move saves little"]
-    assert status_lines({**STATUS, "waits_for": waiting})[-2:] == [
+    assert report.status_lines({**STATUS, "waits_for": waiting})[-2:] == [
         "             waits for affinity.cooldown: 2 containers moved lately",
         "             waits until it pays: 1 move saves little",
     ]
@@ -241,19 +232,19 @@ def test_the_status_tells_what_a_better_placement_waits_for() -> None:
 def test_a_status_without_an_observer_says_why_once() -> None:
     gone = {**OBSERVER, "problem": "no observer answers at /run/a.sock"}
     still = "containers are not moved: the picture of the traffic is old: no observer answers at /run/a.sock"
-    assert status_lines({**STATUS, "observer": gone, "rebalance": still, "guard": ""}) == [
+    assert report.status_lines({**STATUS, "observer": gone, "rebalance": still, "guard": ""}) == [
         "  affinity   no observer answers at /run/a.sock",
         "             1 edge, nothing moves by itself",
     ]
 
 
 def test_affinity_that_is_off_is_one_line_and_none_where_there_is_no_status() -> None:
-    assert status_lines({**STATUS, "enabled": False}) == ["  affinity   off (affinity.enabled)"]
-    assert status_lines({}) == []
+    assert report.status_lines({**STATUS, "enabled": False}) == ["  affinity   off (affinity.enabled)"]
+    assert report.status_lines({}) == []
 
 
 def test_columns_are_as_wide_as_they_must_be() -> None:
-    assert table(("A", "NUMBER"), [("long text", "7"), ("b", "1,000")], right=(1,)) == [
+    assert report.table(("A", "NUMBER"), [("long text", "7"), ("b", "1,000")], right=(1,)) == [
         "A          NUMBER",
         "long text       7",
         "b           1,000",

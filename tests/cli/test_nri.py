@@ -24,11 +24,7 @@ FLAGS: dict[str, Optional[str]] = {"name": None, "index": None, "socket": None}
     ("flags", "environment", "expected"),
     [
         ({}, {}, {}),
-        (
-            {},
-            {"NRI_PLUGIN_NAME": "cri-resmgr", "NRI_PLUGIN_IDX": "05"},
-            {"index": "05"},
-        ),
+        ({}, {"NRI_PLUGIN_NAME": "cri-resmgr", "NRI_PLUGIN_IDX": "05"}, {"index": "05"}),
         ({"index": "42"}, {"NRI_PLUGIN_IDX": "05"}, {"index": "42"}),
         ({"socket": "/a.sock"}, {}, {"socket": "/a.sock"}),
     ],

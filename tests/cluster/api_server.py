@@ -36,8 +36,6 @@ WITH_STATUS = {
     "jobs",
     "deployments",
 }
-CLUSTER_SCOPED = {"nodes", "namespaces", "customresourcedefinitions"}
-OWN_GROUPS = {"cri-resmgr.io", "topology.node.k8s.io"}
 _NOW = "2026-11-22T20:00:00Z"
 _WORDS = {
     400: "BadRequest",
@@ -262,10 +260,6 @@ class ApiServer:
         """Connections that wait for a request are closed, without a word."""
         for writer in self._open - self._busy:
             writer.close()
-
-    def reset_all(self) -> None:
-        for writer in tuple(self._open):
-            writer.transport.abort()
 
     async def called(
         self, takes: Callable[[Call], bool], count: int = 1, within_s: float = 60.0

@@ -92,9 +92,7 @@ def node_placement(name: str, **status: Any) -> dict[str, Any]:
 # --- top, placements, explain, doctor
 
 
-async def test_top_has_one_line_a_node_and_shows_those_that_are_not_well_first(
-    server: ApiServer, plugin: Plugin
-) -> None:
+async def test_top_has_one_line_a_node_and_shows_those_that_are_not_well_first(server, plugin) -> None:
     server.put(PLACEMENTS, node_placement("a", placements=[container("web-0")]))
     server.put(PLACEMENTS, node_placement("z", conditions=[{"type": "Ready", "status": "False"}]))
     ended = await plugin("top")
@@ -105,7 +103,7 @@ async def test_top_has_one_line_a_node_and_shows_those_that_are_not_well_first(
     assert max(map(len, lines)) <= WIDTH
 
 
-async def test_a_node_whose_agent_has_written_nothing_is_shown(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_node_whose_agent_has_written_nothing_is_shown(server, plugin) -> None:
     server.put(PLACEMENTS, {"metadata": {"name": "new"}})
     assert (await plugin("top")).out.splitlines()[1].split()[:4] == ["new", "Unknown", "Unknown", "-"]
     ended = await plugin("doctor")
@@ -113,7 +111,7 @@ async def test_a_node_whose_agent_has_written_nothing_is_shown(server: ApiServer
     assert "its agent has written nothing" in ended.out
 
 
-async def test_placements_are_those_of_the_namespace_that_is_named(server: ApiServer, plugin: Plugin) -> None:
+async def test_placements_are_those_of_the_namespace_that_is_named(server, plugin) -> None:
     rows = [container("web-0"), container("other", namespace="else")]
     server.put(PLACEMENTS, node_placement("a", placements=rows))
     assert len((await plugin("placements")).out.splitlines()) == 3
@@ -121,14 +119,14 @@ async def test_placements_are_those_of_the_namespace_that_is_named(server: ApiSe
     assert json.loads(ended.out) == [{"node": "a", **rows[0]}]
 
 
-async def test_many_nodes_are_read_page_by_page(server: ApiServer, plugin: Plugin) -> None:
+async def test_many_nodes_are_read_page_by_page(server, plugin) -> None:
     for number in range(2 * PAGE + 1):
         server.put(PLACEMENTS, node_placement(f"n{number}"))
     assert len(json.loads((await plugin("top", "-o", "json")).out)) == 2 * PAGE + 1
     assert len(server.calls) == 3
 
 
-async def test_explain_says_why_and_with_what_a_container_talks(server: ApiServer, plugin: Plugin) -> None:
+async def test_explain_says_why_and_with_what_a_container_talks(server, plugin) -> None:
     members = [{"namespace": "shop", "pod": pod, "container": "main"} for pod in ("web-0", "db-0")]
     group = {
         "members": members,
@@ -148,24 +146,20 @@ async def test_explain_says_why_and_with_what_a_container_talks(server: ApiServe
 
 
 @pytest.mark.parametrize("zone", ["numa-3", "node-3"], ids=["an agent of today", "an older agent"])
-async def test_explain_names_a_numa_node_so_that_it_is_no_machine(
-    server: ApiServer, plugin: Plugin, zone: str
-) -> None:
+async def test_explain_names_a_numa_node_so_that_it_is_no_machine(server, plugin, zone) -> None:
     server.put(PLACEMENTS, node_placement("a", placements=[container("web-0", level="numa", zone=zone)]))
     ended = await plugin("explain", "web-0", "-n", "shop")
     assert "place       numa numa-3" in ended.out
 
 
-async def test_a_pod_that_no_node_tells_of_is_a_sentence(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_pod_that_no_node_tells_of_is_a_sentence(server, plugin) -> None:
     server.put(PLACEMENTS, node_placement("a"))
     ended = await plugin("explain", "gone", "-n", "shop")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("error: no node tells of shop/gone")
 
 
-async def test_doctor_tells_conditions_refused_policies_and_findings(
-    server: ApiServer, plugin: Plugin
-) -> None:
+async def test_doctor_tells_conditions_refused_policies_and_findings(server, plugin) -> None:
     conditions = [
         {"type": "Ready", "status": "True"},
         {"type": "Degraded", "status": "True", "message": "m1"},
@@ -185,7 +179,7 @@ async def test_doctor_tells_conditions_refused_policies_and_findings(
     ]
 
 
-async def test_doctor_of_nodes_that_are_well_exits_with_0(server: ApiServer, plugin: Plugin) -> None:
+async def test_doctor_of_nodes_that_are_well_exits_with_0(server, plugin) -> None:
     server.put(PLACEMENTS, node_placement("good"))
     assert await plugin("doctor") == Ended(0, "1 of 1 nodes are well\n", "")
 
@@ -193,14 +187,14 @@ async def test_doctor_of_nodes_that_are_well_exits_with_0(server: ApiServer, plu
 # --- what is missing
 
 
-async def test_a_cluster_without_the_crds_is_told_how_to_get_them(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_cluster_without_the_crds_is_told_how_to_get_them(server, plugin) -> None:
     server.missing.add("nodeplacements")
     ended = await plugin("top")
     assert ended.code == 1
     assert "does not know NodePlacements: kubectl apply -k packaging/cluster/crds" in ended.err
 
 
-async def test_a_node_without_a_nodeplacement_is_named(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_node_without_a_nodeplacement_is_named(server, plugin) -> None:
     server.put(PLACEMENTS, node_placement("a"))
     ended = await plugin("top", "--node", "a", "--node", "b")
     assert (ended.code, ended.out) == (1, "")
@@ -209,13 +203,13 @@ async def test_a_node_without_a_nodeplacement_is_named(server: ApiServer, plugin
     )
 
 
-async def test_a_missing_right_is_named(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_missing_right_is_named(server, plugin) -> None:
     server.refuse = lambda call: 'User "eve" cannot list resource "nodeplacements"'
     sentence = 'Error from server (Forbidden): User "eve" cannot list resource "nodeplacements"\n'
     assert await plugin("top") == Ended(1, "", sentence)
 
 
-async def test_a_server_that_is_away_is_a_sentence(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_server_that_is_away_is_a_sentence(server, plugin) -> None:
     await server.stop()
     ended = await plugin("top")
     assert ended.code == 1
@@ -223,7 +217,7 @@ async def test_a_server_that_is_away_is_a_sentence(server: ApiServer, plugin: Pl
     assert ended.err.count("\n") == 1
 
 
-async def test_a_list_whose_version_is_forgotten_is_read_once_more(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_list_whose_version_is_forgotten_is_read_once_more(server, plugin) -> None:
     for number in range(PAGE + 1):
         server.put(PLACEMENTS, node_placement(f"n{number}"))
     running = asyncio.ensure_future(plugin("top", "-o", "json"))
@@ -234,9 +228,7 @@ async def test_a_list_whose_version_is_forgotten_is_read_once_more(server: ApiSe
     assert [bool(call.query.get("continue")) for call in server.calls] == [False, True, False, True]
 
 
-async def test_kubeconfig_and_context_are_handed_on(
-    server: ApiServer, plugin: Plugin, tmp_path: Path
-) -> None:
+async def test_kubeconfig_and_context_are_handed_on(server, plugin, tmp_path) -> None:
     server.put(PLACEMENTS, node_placement("a"))
     none, other = str(tmp_path / "none"), str(server.kubeconfig(tmp_path / "other"))
     ended = await plugin("top", "--kubeconfig", none)
@@ -246,7 +238,7 @@ async def test_kubeconfig_and_context_are_handed_on(
     assert await plugin("top", "--context", "no") == Ended(1, "", 'error: context "no" does not exist\n')
 
 
-async def test_a_login_by_a_program_works_and_what_that_says_is_shown(plugin: Plugin, tmp_path: Path) -> None:
+async def test_a_login_by_a_program_works_and_what_that_says_is_shown(plugin, tmp_path) -> None:
     certificate, key = certificates(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -268,16 +260,14 @@ async def test_a_login_by_a_program_works_and_what_that_says_is_shown(plugin: Pl
     assert (ended.code, ended.err) == (0, "go to https://login.example\n")
 
 
-async def test_without_a_kubectl_the_plugin_says_so(plugin: Plugin, tmp_path: Path) -> None:
+async def test_without_a_kubectl_the_plugin_says_so(plugin, tmp_path) -> None:
     ended = await plugin("top", PATH=str(tmp_path))
     assert ended == Ended(
         1, "", "error: there is no kubectl in $PATH, by which this command asks the API server\n"
     )
 
 
-async def test_the_namespace_of_the_context_is_that_of_a_pod(
-    server: ApiServer, plugin: Plugin, tmp_path: Path
-) -> None:
+async def test_the_namespace_of_the_context_is_that_of_a_pod(server, plugin, tmp_path) -> None:
     server.put(PLACEMENTS, node_placement("a", placements=[container("web-0")]))
     config = json.loads(server.kubeconfig(tmp_path / "shop").read_text())
     config["contexts"][0]["context"]["namespace"] = "shop"
@@ -286,13 +276,13 @@ async def test_the_namespace_of_the_context_is_that_of_a_pod(
     assert "no node tells of default/web-0" in (await plugin("explain", "web-0")).err
 
 
-async def test_a_server_error_is_not_a_traceback(server: ApiServer, plugin: Plugin) -> None:
+async def test_a_server_error_is_not_a_traceback(server, plugin) -> None:
     server.faults.append(Fault("refuse", status=500))
     ended = await plugin("top")
     assert (ended.code, "Traceback" in ended.err) == (1, False)
 
 
-async def test_help_names_every_command(plugin: Plugin) -> None:
+async def test_help_names_every_command(plugin) -> None:
     ended = await plugin("--help")
     assert ended.code == 0
     for command in ("top", "placements", "explain", "doctor"):

@@ -185,11 +185,7 @@ def test_a_value_is_read(key: str, written: str, value: Any) -> None:
             "0-3,x",
             f"\"0-3,x\", {CPUS} none ('0-3,x' is not a CPU list: 'x' is neither an id nor a range)",
         ),
-        (
-            RESERVED,
-            "-1",
-            f"\"-1\", {CPUS} none ('-1' is not a CPU list: '-1' is neither an id nor a range)",
-        ),
+        (RESERVED, "-1", f"\"-1\", {CPUS} none ('-1' is not a CPU list: '-1' is neither an id nor a range)"),
         (RESERVED, '"cgroup:"', f'"cgroup:", {CPUS} none (a cgroup\'s path is not empty and has no ..)'),
         (RESERVED, "/a/../b", f'"/a/../b", {CPUS} none (a cgroup\'s path is not empty and has no ..)'),
         (RESERVED, "1M", f'"1M", {CPUS} none (no machine has as many)'),

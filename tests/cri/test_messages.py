@@ -12,25 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.cri.messages import (
-    MAX_SHARES,
-    UnreadableRequest,
-    kubepods_root,
-    parse,
-    read_create,
-    read_fence,
-    read_pod,
-    read_pod_size,
-    read_qos,
-    read_resources,
-    read_restore,
-    read_update,
-    scoped_annotation,
-    sum_pod_size,
-    update_resources,
-    write_create_delta,
-    write_update_delta,
-)
+from cri_proxy.cri import messages
 from policies.machine.cpus import parse_cpus
 from policies.model import UNTOUCHED, CpusetConstraint, Placement, Pod, PodSize, Qos, Resources
 
@@ -94,7 +76,7 @@ CGROUP_PARENTS = [
 def test_the_cgroup_of_all_pods_is_found_at_any_nesting_and_for_both_drivers(
     parent: str, says: str, root: str
 ) -> None:
-    assert kubepods_root(parent) == root
+    assert messages.kubepods_root(parent) == root
 
 
 @pytest.mark.parametrize(("parent", "says", "root"), CGROUP_PARENTS)
@@ -103,7 +85,7 @@ def test_the_qos_class_in_the_cgroup_parent_is_believed(parent: str, says: str, 
     looks_guaranteed = linux(
         cpu_shares=2048, cpu_quota=200_000, memory_limit_in_bytes=1 << 30, oom_score_adj=-997
     )
-    assert read_qos(parent, looks_guaranteed) is (Qos(says) if says else GUARANTEED)
+    assert messages.read_qos(parent, looks_guaranteed) is (Qos(says) if says else GUARANTEED)
 
 
 # A node-critical pod of any class has the oom score of a Guaranteed one, so the path goes before it.
@@ -130,14 +112,14 @@ WITHOUT_A_CLASS = [
 def test_without_a_class_in_the_path_the_resources_tell(
     parent: str, resources: cri.LinuxContainerResources, qos: Qos
 ) -> None:
-    assert read_qos(parent, resources) is qos
+    assert messages.read_qos(parent, resources) is qos
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.text(alphabet="/-.akubepodslice0" + "\n\0é", max_size=60))
 def test_any_cgroup_parent_has_a_root_and_a_class(parent: str) -> None:
-    assert isinstance(kubepods_root(parent), str)
-    assert read_qos(parent, linux()) in Qos
+    assert isinstance(messages.kubepods_root(parent), str)
+    assert messages.read_qos(parent, linux()) in Qos
 
 
 # ---------------------------------------------------------------------- resources
@@ -198,13 +180,13 @@ RESOURCES = [
 
 @pytest.mark.parametrize(("shown", "qos", "meant"), RESOURCES)
 def test_resources_as_cri_shows_them(shown: cri.LinuxContainerResources, qos: Qos, meant: Resources) -> None:
-    assert read_resources(shown, qos, memory_capacity_bytes=1000) == meant
+    assert messages.read_resources(shown, qos, memory_capacity_bytes=1000) == meant
 
 
 def test_the_request_is_the_smallest_that_gives_these_shares() -> None:
     for milli in [*range(3, 3000), 64_000, 128_000, 255_999]:
         shares = milli * 1024 // 1000  # kubelet's MilliCPUToShares
-        request = read_resources(linux(cpu_shares=shares), BURSTABLE).milli_request
+        request = messages.read_resources(linux(cpu_shares=shares), BURSTABLE).milli_request
         assert request <= milli and request * 1024 // 1000 == shares
         assert request == milli or milli % 125
 
@@ -229,19 +211,22 @@ UPDATES = [
 def test_an_update_changes_what_it_names(
     update: cri.LinuxContainerResources, qos: Qos, then: Resources
 ) -> None:
-    assert update_resources(OLD, update, qos) == then
+    assert messages.update_resources(OLD, update, qos) == then
 
 
 def test_without_quota_a_guaranteed_containers_limit_follows_its_request() -> None:
     old = Resources(1000, 1000)
-    assert update_resources(old, linux(cpu_shares=3072), GUARANTEED) == Resources(3000, 3000)
+    assert messages.update_resources(old, linux(cpu_shares=3072), GUARANTEED) == Resources(3000, 3000)
 
 
 def test_the_largest_shares_do_not_make_a_request_smaller_than_its_limit() -> None:
     old = Resources(300_000, 300_000)
-    assert update_resources(old, linux(cpu_shares=MAX_SHARES), BURSTABLE).milli_request == 300_000
-    more = linux(cpu_shares=MAX_SHARES, cpu_quota=40_000_000)
-    assert update_resources(old, more, BURSTABLE) == Resources(400_000, 400_000)
+    assert (
+        messages.update_resources(old, linux(cpu_shares=messages.MAX_SHARES), BURSTABLE).milli_request
+        == 300_000
+    )
+    more = linux(cpu_shares=messages.MAX_SHARES, cpu_quota=40_000_000)
+    assert messages.update_resources(old, more, BURSTABLE) == Resources(400_000, 400_000)
 
 
 # ---------------------------------------------------------------------- fences
@@ -260,7 +245,7 @@ FENCES = [
 
 @pytest.mark.parametrize(("cpus", "mems", "fence"), FENCES)
 def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, fence: CpusetConstraint) -> None:
-    assert read_fence(linux(cpuset_cpus=cpus, cpuset_mems=mems)) == fence
+    assert messages.read_fence(linux(cpuset_cpus=cpus, cpuset_mems=mems)) == fence
 
 
 # ---------------------------------------------------------------------- the size of a pod
@@ -313,7 +298,7 @@ ANNOTATED = [
 def test_a_pods_size_from_the_annotations_of_others(
     key: str, document: Any, request_milli: int, limit_milli: Optional[int]
 ) -> None:
-    size = read_pod_size(sandbox(**{key: document}))
+    size = messages.read_pod_size(sandbox(**{key: document}))
     assert size == PodSize(
         request_milli, limit_milli, f"annotation {key.replace('__', '/').replace('_', '.')}"
     )
@@ -336,9 +321,12 @@ def test_a_pods_size_from_the_annotations_of_others(
     ],
 )
 def test_an_annotation_that_makes_no_sense_is_no_source(document: Any) -> None:
-    assert read_pod_size(sandbox(intel_com__resources=document)) is None
+    assert messages.read_pod_size(sandbox(intel_com__resources=document)) is None
     # The next source is asked then.
-    assert read_pod_size(sandbox(intel_com__resources=document, noderesource_dev__resources=TWO)) is not None
+    assert (
+        messages.read_pod_size(sandbox(intel_com__resources=document, noderesource_dev__resources=TWO))
+        is not None
+    )
 
 
 SPOILED = {
@@ -359,12 +347,12 @@ def test_an_annotation_that_cannot_be_understood_is_no_source_and_no_ones_troubl
 ) -> None:
     config = sandbox()
     config.annotations[key] = text
-    assert read_pod_size(config) is None
+    assert messages.read_pod_size(config) is None
 
 
 def test_the_sandboxs_own_resources_come_first() -> None:
     config = sandbox(linux(cpu_shares=2048, cpu_quota=400_000), intel_com__resources=TWO)
-    assert read_pod_size(config) == PodSize(2000, 4000, "sandbox resources")
+    assert messages.read_pod_size(config) == PodSize(2000, 4000, "sandbox resources")
 
 
 @pytest.mark.parametrize(
@@ -387,12 +375,12 @@ def test_resources_and_overhead_are_added(
     size: tuple[int, Optional[int], int],
 ) -> None:
     request, limit, extra = size
-    assert sum_pod_size(resources, overhead) == PodSize(request, limit, "sandbox resources", extra)
+    assert messages.sum_pod_size(resources, overhead) == PodSize(request, limit, "sandbox resources", extra)
 
 
 @pytest.mark.parametrize("resources", [linux(), linux(cpu_shares=2), linux(memory_limit_in_bytes=1)])
 def test_a_sandbox_that_tells_no_cpus_has_no_size(resources: cri.LinuxContainerResources) -> None:
-    assert sum_pod_size(resources, linux(cpu_shares=256)) is None
+    assert messages.sum_pod_size(resources, linux(cpu_shares=256)) is None
 
 
 # ---------------------------------------------------------------------- requests
@@ -415,7 +403,7 @@ def create_request(**resources: Any) -> cri.CreateContainerRequest:
 
 def test_a_create_request_is_a_container_and_a_fence() -> None:
     message = create_request(cpu_shares=1024, cpu_quota=200_000, cpuset_cpus="0-3").SerializeToString()
-    request = read_create(message, {})
+    request = messages.read_create(message, {})
     container = request.container
     assert (container.path, container.attempt, container.qos) == ("default/web/app", 3, BURSTABLE)
     assert container.resources == Resources(1000, 2000)
@@ -427,38 +415,41 @@ def test_a_create_request_is_a_container_and_a_fence() -> None:
 def test_what_the_request_does_not_say_of_its_pod_is_known_from_before() -> None:
     known = Pod("sandbox-1", "uid", "web", "default", runtime_handler="kata", size=PodSize(9, 9, "resized"))
     request = create_request()
-    full = read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod
+    full = messages.read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod
     assert (full.runtime_handler, full.size) == ("kata", known.size)
     request.ClearField("sandbox_config")
-    assert read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod is known
+    assert messages.read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod is known
 
 
 def test_containers_share_the_record_of_their_pod_and_the_strings_of_labels() -> None:
     request = create_request()
-    known = read_create(request.SerializeToString(), {}).container.pod
+    known = messages.read_create(request.SerializeToString(), {}).container.pod
     request.config.labels["team"] = "shop-checkout"
     first, second = (
-        read_create(request.SerializeToString(), {"sandbox-1": known}).container for _ in range(2)
+        messages.read_create(request.SerializeToString(), {"sandbox-1": known}).container for _ in range(2)
     )
     assert first.pod is known and second.pod is known
     assert first.labels["team"] is second.labels["team"]
     assert [id(key) for key in first.labels] == [id(key) for key in second.labels]
     request.sandbox_config.labels["new"] = "1"
-    assert read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod.labels["new"] == "1"
+    assert (
+        messages.read_create(request.SerializeToString(), {"sandbox-1": known}).container.pod.labels["new"]
+        == "1"
+    )
 
 
 @pytest.mark.parametrize("missing", ["config", "pod_sandbox_id", "sandbox_config"])
 def test_a_request_without_identity_cannot_be_read(missing: str) -> None:
     request = create_request()
     request.ClearField(missing)  # type: ignore[arg-type]
-    with pytest.raises(UnreadableRequest):
-        read_create(request.SerializeToString(), {})
+    with pytest.raises(messages.UnreadableRequest):
+        messages.read_create(request.SerializeToString(), {})
 
 
 def test_a_pod_without_uid_is_its_sandbox() -> None:
     config = sandbox()
     config.metadata.uid = ""
-    assert read_pod(config, "sandbox-1", "").uid == "sandbox-1"
+    assert messages.read_pod(config, "sandbox-1", "").uid == "sandbox-1"
 
 
 def test_a_restore_makes_containers_as_creates_of_their_own_would() -> None:
@@ -469,8 +460,8 @@ def test_a_restore_makes_containers_as_creates_of_their_own_would() -> None:
     reply = cri.RestorePodResponse(pod_sandbox_id=create.pod_sandbox_id)
     for name, key in ((create.config.metadata.name, "id-1"), ("unknown", "id-2")):
         reply.restored_containers.add(name=name, container_id=key)
-    made = read_restore(request.SerializeToString(), reply.SerializeToString())
-    asked = read_create(create.SerializeToString(), {})
+    made = messages.read_restore(request.SerializeToString(), reply.SerializeToString())
+    asked = messages.read_create(create.SerializeToString(), {})
     assert list(made) == ["id-1"]
     assert made["id-1"].container.pod.runtime_handler == "kata"
     pod = replace(made["id-1"].container.pod, runtime_handler="")
@@ -478,15 +469,15 @@ def test_a_restore_makes_containers_as_creates_of_their_own_would() -> None:
 
 
 def test_a_restore_without_a_pods_identity_cannot_be_read() -> None:
-    with pytest.raises(UnreadableRequest):
-        read_restore(b"", b"")
+    with pytest.raises(messages.UnreadableRequest):
+        messages.read_restore(b"", b"")
 
 
 def test_an_update_request_is_an_id_resources_and_a_fence() -> None:
     message = cri.UpdateContainerResourcesRequest(
         container_id="c1", linux=linux(cpu_shares=2048, cpuset_mems="1")
     ).SerializeToString()
-    request = read_update(message)
+    request = messages.read_update(message)
     assert (request.container_id, request.linux.cpu_shares) == ("c1", 2048)
     assert request.fence == CpusetConstraint(None, frozenset([1]))
 
@@ -503,7 +494,7 @@ def test_an_update_request_is_an_id_resources_and_a_fence() -> None:
     ],
 )
 def test_annotations_have_intels_scopes(annotations: dict[str, str], value: Optional[str]) -> None:
-    assert scoped_annotation(annotations, "k", "app") == value
+    assert messages.scoped_annotation(annotations, "k", "app") == value
 
 
 # ---------------------------------------------------------------------- rule 2: deltas
@@ -558,7 +549,7 @@ def test_rule_2_a_create_delta_sets_the_cpuset_and_changes_nothing_else(
     request = create_request()
     request.config.linux.resources.CopyFrom(given_resources)
     original = request.SerializeToString() + unknown
-    sent = original + write_create_delta(placement)
+    sent = original + messages.write_create_delta(placement)
     assert sent.startswith(original)
     merged = cri.CreateContainerRequest.FromString(sent)
     expected = cri.CreateContainerRequest.FromString(original)
@@ -582,7 +573,7 @@ def test_rule_2_an_update_delta_sets_the_cpuset_and_changes_nothing_else(
         container_id="c1", linux=given_resources, annotations={"k": "v"}
     )
     original = request.SerializeToString() + unknown
-    merged = cri.UpdateContainerResourcesRequest.FromString(original + write_update_delta(placement))
+    merged = cri.UpdateContainerResourcesRequest.FromString(original + messages.write_update_delta(placement))
     assert parse_cpus(merged.linux.cpuset_cpus) == placement.cpus
     expected = cri.UpdateContainerResourcesRequest.FromString(original)
     expected.linux.cpuset_cpus, expected.linux.cpuset_mems = (
@@ -600,7 +591,7 @@ def test_rule_2_order_of_envs_and_mounts_and_their_unknown_parts_survive() -> No
     mount = request.config.mounts[0].SerializeToString() + b"\xfa\xff\x01\x03new"
     config = request.config.SerializeToString() + b"\x3a" + varint(len(mount)) + mount
     original = b"\x0a\x03s-1\x12" + varint(len(config)) + config
-    merged = cri.CreateContainerRequest.FromString(original + write_create_delta(PLACED))
+    merged = cri.CreateContainerRequest.FromString(original + messages.write_create_delta(PLACED))
     assert [e.key for e in merged.config.envs] == ["B", "A"]
     assert merged.config.mounts[-1].uidMappings[0].host_id == 7
     assert b"\xfa\xff\x01\x03new" in merged.config.mounts[-1].SerializeToString()
@@ -608,8 +599,10 @@ def test_rule_2_order_of_envs_and_mounts_and_their_unknown_parts_survive() -> No
 
 
 def test_rule_2_a_delta_holds_only_what_is_set() -> None:
-    assert write_create_delta(UNTOUCHED) == write_update_delta(UNTOUCHED) == b""
-    only_cpus = cri.CreateContainerRequest.FromString(write_create_delta(Placement(cpus=frozenset([1]))))
+    assert messages.write_create_delta(UNTOUCHED) == messages.write_update_delta(UNTOUCHED) == b""
+    only_cpus = cri.CreateContainerRequest.FromString(
+        messages.write_create_delta(Placement(cpus=frozenset([1])))
+    )
     assert [field.name for field, _ in only_cpus.config.linux.resources.ListFields()] == ["cpuset_cpus"]
     assert [field.name for field, _ in only_cpus.config.ListFields()] == ["linux"]
     assert [field.name for field, _ in only_cpus.ListFields()] == ["config"]
@@ -617,15 +610,15 @@ def test_rule_2_a_delta_holds_only_what_is_set() -> None:
 
 def test_rule_2_the_same_placement_gives_the_same_bytes() -> None:
     scrambled = Placement(cpus=frozenset([67, 0, 3, 66, 1, 65, 2, 64]), mems=frozenset([0]))
-    assert write_create_delta(PLACED) == write_create_delta(scrambled)
+    assert messages.write_create_delta(PLACED) == messages.write_create_delta(scrambled)
 
 
 # ---------------------------------------------------------------------- garbage
 
 READERS = {
-    "create": lambda data: read_create(data, {}),
-    "update": read_update,
-    "sandbox": lambda data: read_pod(parse(cri.PodSandboxConfig, data), "s", ""),
+    "create": lambda data: messages.read_create(data, {}),
+    "update": messages.read_update,
+    "sandbox": lambda data: messages.read_pod(messages.parse(cri.PodSandboxConfig, data), "s", ""),
 }
 WHOLE: dict[str, Message] = {
     "create": create_request(cpu_shares=512, cpuset_cpus="0-3"),
@@ -637,7 +630,7 @@ WHOLE: dict[str, Message] = {
 def outcome(kind: str, data: bytes) -> None:
     try:
         READERS[kind](data)
-    except UnreadableRequest as error:
+    except messages.UnreadableRequest as error:
         assert str(error)
 
 
@@ -668,10 +661,10 @@ def test_garbage_raises_nothing_else(kind: str, garbage: bytes) -> None:
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80"])
 def test_text_that_is_not_utf8_is_unreadable(text: bytes) -> None:
-    with pytest.raises(UnreadableRequest, match="are not a UpdateContainerResourcesRequest"):
-        read_update(b"\x0a" + bytes([len(text)]) + text)
+    with pytest.raises(messages.UnreadableRequest, match="are not a UpdateContainerResourcesRequest"):
+        messages.read_update(b"\x0a" + bytes([len(text)]) + text)
 
 
 def test_the_error_says_what_it_was_and_how_long() -> None:
-    with pytest.raises(UnreadableRequest, match=r"^3 bytes are not a CreateContainerRequest"):
-        read_create(b"\xff\xff\xff", {})
+    with pytest.raises(messages.UnreadableRequest, match=r"^3 bytes are not a CreateContainerRequest"):
+        messages.read_create(b"\xff\xff\xff", {})

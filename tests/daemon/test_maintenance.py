@@ -74,7 +74,7 @@ def looks(clock: Clock, looked: list[float]) -> Looks:
 
 
 def test_what_is_left_open_is_looked_at_after_growing_pauses_until_it_is_settled(
-    clock: Clock, looks: Looks, looked: list[float]
+    clock, looks, looked
 ) -> None:
     looks.soon()
     pauses = []
@@ -88,12 +88,12 @@ def test_what_is_left_open_is_looked_at_after_growing_pauses_until_it_is_settled
     assert clock.next() is None
 
 
-def test_what_a_start_finds_open_is_looked_at_as_well(clock: Clock, looks: Looks) -> None:
+def test_what_a_start_finds_open_is_looked_at_as_well(clock, looks) -> None:
     looks.compared(False, INTERVAL_S)
     assert clock.next() == DOUBT_LOOK_S
 
 
-def test_something_new_is_looked_at_soon_however_long_the_pause_was(clock: Clock, looks: Looks) -> None:
+def test_something_new_is_looked_at_soon_however_long_the_pause_was(clock, looks) -> None:
     looks.soon()
     for _ in range(5):
         clock.next()
@@ -102,16 +102,14 @@ def test_something_new_is_looked_at_soon_however_long_the_pause_was(clock: Clock
     assert clock.next() == DOUBT_LOOK_S
 
 
-def test_what_comes_again_and_again_does_not_put_off_the_look(clock: Clock, looks: Looks) -> None:
+def test_what_comes_again_and_again_does_not_put_off_the_look(clock, looks) -> None:
     looks.soon()
     clock.now_s += 0.7
     looks.soon()
     assert clock.next() == pytest.approx(DOUBT_LOOK_S - 0.7)
 
 
-def test_what_comes_while_a_look_is_under_way_has_a_look_of_its_own(
-    clock: Clock, looks: Looks, looked: list[float]
-) -> None:
+def test_what_comes_while_a_look_is_under_way_has_a_look_of_its_own(clock, looks, looked) -> None:
     looks.soon()
     clock.next()
     looks.soon()
@@ -119,7 +117,7 @@ def test_what_comes_while_a_look_is_under_way_has_a_look_of_its_own(
     assert (clock.next(), len(looked)) == (DOUBT_LOOK_S, 2)
 
 
-def test_rounds_in_between_change_nothing(clock: Clock, looks: Looks) -> None:
+def test_rounds_in_between_change_nothing(clock, looks) -> None:
     looks.soon()
     for _ in range(3):
         looks.compared(False, INTERVAL_S)
@@ -183,7 +181,7 @@ class Work:
 
 
 @pytest.mark.parametrize("returns", [True, False], ids=["returns", "goes on"])
-async def test_what_has_failed_is_begun_again_until_it(returns: bool) -> None:
+async def test_what_has_failed_is_begun_again_until_it(returns) -> None:
     site, work = Site(), Work(failures=2, returns=returns)
     site.tasks.keep("watch", work.run)
     await site.wait(work.failed)

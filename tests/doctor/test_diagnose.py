@@ -44,22 +44,8 @@ from cri_proxy.kubelet.status import KubeletStatus
 from cri_proxy.version import DOCUMENTS
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Cpu, TopologyData
+from tests import machines
 from tests.config.configs import RESERVED, read
-from tests.machines import (
-    ALL_MACHINES,
-    CPULESS_MEMORY_NODE,
-    EPYC_NPS1_1S,
-    EPYC_NPS4_1S,
-    HYGON_7285_2S,
-    MEMORYLESS_NODE,
-    MONOLITHIC_2S,
-    NODE_INTERLEAVED,
-    OFFLINE_CPUS,
-    ONE_CPU,
-    UNEVEN_CCX,
-    VM_NO_CACHE_INFO,
-    machine,
-)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOCKET = FileFacts("/run/cri-resmgr.sock", "socket", 0o660, 0, 0)
@@ -108,7 +94,7 @@ HEALTHY = Facts(
         RUNTIME_SOCKET.path, RUNTIME_SOCKET, "", "containerd", "1.7.1", "runtime.v1", "systemd"
     ),
     kubelet=KubeletFacts(KUBELET, {"cgroupDriver": "systemd"}, connected=True),
-    machine=MachineFacts(machine(HYGON_7285_2S)),
+    machine=MachineFacts(machines.machine(machines.HYGON_7285_2S)),
     kernel=KernelFacts("6.1.0", (), "0", "none", "", "boot"),
     cgroups=CgroupFacts("v2", True, "/kubepods.slice", parse_cpus("0-127"), parse_cpus("0-7")),
     state=StateFacts(FOLDER, 1 << 32, 40960, True, "ok", 0.0, STATE_FILE),
@@ -175,10 +161,10 @@ def test_a_part_that_could_not_be_read_is_a_finding_of_its_topic() -> None:
     assert [(f.check, f.verdict) for f in diagnose(facts) if f.topic == "kubelet"] == [("doctor", WARNING)]
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 @pytest.mark.parametrize("virtual", [False, True])
 def test_no_machine_is_a_problem_by_itself_and_none_breaks_a_check(name: str, virtual: bool) -> None:
-    facts = with_part("machine", data=machine(name), virtual=virtual)
+    facts = with_part("machine", data=machines.machine(name), virtual=virtual)
     found = diagnose(facts)
     assert PROBLEM not in {f.verdict for f in found}
     assert "doctor" not in {f.check for f in found}
@@ -353,10 +339,10 @@ NOTED: dict[str, tuple[Facts, str]] = {
     "NUMA balancing": (with_part("kernel", numa_balancing="1"), "numa-balancing"),
     "isolcpus": (with_part("kernel", command_line=("isolcpus=8-15",)), "isolcpus"),
     "irqbalance": (with_part("system", programs=("irqbalance",)), "irqbalance"),
-    "memory-less node": (with_part("machine", data=machine(MEMORYLESS_NODE)), "memory"),
-    "CPU-less node": (with_part("machine", data=machine(CPULESS_MEMORY_NODE)), "memory"),
-    "offline CPUs": (with_part("machine", data=machine(OFFLINE_CPUS)), "offline"),
-    "uneven CCXs": (with_part("machine", data=machine(UNEVEN_CCX)), "l3"),
+    "memory-less node": (with_part("machine", data=machines.machine(machines.MEMORYLESS_NODE)), "memory"),
+    "CPU-less node": (with_part("machine", data=machines.machine(machines.CPULESS_MEMORY_NODE)), "memory"),
+    "offline CPUs": (with_part("machine", data=machines.machine(machines.OFFLINE_CPUS)), "offline"),
+    "uneven CCXs": (with_part("machine", data=machines.machine(machines.UNEVEN_CCX)), "l3"),
     "kubepods without some CPUs": (with_part("cgroups", cpus=parse_cpus("2-127")), "kubepods-cpus"),
     "kubepods without some memory": (with_part("cgroups", mems=parse_cpus("0-6")), "kubepods-mems"),
     "no pods yet": (with_part("cgroups", kubepods="", cpus=None, mems=None), "cgroups"),
@@ -471,9 +457,11 @@ FLAT = ((10, 20, 20, 20), (20, 10, 20, 20), (20, 20, 10, 20), (20, 20, 20, 10))
 GUESTS: dict[str, tuple[TopologyData, dict[str, str]]] = {
     "two sockets, two nodes each, two CCX each, SMT": (GOOD_GUEST, {}),
     "one CCX": (guest(1, 1, 1, 4, 2), {}),
-    "the host's own": (machine(HYGON_7285_2S), {}),
-    "EPYC with CCXs of eight": (machine(EPYC_NPS4_1S), {}),
-    "no caches": (machine(VM_NO_CACHE_INFO), {"cache": "<cache mode='passthrough'/>", "smt": "threads='2'"}),
+    "the host's own": (machines.machine(machines.HYGON_7285_2S), {}),
+    "EPYC with CCXs of eight": (machines.machine(machines.EPYC_NPS4_1S), {}),
+    "no caches": (
+        machines.machine(machines.VM_NO_CACHE_INFO), {"cache": "<cache mode='passthrough'/>", "smt": "threads='2'"},
+    ),
     "SMT hidden": (guest(1, 2, 2, 4, 1), {"smt": "dies='2' cores='4' threads='2'"}),
     "one L3 a NUMA node": (guest(1, 2, 1, 8, 2), {"cache": "dies='4' cores='4' threads='2'"}),
     "one L3 for the machine": (guest(1, 1, 1, 16, 2), {"cache": "<cache mode='passthrough'/>"}),
@@ -491,7 +479,7 @@ GUESTS: dict[str, tuple[TopologyData, dict[str, str]]] = {
                                 {"count": "<vcpu>"}),
     "a socket for each vCPU": (guest(8, 1, 1, 1, 1), {"sockets": "sockets='1'", "smt": "threads='2'", "cache": "dies="}),
     "Intel's with one thread": (guest(1, 1, 1, 8, 1, "GenuineIntel"), {}),
-    "one vCPU": (machine(ONE_CPU), {}),
+    "one vCPU": (machines.machine(machines.ONE_CPU), {}),
 }  # fmt: skip
 
 
@@ -526,15 +514,17 @@ def test_a_missing_topoext_is_named() -> None:
     assert "topoext is missing" in summary_of(facts, "smt")
 
 
-@pytest.mark.parametrize("name", [HYGON_7285_2S, EPYC_NPS1_1S, MONOLITHIC_2S, NODE_INTERLEAVED])
+@pytest.mark.parametrize(
+    "name", [machines.HYGON_7285_2S, machines.EPYC_NPS1_1S, machines.MONOLITHIC_2S, machines.NODE_INTERLEAVED]
+)
 def test_a_real_machine_passed_through_whole_has_nothing_wrong(name: str) -> None:
-    facts = with_part("machine", data=machine(name), virtual=True)
+    facts = with_part("machine", data=machines.machine(name), virtual=True)
     caches = [f for f in diagnose(facts) if f.check in ("cache", "smt", "count") and f.verdict == WARNING]
     assert caches == []
 
 
 def test_the_shape_that_is_proposed_has_as_many_cpus_as_there_are() -> None:
-    facts = with_part("machine", data=machine(VM_NO_CACHE_INFO), virtual=True)
+    facts = with_part("machine", data=machines.machine(machines.VM_NO_CACHE_INFO), virtual=True)
     [finding] = [f for f in diagnose(facts) if f.check == "cache"]
     assert "<vcpu>8</vcpu>" in finding.hint and "-smp 8,sockets=1,dies=1,cores=4,threads=2" in finding.hint
 

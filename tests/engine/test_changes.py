@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import HISTORY
@@ -66,11 +68,15 @@ def restored(of: Engine) -> Engine:
     return heir
 
 
+@pytest.fixture
+def node() -> Engine:
+    return engine()
+
+
 # ---------------------------------------------------------------------- entries
 
 
-def test_a_container_that_is_shrunk_and_grows_again_says_for_whom() -> None:
-    node = engine()
+def test_a_container_that_is_shrunk_and_grows_again_says_for_whom(node) -> None:
     run(node, make_container("web", limit=16, request=1), "web")
     first = why(node, "web")
     assert "one NUMA node (16 CPUs)" in first
@@ -86,8 +92,7 @@ def test_a_container_that_is_shrunk_and_grows_again_says_for_whom() -> None:
     ]
 
 
-def test_a_refused_create_gives_back_what_it_took_and_both_are_told() -> None:
-    node = engine()
+def test_a_refused_create_gives_back_what_it_took_and_both_are_told(node) -> None:
     run(node, make_container("web", limit=16, request=1), "web")
     admission = node.admit(own("db", 4), NO_CONSTRAINT, 10.0)
     node.cancel(admission.ticket, 11.0)
@@ -95,8 +100,7 @@ def test_a_refused_create_gives_back_what_it_took_and_both_are_told() -> None:
     assert found == [("shrunk", "create", 10.0), ("grown", "refused request", 11.0)]
 
 
-def test_a_resize_of_an_owner_is_told_to_those_who_make_room() -> None:
-    node = engine()
+def test_a_resize_of_an_owner_is_told_to_those_who_make_room(node) -> None:
     run(node, make_container("web", limit=16, request=1), "web")
     run(node, own("db", 2), "db", 1.0)
     admission = node.resize("db", Resources(milli(4), milli(4)), NO_CONSTRAINT, 10.0)
@@ -161,8 +165,7 @@ def test_cpus_that_go_offline_are_a_cause_that_is_no_container() -> None:
     assert why(node, "web") == f"{first}; since then shrunk to 4 CPUs (machine or configuration)"
 
 
-def test_a_repair_and_a_release_are_entries_of_the_container_itself() -> None:
-    node = engine()
+def test_a_repair_and_a_release_are_entries_of_the_container_itself(node) -> None:
     run(node, make_container("web", limit=8), "web")
     node.tick(5.0)
     node.amend(replace(node.grants["web"], repairs=(5.0,)))
@@ -172,8 +175,7 @@ def test_a_repair_and_a_release_are_entries_of_the_container_itself() -> None:
     assert node.grants["web"].stance is Stance.RELEASED
 
 
-def test_what_happens_to_a_container_on_its_way_is_found_by_its_id() -> None:
-    node = engine()
+def test_what_happens_to_a_container_on_its_way_is_found_by_its_id(node) -> None:
     admission = node.admit(make_container("web", limit=16, request=1), NO_CONSTRAINT, 1.0)
     run(node, own("db", 4), "db", 2.0)
     node.bind(admission.ticket, "web", 3.0)
@@ -182,8 +184,7 @@ def test_what_happens_to_a_container_on_its_way_is_found_by_its_id() -> None:
     assert not any(admission.ticket in change.keys for record in node.history for change in record.changes)
 
 
-def test_what_changes_nothing_is_no_entry() -> None:
-    node = engine()
+def test_what_changes_nothing_is_no_entry(node) -> None:
     run(node, make_container("web", limit=8), "web")
     run(node, make_container("app", limit=8), "app")
     before = len(node.history)
@@ -197,8 +198,7 @@ def test_what_changes_nothing_is_no_entry() -> None:
 # ---------------------------------------------------------------------- bounds, restarts
 
 
-def test_a_create_that_shrinks_ninety_containers_is_one_entry() -> None:
-    node = engine()
+def test_a_create_that_shrinks_ninety_containers_is_one_entry(node) -> None:
     for number in range(90):
         run(node, make_container(f"web{number}", limit=16), f"web{number}")
     before = len(node.history)
@@ -211,8 +211,7 @@ def test_a_create_that_shrinks_ninety_containers_is_one_entry() -> None:
     assert document is not None and document["history"][-1]["changed"] == 90
 
 
-def test_of_ever_more_changes_as_many_are_kept_as_of_decisions() -> None:
-    node = engine()
+def test_of_ever_more_changes_as_many_are_kept_as_of_decisions(node) -> None:
     run(node, make_container("web", limit=16), "web")
     for number in range(HISTORY):
         run(node, own("db", 2), f"db{number}")
@@ -221,8 +220,7 @@ def test_of_ever_more_changes_as_many_are_kept_as_of_decisions() -> None:
     assert len(node.ledger.changed) == 1
 
 
-def test_a_restart_keeps_the_entries_and_the_reasons() -> None:
-    node = engine()
+def test_a_restart_keeps_the_entries_and_the_reasons(node) -> None:
     run(node, make_container("web", limit=16, request=1), "web")
     run(node, own("db", 4), "db", 10.0)
     heir = restored(node)
@@ -231,17 +229,15 @@ def test_a_restart_keeps_the_entries_and_the_reasons() -> None:
     assert len(heir.history) == len(node.history)
 
 
-def test_what_a_restart_finds_changed_is_an_entry() -> None:
-    node = engine()
+def test_what_a_restart_finds_changed_is_an_entry(node) -> None:
     run(node, make_container("web", limit=16, request=1), "web", 3.0)
     heir = engine("0-5,64-71")
     heir.restore(node.grants.values(), (), (), node.history, {})
     assert entries(heir, "web") == [("shrunk", "0-5,64-71", "", "restart", 3.0)]
 
 
-def test_the_version_before_reads_entries_with_changes() -> None:
+def test_the_version_before_reads_entries_with_changes(node) -> None:
     """It knows ten fields of a record, and of a placement takes what it knows."""
-    node = engine()
     run(node, make_container("web", limit=16), "web")
     run(node, own("db", 4), "db")
     document = json.loads(write_record(node.history[-1]))
@@ -266,8 +262,7 @@ def test_every_entry_is_written_down_as_it_is() -> None:
         assert shadow.differs_from(node) == []
 
 
-def test_a_transition_that_fails_leaves_no_entry() -> None:
-    node = engine()
+def test_a_transition_that_fails_leaves_no_entry(node) -> None:
     run(node, make_container("web", limit=16), "web")
     before, changed = list(node.history), dict(node.ledger.changed)
     node.ledger.policy = None  # type: ignore[assignment]
@@ -282,8 +277,7 @@ def test_a_transition_that_fails_leaves_no_entry() -> None:
 # ---------------------------------------------------------------------- what people read
 
 
-def test_the_text_says_when_and_for_whom() -> None:
-    node = engine()
+def test_the_text_says_when_and_for_whom(node) -> None:
     run(node, make_container("web", limit=16, request=1), "web")
     run(node, own("db", 4), "db", 10.0)
     document = explain(node, "web", 40.0)

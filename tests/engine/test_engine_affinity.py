@@ -61,14 +61,14 @@ def ccx_of(engine: Engine, key: str) -> int:
 # ---------------------------------------------------------------------- placed at create
 
 
-def test_a_new_replica_comes_near_its_owners_peers_before_any_traffic(engine: Engine) -> None:
+def test_a_new_replica_comes_near_its_owners_peers_before_any_traffic(engine) -> None:
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     grant = run(engine, replica("web", "bbbbb"), "web")
     assert ccx_of(engine, "web") == ccx_of(engine, "db") == 0
     assert grant.why.endswith(f"; near default/db-{HASH}-aaaaa/app (about 12.8 MB/s)")
 
 
-def test_without_edges_of_its_own_it_goes_where_it_would_without_traffic(engine: Engine) -> None:
+def test_without_edges_of_its_own_it_goes_where_it_would_without_traffic(engine) -> None:
     engine.set_traffic(traffic(("db", "o1", 5e5), owners=(WEB_DB,)))
     decision = engine.admit(make_container("x", limit=2), NO_CONSTRAINT, 1.0).decision
     other = engine_on(HYGON_7285_2S)
@@ -78,7 +78,7 @@ def test_without_edges_of_its_own_it_goes_where_it_would_without_traffic(engine:
     assert other.admit(make_container("x", limit=2), NO_CONSTRAINT, 1.0).decision == decision
 
 
-def test_room_comes_before_peers_and_people_are_told(engine: Engine) -> None:
+def test_room_comes_before_peers_and_people_are_told(engine) -> None:
     run(engine, make_container("big", limit=6, request=6), "big", within=CpusetConstraint(CCX[0]))
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     grant = run(engine, replica("web", "bbbbb"), "web")
@@ -112,7 +112,7 @@ def test_replicas_of_one_owner_that_talk_come_together_though_they_are_pods_of_t
     assert {ccx_of(engine, key) for key in engine.grants} == {0}
 
 
-def test_a_pod_that_is_larger_than_its_containers_is_not_hindered(engine: Engine) -> None:
+def test_a_pod_that_is_larger_than_its_containers_is_not_hindered(engine) -> None:
     """Its domain P is looked for as if the pod were alone, among those that peers are near first."""
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     web = replica("web", "bbbbb")
@@ -134,7 +134,7 @@ def test_a_resize_keeps_to_its_old_home_before_it_follows_its_peers() -> None:
     assert broken_invariants(engine) == []
 
 
-def test_traffic_that_is_frozen_counts_as_before(engine: Engine) -> None:
+def test_traffic_that_is_frozen_counts_as_before(engine) -> None:
     engine.set_traffic(replace(traffic(owners=(WEB_DB,)), frozen="the observer is gone"))
     run(engine, replica("web", "bbbbb"), "web")
     assert ccx_of(engine, "web") == 0
@@ -151,7 +151,7 @@ def test_where_affinity_is_off_nothing_pulls() -> None:
 # ---------------------------------------------------------------------- the picture
 
 
-def test_a_new_picture_moves_nobody_and_is_not_written_down(engine: Engine) -> None:
+def test_a_new_picture_moves_nobody_and_is_not_written_down(engine) -> None:
     engine.drain()
     before = engine.version, dict(engine.grants)
     engine.set_traffic(traffic(("db", "o1", 5e5), owners=(WEB_DB,)))
@@ -159,7 +159,7 @@ def test_a_new_picture_moves_nobody_and_is_not_written_down(engine: Engine) -> N
     assert engine.traffic.edges["db"] == {"o1": 5e5}
 
 
-def test_replicas_are_counted_through_restarts_resizes_and_ends(engine: Engine) -> None:
+def test_replicas_are_counted_through_restarts_resizes_and_ends(engine) -> None:
     ledger, web = engine.ledger, replica("web", "bbbbb")
     run(engine, web, "w0")
     engine.exited("w0", 1, 1.0)
@@ -173,19 +173,19 @@ def test_replicas_are_counted_through_restarts_resizes_and_ends(engine: Engine) 
     assert "default/web/app" not in ledger.replicas
 
 
-def test_a_create_that_fails_leaves_no_replica(engine: Engine) -> None:
+def test_a_create_that_fails_leaves_no_replica(engine) -> None:
     engine.cancel(engine.admit(replica("web", "bbbbb"), NO_CONSTRAINT, 1.0).ticket, 1.0)
     assert "default/web/app" not in engine.ledger.replicas
 
 
-def test_a_trial_of_another_configuration_knows_the_traffic(engine: Engine) -> None:
+def test_a_trial_of_another_configuration_knows_the_traffic(engine) -> None:
     engine.set_traffic(traffic(("db", "o1", 5e5)))
     config = read("{}").config
     assert records_of(engine).traffic is engine.traffic
     assert what_would_move(records_of(engine), config, config, engine.host) == ()
 
 
-def test_the_journal_is_complete(engine: Engine) -> None:
+def test_the_journal_is_complete(engine) -> None:
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     shadow = Shadow()
     run(engine, replica("web", "bbbbb"), "web")
@@ -200,7 +200,7 @@ def test_the_journal_is_complete(engine: Engine) -> None:
     ("ccx", "where"),
     [(0, "same L3"), (1, "same NUMA node"), (2, "same socket"), (8, "different sockets")],
 )
-def test_explain_says_whom_it_talks_to_and_where_that_is(ccx: int, where: str) -> None:
+def test_explain_says_whom_it_talks_to_and_where_that_is(ccx, where) -> None:
     engine = engine_on(HYGON_7285_2S)
     run(engine, make_container("a", limit=2), "a", within=CpusetConstraint(CCX[0]))
     run(engine, make_container("b", limit=2), "b", within=CpusetConstraint(CCX[ccx]))
@@ -221,7 +221,7 @@ def test_explain_says_whom_it_talks_to_and_where_that_is(ccx: int, where: str) -
     assert f"  talks to default/pod-of-b/b: 12.8 MB/s, 20000 messages/s ({where})" in explain_text(document)
 
 
-def test_explain_tells_what_is_only_remembered(engine: Engine) -> None:
+def test_explain_tells_what_is_only_remembered(engine) -> None:
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     run(engine, replica("web", "bbbbb"), "web")
     document = explain(engine, "web")
@@ -229,14 +229,14 @@ def test_explain_tells_what_is_only_remembered(engine: Engine) -> None:
     assert "about 12.8 MB/s, from what other replicas have done (same L3)" in explain_text(document)
 
 
-def test_without_peers_nothing_is_said(engine: Engine) -> None:
+def test_without_peers_nothing_is_said(engine) -> None:
     document = explain(engine, "db")
     assert document is not None
     assert document["containers"][0]["peers"] == []
     assert "talks to" not in explain_text(document)
 
 
-def test_a_container_for_the_whole_machine_is_near_everybody(engine: Engine) -> None:
+def test_a_container_for_the_whole_machine_is_near_everybody(engine) -> None:
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     grant = run(engine, replica("web", "bbbbb", 120), "web")
     assert format_cpus(grant.cpus) == "0-127"

@@ -81,11 +81,15 @@ def asks(name: str, request: Number, namespace: str = "db", pod: str = "") -> Co
     return make_container(name, request=request, pod=make_pod(pod or f"pod-{name}", namespace=namespace))
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return balloons_on(HYGON_7285_2S, DB)
+
+
 # ---------------------------------------------------------------------- growing and shrinking
 
 
-def test_a_balloon_that_grows_for_a_container_takes_the_others_along() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_a_balloon_that_grows_for_a_container_takes_the_others_along(engine) -> None:
     run(engine, asks("a", 2), "a")
     admission = engine.admit(asks("b", 2), NO_CONSTRAINT, 0.0)
     assert format_cpus(admission.placement.cpus) == "0-1,64-65"
@@ -114,8 +118,7 @@ def test_a_create_that_fails_gives_the_others_their_cpus_back() -> None:
     assert set(told(updates)) == {"a", "w"}
 
 
-def test_of_two_creates_on_their_way_the_one_that_fails_takes_only_its_own_share_back() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_of_two_creates_on_their_way_the_one_that_fails_takes_only_its_own_share_back(engine) -> None:
     run(engine, asks("a", 2), "a")
     first = engine.admit(asks("b", 2), NO_CONSTRAINT, 0.0)
     second = engine.admit(asks("c", 3), NO_CONSTRAINT, 0.0)
@@ -126,8 +129,7 @@ def test_of_two_creates_on_their_way_the_one_that_fails_takes_only_its_own_share
     assert broken_invariants(engine) == []
 
 
-def test_removing_a_container_deflates_its_balloon() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_removing_a_container_deflates_its_balloon(engine) -> None:
     run(engine, asks("a", 4), "a")
     run(engine, asks("b", 4), "b")
     (update,) = engine.remove("b")
@@ -136,8 +138,7 @@ def test_removing_a_container_deflates_its_balloon() -> None:
     assert engine.node.exclusive == frozenset()
 
 
-def test_an_exited_container_keeps_its_share_until_its_hold_ends() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_an_exited_container_keeps_its_share_until_its_hold_ends(engine) -> None:
     run(engine, asks("a", 4), "a")
     run(engine, asks("b", 4), "b")
     assert engine.exited("b", 1, 0.0) == ()
@@ -156,8 +157,7 @@ def test_the_next_attempt_of_a_container_has_the_same_cpus() -> None:
     assert engine.grants["b-1"].placement == before
 
 
-def test_a_next_attempt_that_fails_leaves_the_hold_of_the_one_before() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_a_next_attempt_that_fails_leaves_the_hold_of_the_one_before(engine) -> None:
     run(engine, asks("a", 2), "a")
     run(engine, asks("b", 2), "b")
     engine.exited("b", 1, 0.0)
@@ -179,8 +179,7 @@ def test_a_next_attempt_that_fails_leaves_the_hold_of_the_one_before() -> None:
         pytest.param(1800, 4, id="stays"),
     ],
 )
-def test_a_resize_inflates_or_deflates_the_balloon(request_milli: int, size: int) -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_a_resize_inflates_or_deflates_the_balloon(engine, request_milli, size) -> None:
     run(engine, asks("a", 2), "a")
     run(engine, asks("b", 2), "b")
     admission = engine.resize("b", Resources(request_milli), NO_CONSTRAINT, 0.0)
@@ -192,8 +191,7 @@ def test_a_resize_inflates_or_deflates_the_balloon(request_milli: int, size: int
     assert broken_invariants(engine) == []
 
 
-def test_a_resize_that_is_refused_changes_nothing() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_a_resize_that_is_refused_changes_nothing(engine) -> None:
     run(engine, asks("a", 2), "a")
     run(engine, asks("b", 2), "b")
     before = cpus_of(engine)
@@ -203,8 +201,7 @@ def test_a_resize_that_is_refused_changes_nothing() -> None:
     assert cpus_of(engine) == before
 
 
-def test_a_lone_container_is_resized_with_one_request() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_a_lone_container_is_resized_with_one_request(engine) -> None:
     run(engine, asks("a", 6), "a")
     was = engine.grants["a"].cpus
     admission = engine.resize("a", Resources(2000), NO_CONSTRAINT, 0.0)
@@ -250,8 +247,7 @@ def test_containers_of_a_type_that_is_no_longer_configured_stay_where_they_are()
     assert broken_invariants(engine) == []
 
 
-def test_a_balloon_whose_cpus_go_offline_gets_others() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_a_balloon_whose_cpus_go_offline_gets_others(engine) -> None:
     run(engine, asks("a", 2), "a")
     run(engine, asks("b", 2), "b")
     data = remember(engine.host.topology, take_offline(machine(HYGON_7285_2S), parse_cpus("0-3")))
@@ -263,8 +259,7 @@ def test_a_balloon_whose_cpus_go_offline_gets_others() -> None:
     assert broken_invariants(engine) == []
 
 
-def test_cpus_that_kubelet_gives_away_leave_the_balloon() -> None:
-    engine = balloons_on(HYGON_7285_2S, DB)
+def test_cpus_that_kubelet_gives_away_leave_the_balloon(engine) -> None:
     run(engine, asks("a", 2), "a")
     host = host_of(engine.host.topology, kubelet_exclusive={("uid", "guaranteed"): parse_cpus("0")})
     engine.rehost(host)
@@ -295,7 +290,7 @@ def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> N
     ],
 )
 def test_of_a_core_whose_other_thread_is_hidden_a_fenced_container_gets_the_thread_inside(
-    kind: BalloonType, preferences: PlacementPreferences
+    kind, preferences
 ) -> None:
     engine = balloons_on(HYGON_7285_2S, kind)
     run(engine, replace(asks("fenced", 8), preferences=preferences), "fenced", within=fence("64-66"))
@@ -528,9 +523,7 @@ class Life:
 )
 @given(todo=steps)
 @settings(max_examples=12, deadline=None)
-def test_whatever_happens_the_invariants_hold_a_restart_changes_nothing_and_nothing_leaks(
-    name: str, todo: list[Step]
-) -> None:
+def test_whatever_happens_the_invariants_hold_a_restart_changes_nothing_and_nothing_leaks(name, todo) -> None:
     life = Life(name)
     for step in todo:
         life.step(*step)

@@ -73,11 +73,15 @@ def cpus(of: Engine, key: str) -> str:
     return format_cpus(of.grants[key].cpus)
 
 
+@pytest.fixture
+def node() -> Engine:
+    return engine(usable=NODE_0)
+
+
 # ---------------------------------------------------------------------- whose CPUs they are
 
 
-def test_the_shared_containers_of_the_domain_lose_them_before_and_get_them_back_after() -> None:
-    node = engine(usable=NODE_0)
+def test_the_shared_containers_of_the_domain_lose_them_before_and_get_them_back_after(node) -> None:
     run(node, make_container("web", limit=8, request=1), "web")
     run(node, make_container("elsewhere", limit=8, request=1), "elsewhere")
     admission = node.admit(own("db", 4), NO_CONSTRAINT, 1.0)
@@ -91,8 +95,7 @@ def test_the_shared_containers_of_the_domain_lose_them_before_and_get_them_back_
     assert grown.id == shrunk.id and len(grown.placement.cpus) == 8
 
 
-def test_a_shared_set_in_use_is_never_emptied() -> None:
-    node = engine(usable=NODE_0)
+def test_a_shared_set_in_use_is_never_emptied(node) -> None:
     run(node, make_container("web", limit=8, request=1), "web")
     here = node.grants["web"].cpus
     for name in ("db", "cache"):
@@ -106,16 +109,14 @@ def test_a_shared_set_in_use_is_never_emptied() -> None:
     assert "leave none for others" in node.grants["cache"].why
 
 
-def test_a_whole_ccx_is_taken_where_it_hurts_nobody() -> None:
-    node = engine(usable=NODE_0)
+def test_a_whole_ccx_is_taken_where_it_hurts_nobody(node) -> None:
     run(node, make_container("web", limit=8, request=6), "web")
     run(node, own("db", 4), "db")
     assert not node.grants["db"].cpus & node.grants["web"].cpus
     assert cpus(node, "web") == CCX_0
 
 
-def test_a_shared_container_that_is_left_with_too_little_moves_to_where_there_is_room() -> None:
-    node = engine(usable=NODE_0)
+def test_a_shared_container_that_is_left_with_too_little_moves_to_where_there_is_room(node) -> None:
     run(node, make_container("web", limit=8, request=3), "web")
     run(node, make_container("log", limit=8, request=1), "log")
     assert (cpus(node, "web"), cpus(node, "log")) == (CCX_0, CCX_1)
@@ -142,9 +143,7 @@ def test_a_shared_container_that_is_left_with_too_little_moves_to_where_there_is
         (UNEVEN_CCX, [4, 4], [1, 1]),
     ],
 )
-def test_as_few_l3s_as_can_be_and_whole_ones_stay_whole(
-    machine: str, sizes: list[int], l3s: list[int]
-) -> None:
+def test_as_few_l3s_as_can_be_and_whole_ones_stay_whole(machine, sizes, l3s) -> None:
     node = engine(machine)
     found = []
     for number, size in enumerate(sizes):
@@ -154,8 +153,7 @@ def test_as_few_l3s_as_can_be_and_whole_ones_stay_whole(
     assert found == l3s
 
 
-def test_the_pod_comes_first_and_its_domain_is_the_one_that_is_left_with_least() -> None:
-    node = engine(usable=NODE_0)
+def test_the_pod_comes_first_and_its_domain_is_the_one_that_is_left_with_least(node) -> None:
     run(node, own("small", 3), "small")  # leaves 5 in its CCX
     pod = make_pod("web", size=(6, 6))
     run(node, own("app", 4, pod=pod), "app")
@@ -167,8 +165,7 @@ def test_the_pod_comes_first_and_its_domain_is_the_one_that_is_left_with_least()
     assert leaves[0] == leaves[1] and len(leaves[0]) == 1
 
 
-def test_a_mixed_container_has_its_own_cpus_and_shares_the_rest_of_their_domain() -> None:
-    node = engine(usable=NODE_0)
+def test_a_mixed_container_has_its_own_cpus_and_shares_the_rest_of_their_domain(node) -> None:
     grant = run(node, own("app", 1.5), "app")
     assert len(grant.exclusive) == 1
     assert format_cpus(grant.cpus) == CCX_0
@@ -217,8 +214,7 @@ def test_isolated_cpus_go_to_those_who_own_them_only() -> None:
 # ---------------------------------------------------------------------- what annotations ask
 
 
-def test_require_fails_with_what_there_is() -> None:
-    node = engine(usable=NODE_0)
+def test_require_fails_with_what_there_is(node) -> None:
     with pytest.raises(
         PlacementRefused, match=r"default/.*/app wants 12 CPUs in one L3; the largest free L3 has 8"
     ):
@@ -233,8 +229,7 @@ def test_require_fails_with_what_there_is() -> None:
     assert dump(node) == before
 
 
-def test_an_exclusive_l3_is_nobody_elses() -> None:
-    node = engine(usable=NODE_0)
+def test_an_exclusive_l3_is_nobody_elses(node) -> None:
     grant = run(node, own("app", 4, PlacementPreferences(l3="exclusive")), "app")
     assert len(grant.cpus) == 4 and len(grant.exclusive) == 8
     for name in ("web", "log"):
@@ -242,8 +237,7 @@ def test_an_exclusive_l3_is_nobody_elses() -> None:
     assert broken_invariants(node) == []
 
 
-def test_hidden_threads_are_nobodys() -> None:
-    node = engine(usable=NODE_0)
+def test_hidden_threads_are_nobodys(node) -> None:
     grant = run(node, own("app", 4, PlacementPreferences(smt="hide")), "app")
     cores = node.host.topology.core_of
     assert len(grant.exclusive) == 4
@@ -251,8 +245,7 @@ def test_hidden_threads_are_nobodys() -> None:
     assert not node.node.shared & grant.exclusive
 
 
-def test_one_thread_a_core_of_the_shared_ones_too() -> None:
-    node = engine(usable=NODE_0)
+def test_one_thread_a_core_of_the_shared_ones_too(node) -> None:
     grant = run(
         node, make_container("app", limit=4, request=2, preferences=PlacementPreferences(smt="hide")), "app"
     )
@@ -269,7 +262,7 @@ def test_one_thread_a_core_of_the_shared_ones_too() -> None:
     [("lift", 2, True), ("lift", 1.5, False), ("keep", 2, False), ("", 2, False)],
     ids=["asked for", "a mixed one keeps its quota", "kept", "default"],
 )
-def test_the_quota_is_lifted_of_who_owns_all_its_cpus(quota: str, request_cpus: Number, lifted: bool) -> None:
+def test_the_quota_is_lifted_of_who_owns_all_its_cpus(quota, request_cpus, lifted) -> None:
     node = engine()
     grant = run(node, own("app", request_cpus, PlacementPreferences(cfs_quota=quota)), "app")
     assert grant.placement.lift_quota is lifted
@@ -278,8 +271,7 @@ def test_the_quota_is_lifted_of_who_owns_all_its_cpus(quota: str, request_cpus: 
 # ---------------------------------------------------------------------- resize
 
 
-def test_growing_stays_in_the_ccx_and_keeps_every_cpu() -> None:
-    node = engine(usable=NODE_0)
+def test_growing_stays_in_the_ccx_and_keeps_every_cpu(node) -> None:
     first = run(node, own("app", 2), "app").cpus
     admission = node.resize("app", Resources(milli(6), milli(6)), NO_CONSTRAINT, 1.0)
     assert admission is not None
@@ -289,8 +281,7 @@ def test_growing_stays_in_the_ccx_and_keeps_every_cpu() -> None:
     assert broken_invariants(node) == []
 
 
-def test_shrinking_gives_the_newest_back() -> None:
-    node = engine(usable=NODE_0)
+def test_shrinking_gives_the_newest_back(node) -> None:
     first = run(node, own("app", 2), "app").cpus
     sizes = []
     for count in (4, 6, 4, 2):
@@ -301,8 +292,7 @@ def test_shrinking_gives_the_newest_back() -> None:
     assert sizes[3] == first and sizes[2] == sizes[0] and sizes[0] < sizes[1]
 
 
-def test_a_refused_resize_is_undone() -> None:
-    node = engine(usable=NODE_0)
+def test_a_refused_resize_is_undone(node) -> None:
     run(node, make_container("web", limit=8, request=1), "web")
     run(node, own("app", 2), "app")
     before = node.grants["app"].cpus, node.grants["web"].cpus
@@ -316,8 +306,7 @@ def test_a_refused_resize_is_undone() -> None:
 # ---------------------------------------------------------------------- restarts
 
 
-def test_rule_4_a_next_attempt_gets_the_same_cpus_and_an_old_one_takes_none_of_them_away() -> None:
-    node = engine(usable=NODE_0)
+def test_rule_4_a_next_attempt_gets_the_same_cpus_and_an_old_one_takes_none_of_them_away(node) -> None:
     app = own("app", 4)
     first = run(node, app, "a0").cpus
     node.exited("a0", 1.0, 1)
@@ -328,8 +317,7 @@ def test_rule_4_a_next_attempt_gets_the_same_cpus_and_an_old_one_takes_none_of_t
     assert not other.exclusive & first
 
 
-def test_held_cpus_are_the_last_choice_and_then_given_up() -> None:
-    node = engine(usable=NODE_0)
+def test_held_cpus_are_the_last_choice_and_then_given_up(node) -> None:
     run(node, own("old", 8), "old")
     node.exited("old", 1.0, 1)
     run(node, own("small", 4), "small", 2.0)
@@ -401,8 +389,7 @@ def test_a_fence_holds_the_cpus_of_its_own_too() -> None:
 # ---------------------------------------------------------------------- what else happens meanwhile
 
 
-def test_a_resize_that_takes_cpus_moves_who_is_left_with_too_little() -> None:
-    node = engine(usable=NODE_0)
+def test_a_resize_that_takes_cpus_moves_who_is_left_with_too_little(node) -> None:
     run(node, make_container("web", limit=8, request=2), "web")
     run(node, own("db", 4), "db")
     run(node, make_container("log", limit=4, request=2), "log")
@@ -413,8 +400,7 @@ def test_a_resize_that_takes_cpus_moves_who_is_left_with_too_little() -> None:
     assert broken_invariants(node) == []
 
 
-def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it_may() -> None:
-    node = engine(usable=NODE_0)
+def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it_may(node) -> None:
     run(node, make_container("web", limit=8, request=1), "web")
     app = own("app", 4)
     run(node, app, "first")
@@ -429,8 +415,7 @@ def test_who_was_to_grow_after_a_create_that_is_refused_grows_all_the_same_if_it
     assert broken_invariants(node) == []
 
 
-def test_a_container_taken_under_management_during_its_resize_stays_so() -> None:
-    node = engine(usable=NODE_0)
+def test_a_container_taken_under_management_during_its_resize_stays_so(node) -> None:
     run(node, own("app", 2), "app")
     node.release("app")
     admission = node.resize("app", Resources(milli(2), milli(2)), NO_CONSTRAINT, 1.0)
@@ -444,7 +429,7 @@ def test_a_container_taken_under_management_during_its_resize_stays_so() -> None
 
 
 @pytest.mark.parametrize("wanted", [Resources(0, None), Resources(1000, 1000)], ids=["to share", "the same"])
-def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized(wanted: Resources) -> None:
+def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized(wanted) -> None:
     node = engine(VM_NO_CACHE_INFO)
     run(node, own("app", 1), "app")
     mine = format_cpus(node.grants["app"].exclusive)
@@ -481,8 +466,7 @@ def test_an_adopted_container_whose_resize_is_refused_is_told_what_it_has_lost_m
     assert told(updates)["app"] == format_cpus(home - node.grants["x"].exclusive)
 
 
-def test_a_container_without_a_record_does_not_own_what_a_record_says_is_anothers() -> None:
-    node = engine(usable=NODE_0)
+def test_a_container_without_a_record_does_not_own_what_a_record_says_is_anothers(node) -> None:
     mine = run(node, own("app", 1), "app").exclusive
     stranger = own("stranger", 1)
     listed = {
@@ -522,7 +506,7 @@ STANCES = [stance for stance in Stance if stance is not Stance.KUBELET]
 
 
 @pytest.mark.parametrize("stance", STANCES)
-def test_the_last_cpu_of_a_container_is_not_given_away_while_another_is_free(stance: Stance) -> None:
+def test_the_last_cpu_of_a_container_is_not_given_away_while_another_is_free(stance) -> None:
     node = two_l3s()
     bystander(node, stance, "0-2")
     run(node, own("four", 4), "four")

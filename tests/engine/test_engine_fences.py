@@ -32,11 +32,15 @@ def guaranteed(name: str = "own", cpus: Number = 2) -> Container:
     return make_container(name, limit=cpus, qos=Qos.GUARANTEED)
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return engine_on(VM_NO_CACHE_INFO)
+
+
 # ---------------------------------------------------------------------- rule 10: kubelet-exclusive
 
 
-def test_rule_10_as_many_cpus_as_a_guaranteed_container_asks_for_are_its_own() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_as_many_cpus_as_a_guaranteed_container_asks_for_are_its_own(engine) -> None:
     admission = admit(engine, guaranteed(cpus=2), "2-3")
     assert (admission.stance, admission.placement.cpus) == (Stance.KUBELET, frozenset())
     assert engine.node.exclusive == {2, 3}
@@ -53,8 +57,7 @@ def test_rule_10_as_many_cpus_as_a_guaranteed_container_asks_for_are_its_own() -
     ],
     ids=["more CPUs", "fewer CPUs", "a fraction", "burstable", "best effort"],
 )
-def test_rule_10_anything_else_is_a_fence(container: Container, cpus: str) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_anything_else_is_a_fence(engine, container, cpus) -> None:
     admission = admit(engine, container, cpus)
     assert admission.stance is Stance.PLACED
     assert admission.placement.cpus <= parse_cpus(cpus)
@@ -75,15 +78,13 @@ def test_rule_10_assigned_cpus_are_nobodys_before_their_container_comes() -> Non
     assert format_cpus(admission.placement.cpus) == "2-3"
 
 
-def test_rule_10_others_shrink_before_a_kubelet_exclusive_container_is_created() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_others_shrink_before_a_kubelet_exclusive_container_is_created(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = admit(engine, guaranteed(), "2-3")
     assert told(admission.before) == {"app": "0-1"}
 
 
-def test_rule_10_others_are_placed_anew_when_kubelet_takes_all_they_have() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_others_are_placed_anew_when_kubelet_takes_all_they_have(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     admission = admit(engine, guaranteed(cpus=4), "0-3")
     [update] = admission.before
@@ -92,8 +93,7 @@ def test_rule_10_others_are_placed_anew_when_kubelet_takes_all_they_have() -> No
     assert update.why.startswith("its CPUs are gone: ")
 
 
-def test_rule_10_and_go_back_when_kubelets_container_ends() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_and_go_back_when_kubelets_container_ends(engine) -> None:
     first = run(engine, make_container("app", limit=2, memory=1), "app").placement
     engine.bind(admit(engine, guaranteed(cpus=4), "0-3").ticket, "own", 1.0)
     [update] = engine.exited("own", 0, 2.0)
@@ -102,8 +102,7 @@ def test_rule_10_and_go_back_when_kubelets_container_ends() -> None:
     assert engine.grants["app"].displaced is None
 
 
-def test_rule_10_with_nothing_left_at_all_a_container_is_left_alone_and_comes_back_later() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_with_nothing_left_at_all_a_container_is_left_alone_and_comes_back_later(engine) -> None:
     first = run(engine, make_container("app", limit=1), "app", within=fence("1-2")).placement
     admission = admit(engine, guaranteed(cpus=4), "0-3")
     assert admission.before == ()
@@ -117,8 +116,7 @@ def test_rule_10_with_nothing_left_at_all_a_container_is_left_alone_and_comes_ba
     assert engine.grants["app"].stance is Stance.PLACED
 
 
-def test_rule_10_kubelet_exclusive_containers_are_never_told_anything() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_kubelet_exclusive_containers_are_never_told_anything(engine) -> None:
     engine.bind(admit(engine, guaranteed("a"), "0-1").ticket, "a", 0.0)
     assert admit(engine, guaranteed("b"), "2-3").before == ()
     assert engine.rehost(host_of(VM_NO_CACHE_INFO, usable="1-7")) == ()
@@ -156,7 +154,7 @@ FENCES = [
 
 
 @pytest.mark.parametrize(("limit", "given", "sent"), FENCES)
-def test_rule_10_what_we_send_is_a_subset_of_what_the_caller_set(limit: int, given: str, sent: str) -> None:
+def test_rule_10_what_we_send_is_a_subset_of_what_the_caller_set(limit, given, sent) -> None:
     admission = admit(engine_on(HYGON_7285_2S), make_container("app", limit=limit), given)
     assert admission.stance is Stance.PLACED
     assert admission.placement.cpus <= parse_cpus(given)
@@ -179,8 +177,7 @@ def test_rule_10_a_fence_without_usable_cpus_leaves_the_request_untouched() -> N
     assert format_cpus(engine.grants[admission.ticket].cpus) == "4-6"
 
 
-def test_rule_10_a_fence_of_which_all_is_taken_leaves_the_request_untouched() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_a_fence_of_which_all_is_taken_leaves_the_request_untouched(engine) -> None:
     admit(engine, guaranteed(), "0-1")
     admission = admit(engine, make_container("app", limit=1), "0-1")
     assert admission.stance is Stance.UNTOUCHED
@@ -244,7 +241,7 @@ def test_a_cgroups_cpus_are_not_taken_for_kubelets_exclusive_ones_and_the_caller
         ("0-1", "", "the pod's cgroup (4-5) holds no usable CPU that the caller allows (0-1)"),
     ],
 )
-def test_callers_and_cgroups_fences_hold_together(caller: str, sent: str, why: str) -> None:
+def test_callers_and_cgroups_fences_hold_together(caller, sent, why) -> None:
     engine = engine_on(bounding(kubepods_system="4-5"))
     admission = admit(engine, in_pod(SYSTEM, limit=2), caller)
     assert format_cpus(admission.placement.cpus) == sent
@@ -298,8 +295,7 @@ def test_adopted_and_restored_containers_are_fenced_as_well() -> None:
     assert engine.grants["late"].fence.cpus == parse_cpus("4-5")
 
 
-def test_rule_10_mems_in_a_request_are_a_fence_too() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_10_mems_in_a_request_are_a_fence_too(engine) -> None:
     container = make_container("app", limit=2, memory=1)
     assert format_cpus(admit(engine, container, mems="1").placement.mems) == "1"
     assert not admit(engine, replace(container, name="other"), mems="9").placement.mems
@@ -332,10 +328,7 @@ ANNOTATIONS = [
 
 
 @pytest.mark.parametrize(("annotations", "app", "other"), ANNOTATIONS)
-def test_rule_12_annotations_opt_a_pod_or_a_container_out(
-    annotations: dict[str, str], app: bool, other: bool
-) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_12_annotations_opt_a_pod_or_a_container_out(engine, annotations, app, other) -> None:
     pod = make_pod("web", annotations=annotations)
     for name, out in (("app", app), ("other", other)):
         admission = admit(engine, make_container(name, limit=2, pod=pod))
@@ -360,9 +353,7 @@ def test_rule_12_every_opt_out_is_tried_above() -> None:
         (EngineOptions(unmanaged_handlers=("gvisor",)), Stance.PLACED),
     ],
 )
-def test_rule_12_namespaces_and_runtime_handlers_opt_out_by_configuration(
-    options: EngineOptions, stance: Stance
-) -> None:
+def test_rule_12_namespaces_and_runtime_handlers_opt_out_by_configuration(options, stance) -> None:
     engine = engine_on(VM_NO_CACHE_INFO, options=options)
     pod = make_pod("vm", namespace="infra-1", runtime_handler="kata-qemu")
     assert admit(engine, make_container("app", limit=2, pod=pod)).stance is stance
@@ -374,23 +365,21 @@ def test_rule_12_a_pod_without_a_handler_is_not_matched_by_a_star() -> None:
 
 
 @pytest.mark.parametrize(("given", "charged"), [(None, "0-7"), ("4-7", "4-7")])
-def test_rule_12_opted_out_containers_are_charged_where_they_run(given: Optional[str], charged: str) -> None:
+def test_rule_12_opted_out_containers_are_charged_where_they_run(given, charged) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     pod = make_pod("web", annotations={"cri-resmgr.io/manage": "false"})
     admit(engine, make_container("app", request=2, pod=pod), given)
     assert engine.node.charge_milli(parse_cpus(charged)) == 2000
 
 
-def test_rule_12_cpus_that_kubelet_gave_an_opted_out_container_are_its_own_all_the_same() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_12_cpus_that_kubelet_gave_an_opted_out_container_are_its_own_all_the_same(engine) -> None:
     pod = make_pod("web", annotations={"cri-resmgr.io/manage": "false"})
     admission = admit(engine, replace(guaranteed(), pod=pod), "2-3")
     assert (admission.stance, admission.placement.cpus) == (Stance.KUBELET, frozenset())
     assert engine.node.exclusive == {2, 3}
 
 
-def test_release_is_for_the_attempts_after_too() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_release_is_for_the_attempts_after_too(engine) -> None:
     app = make_container("app", limit=2)
     run(engine, app, "app-0")
     engine.release("app-0")

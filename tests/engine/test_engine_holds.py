@@ -28,7 +28,7 @@ def crash(
 
 
 @pytest.mark.parametrize("qos", [Qos.BURSTABLE, Qos.GUARANTEED], ids=["shared", "exclusive"])
-def test_rule_4_removing_an_old_attempt_keeps_the_new_ones_cpus(qos: Qos) -> None:
+def test_rule_4_removing_an_old_attempt_keeps_the_new_ones_cpus(qos) -> None:
     """W1 of the ancestor: kubelet's garbage collection removed attempt 0 and freed the CPUs of attempt 2."""
     engine = engine_on(HYGON_7285_2S, policy=Owning(topology(HYGON_7285_2S)))
     app = make_container("app", limit=3, request=3, qos=qos)
@@ -45,8 +45,7 @@ def test_rule_4_removing_an_old_attempt_keeps_the_new_ones_cpus(qos: Qos) -> Non
     assert broken_invariants(engine) == []
 
 
-def test_rule_4_removing_an_attempt_that_was_set_aside_does_nothing() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_removing_an_attempt_that_was_set_aside_does_nothing(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "attempt-0")
     admission = engine.admit(again(app, 1), NO_CONSTRAINT, 1.0)
@@ -55,8 +54,7 @@ def test_rule_4_removing_an_attempt_that_was_set_aside_does_nothing() -> None:
     assert list(engine.grants) == ["attempt-1"]
 
 
-def test_rule_4_the_exit_of_an_old_attempt_says_nothing_about_the_new_one() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_the_exit_of_an_old_attempt_says_nothing_about_the_new_one(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "attempt-0")
     run(engine, again(app, 1), "attempt-1", 1.0)
@@ -67,8 +65,7 @@ def test_rule_4_the_exit_of_an_old_attempt_says_nothing_about_the_new_one() -> N
 # ---------------------------------------------------------------------- rule 4: created, running, held, free
 
 
-def test_rule_4_the_life_of_a_grant() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_the_life_of_a_grant(engine) -> None:
     admission = engine.admit(make_container("app", limit=3), NO_CONSTRAINT, 0.0)
     lives = [engine.grants[admission.ticket].life]
     engine.bind(admission.ticket, "app-0", 1.0)
@@ -86,7 +83,7 @@ HOLDS = [(1, 300.0), (137, 300.0), (None, 300.0), (0, 30.0)]
 
 
 @pytest.mark.parametrize(("code", "hold_s"), HOLDS)
-def test_rule_4_how_long_a_place_is_held_depends_on_the_exit_code(code: Optional[int], hold_s: float) -> None:
+def test_rule_4_how_long_a_place_is_held_depends_on_the_exit_code(code, hold_s) -> None:
     engine = engine_on(HYGON_7285_2S)
     crash(engine, make_container("app", limit=3), "app-0", 100.0, code)
     engine.tick(100.0 + hold_s - 0.1)
@@ -102,15 +99,13 @@ def test_rule_4_the_times_are_options() -> None:
     assert [engine.grants[k].hold_until_s for k in ("app", "job")] == [10.0, 1.0]
 
 
-def test_rule_4_an_exit_code_that_comes_later_shortens_the_hold_from_the_exit_on() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_an_exit_code_that_comes_later_shortens_the_hold_from_the_exit_on(engine) -> None:
     crash(engine, make_container("job"), "job", 100.0, None)
     engine.exited("job", 0, 110.0)
     assert (engine.grants["job"].exit_code, engine.grants["job"].hold_until_s) == (0, 130.0)
 
 
-def test_rule_4_an_exit_that_is_told_twice_does_not_start_the_hold_again() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_an_exit_that_is_told_twice_does_not_start_the_hold_again(engine) -> None:
     crash(engine, make_container("app"), "app", 100.0, 1)
     for code in (1, 0, None):
         engine.exited("app", code, 200.0)
@@ -135,7 +130,7 @@ def test_rule_4_exclusive_cpus_stay_exclusive_while_they_are_held() -> None:
 @pytest.mark.parametrize(
     "annotations", [{"cri-resmgr.io/manage": "false"}, {"cpu.preserve.resource-policy.nri.io": "true"}]
 )
-def test_rule_4_nothing_is_held_for_containers_that_are_not_ours(annotations: dict[str, str]) -> None:
+def test_rule_4_nothing_is_held_for_containers_that_are_not_ours(annotations) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     crash(engine, make_container("app", pod=make_pod("p", annotations=annotations)), "app")
     assert not engine.grants
@@ -171,8 +166,7 @@ def restart(engine: Engine, container: Container, now_s: float = 50.0) -> Admiss
     return engine.admit(again(container, container.attempt + 1), NO_CONSTRAINT, now_s)
 
 
-def test_rule_4_the_next_attempt_gets_the_same_cpus_whatever_is_better_by_now() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_the_next_attempt_gets_the_same_cpus_whatever_is_better_by_now(engine) -> None:
     app = make_container("app", limit=3, request=2, memory=1)
     crash(engine, app, "app-0")
     for i in range(4):
@@ -183,16 +177,14 @@ def test_rule_4_the_next_attempt_gets_the_same_cpus_whatever_is_better_by_now() 
     assert admission.decision.why == "the place of attempt 0 was held for it"
 
 
-def test_rule_4_attempts_that_were_skipped_do_not_matter() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_attempts_that_were_skipped_do_not_matter(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
     admission = engine.admit(again(app, 7), NO_CONSTRAINT, 1.0)
     assert "attempt 0" in admission.decision.why
 
 
-def test_rule_4_the_latest_of_several_attempts_counts() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_the_latest_of_several_attempts_counts(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
     run(engine, make_container("other", limit=3), "other")
@@ -212,10 +204,7 @@ def test_rule_4_the_latest_of_several_attempts_counts() -> None:
     [(Resources(0, 9000), None), (Resources(0, 3000), "8-20")],
     ids=["another limit", "another fence"],
 )
-def test_rule_4_an_attempt_with_other_wishes_is_placed_anew(
-    resources: Resources, within: Optional[str]
-) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_an_attempt_with_other_wishes_is_placed_anew(engine, resources, within) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
     admission = engine.admit(replace(again(app, 1), resources=resources), fence(within), 10.0)
@@ -223,8 +212,7 @@ def test_rule_4_an_attempt_with_other_wishes_is_placed_anew(
     assert list(engine.grants) == [admission.ticket]
 
 
-def test_rule_4_a_larger_memory_limit_widens_the_nodes_of_the_same_place() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_a_larger_memory_limit_widens_the_nodes_of_the_same_place(engine) -> None:
     app = make_container("app", limit=3, memory=1)
     crash(engine, app, "app-0")
     hungry = replace(again(app, 1), resources=replace(app.resources, memory_limit_bytes=70 << 30))
@@ -236,8 +224,7 @@ def test_rule_4_a_larger_memory_limit_widens_the_nodes_of_the_same_place() -> No
     assert sum(size for _, size in admission.placement.memory_charge) == 70 << 30
 
 
-def test_rule_4_another_memory_fence_is_kept_at_the_same_place() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_another_memory_fence_is_kept_at_the_same_place(engine) -> None:
     app = make_container("app", limit=3, memory=1)
     crash(engine, app, "app-0")
     admission = engine.admit(again(app, 1), fence(mems="3"), 10.0)
@@ -245,16 +232,14 @@ def test_rule_4_another_memory_fence_is_kept_at_the_same_place() -> None:
     assert broken_invariants(engine) == []
 
 
-def test_rule_4_what_is_offline_of_the_held_place_is_left_out() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_what_is_offline_of_the_held_place_is_left_out(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
     run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own", within=fence("1"))
     assert format_cpus(restart(engine, app).placement.cpus) == "0,2-3,64-67"
 
 
-def test_rule_4_after_the_hold_a_next_attempt_is_placed_like_any_other() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_after_the_hold_a_next_attempt_is_placed_like_any_other(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
     engine.tick(301.0)
@@ -321,8 +306,7 @@ def test_rule_4_holds_elsewhere_are_not_given_up_because_they_are_older() -> Non
     assert set(engine.grants) == {"older", admission.ticket}
 
 
-def test_rule_4_a_hold_is_given_up_rather_than_a_higher_rung_taken() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_a_hold_is_given_up_rather_than_a_higher_rung_taken(engine) -> None:
     crash(engine, make_container("held", limit=8, request=4), "held")
     for index in range(1, 16):
         cpus = format_cpus(engine.host.topology.leaves[index].cpus)
@@ -347,8 +331,7 @@ def test_rule_4_what_was_given_up_comes_back_if_the_create_fails() -> None:
     assert dump(engine) == before
 
 
-def test_rule_4_holds_are_bisected_not_tried_one_by_one() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_rule_4_holds_are_bisected_not_tried_one_by_one(engine) -> None:
     for i in range(60):
         crash(engine, make_container(f"c{i}", limit=8, request=2), f"c{i}", float(i))
     asked = 0
@@ -383,8 +366,7 @@ CPUSET_ERRORS = [
 
 
 @pytest.mark.parametrize("message", CPUSET_ERRORS)
-def test_a_start_that_fails_for_its_cpuset_makes_the_next_create_go_untouched(message: str) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_start_that_fails_for_its_cpuset_makes_the_next_create_go_untouched(engine, message) -> None:
     app = created(engine)
     assert engine.start_failed("app-0", message, 10.0)
     engine.exited("app-0", 128, 10.0)
@@ -393,16 +375,14 @@ def test_a_start_that_fails_for_its_cpuset_makes_the_next_create_go_untouched(me
     assert "failed to start" in admission.decision.why
 
 
-def test_one_other_failure_is_the_applications_two_in_a_row_may_be_ours() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_one_other_failure_is_the_applications_two_in_a_row_may_be_ours(engine) -> None:
     created(engine)
     assert not engine.start_failed("app-0", "exec: no such file", 10.0)
     created(engine, "app-1", 1)
     assert engine.start_failed("app-1", "exec: no such file", 20.0)
 
 
-def test_a_start_in_between_makes_it_no_row() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_start_in_between_makes_it_no_row(engine) -> None:
     created(engine)
     engine.start_failed("app-0", "exec: no such file", 10.0)
     created(engine, "app-1", 1)
@@ -411,8 +391,7 @@ def test_a_start_in_between_makes_it_no_row() -> None:
     assert not engine.start_failed("app-2", "exec: no such file", 20.0)
 
 
-def test_distrust_ends_after_ten_minutes() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_distrust_ends_after_ten_minutes(engine) -> None:
     app = created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     assert engine.distrusted == {("uid-pod-of-app", "app"): 610.0}
@@ -422,16 +401,14 @@ def test_distrust_ends_after_ten_minutes() -> None:
     assert not engine.distrusted
 
 
-def test_distrust_is_of_one_pods_container_only() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_distrust_is_of_one_pods_container_only(engine) -> None:
     created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     for other in (make_container("app", pod=make_pod("another")), make_container("sidecar")):
         assert engine.admit(other, NO_CONSTRAINT, 20.0).stance is Stance.PLACED
 
 
-def test_distrust_survives_a_restart() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_distrust_survives_a_restart(engine) -> None:
     app = created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     heir = engine_on(HYGON_7285_2S)
@@ -439,8 +416,7 @@ def test_distrust_survives_a_restart() -> None:
     assert heir.admit(again(app, 1), NO_CONSTRAINT, 20.0).stance is Stance.UNTOUCHED
 
 
-def test_failures_of_containers_we_have_not_placed_are_not_ours() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_failures_of_containers_we_have_not_placed_are_not_ours(engine) -> None:
     admission = engine.admit(make_container("app"), NO_CONSTRAINT, 0.0, enforce=False)
     engine.bind(admission.ticket, "app-0", 0.0)
     assert not engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
@@ -448,8 +424,7 @@ def test_failures_of_containers_we_have_not_placed_are_not_ours() -> None:
     assert not engine.distrusted
 
 
-def test_failures_are_forgotten_with_the_pod() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_failures_are_forgotten_with_the_pod(engine) -> None:
     pod = make_pod("web")
     engine.add_pod(pod)
     admission = engine.admit(make_container("app", pod=pod), NO_CONSTRAINT, 0.0)

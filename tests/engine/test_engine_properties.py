@@ -38,34 +38,20 @@ from policies.policy import Policy
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
-from tests.machines import (
-    CPULESS_MEMORY_NODE,
-    EPYC_NPS1_1S,
-    GIB,
-    HYGON_7285_2S,
-    MEMORYLESS_NODE,
-    NODE_INTERLEAVED,
-    OFFLINE_CPUS,
-    ONE_CPU,
-    SNC_2S,
-    UNEVEN_CCX,
-    VM_NO_CACHE_INFO,
-    machine,
-    take_offline,
-)
+from tests import machines
 from tests.scenes import Owning, Shadow, dump, engine_on, make_pod
 
 MACHINES = (
-    HYGON_7285_2S,
-    EPYC_NPS1_1S,
-    SNC_2S,
-    VM_NO_CACHE_INFO,
-    UNEVEN_CCX,
-    OFFLINE_CPUS,
-    MEMORYLESS_NODE,
-    ONE_CPU,
-    CPULESS_MEMORY_NODE,
-    NODE_INTERLEAVED,
+    machines.HYGON_7285_2S,
+    machines.EPYC_NPS1_1S,
+    machines.SNC_2S,
+    machines.VM_NO_CACHE_INFO,
+    machines.UNEVEN_CCX,
+    machines.OFFLINE_CPUS,
+    machines.MEMORYLESS_NODE,
+    machines.ONE_CPU,
+    machines.CPULESS_MEMORY_NODE,
+    machines.NODE_INTERLEAVED,
 )
 
 
@@ -132,12 +118,12 @@ class Call:
 class Node_(RuleBasedStateMachine):
     """One engine, one runtime; ``name`` and ``make_policy`` are set by the test."""
 
-    name = HYGON_7285_2S
+    name = machines.HYGON_7285_2S
     make_policy: Callable[[Topology, PlacementSettings], Policy] = Hygon
 
     def __init__(self) -> None:
         super().__init__()
-        self.full = machine(self.name)
+        self.full = machines.machine(self.name)
         self.now_s = 1000.0
         self.count = 0
         self.settings = PlacementSettings(size="demand", memory_only_nodes=frozenset([2]))
@@ -221,7 +207,7 @@ class Node_(RuleBasedStateMachine):
         pod_ = make_pod(f"{pod}", namespace="kube-system" if kube_system else "default")
         attempt = self.attempts.get((pod_.uid, name), -1) + 1
         self.attempts[pod_.uid, name] = attempt
-        resources = self._resources(request, limit, memory * GIB)
+        resources = self._resources(request, limit, memory * machines.GIB)
         container = Container(pod_, name, attempt, qos, resources, preferences=preferences)
         within = self._fence(fence, where, request, qos)
         before = dict(self.engine.grants)
@@ -332,7 +318,7 @@ class Node_(RuleBasedStateMachine):
         request = (
             limit or 0 if container.qos is Qos.GUARANTEED else min(limit or 500, old.milli_request or 500)
         )
-        bytes_ = old.memory_limit_bytes if memory is None else memory * GIB
+        bytes_ = old.memory_limit_bytes if memory is None else memory * machines.GIB
         within = self._fence(fence, where, request, container.qos)
         try:
             resources = Resources(request, limit, 0, bytes_)
@@ -353,7 +339,7 @@ class Node_(RuleBasedStateMachine):
         if key is not None and not any(c.target == key for c in self.calls):
             there = self.runtime[key]
             request = limit or 0 if there.container.qos is Qos.GUARANTEED else min(limit or 500, 500)
-            resources = Resources(request, limit, 0, memory * GIB)
+            resources = Resources(request, limit, 0, memory * machines.GIB)
             there.container = replace(there.container, resources=resources)
 
     @rule(which=index)
@@ -465,7 +451,7 @@ class Node_(RuleBasedStateMachine):
         cpus = [c.cpu for c in self.full.cpus]
         around = cpus[start % len(cpus) :] + cpus[: start % len(cpus)]
         gone = around[: min(off, len(cpus) - 1)]
-        tree = Topology(remember(self.engine.host.topology, take_offline(self.full, gone)))
+        tree = Topology(remember(self.engine.host.topology, machines.take_offline(self.full, gone)))
         host = self._host(tree, frozenset(around[-not_ours:]) if not_ours else NO_CPUS, reserved)
         if memory and len(host.mems) > 1:
             host = replace(host, mems=host.mems - {min(host.mems) if memory == "first" else max(host.mems)})

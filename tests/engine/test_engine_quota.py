@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -56,8 +56,12 @@ def resources(milli: int, period_us: int = 100_000) -> Resources:
     return Resources(milli, milli, quota_period_us=period_us)
 
 
-def test_whose_pods_have_to_be_looked_at_is_known_without_a_look_at_all() -> None:
-    node = engine()
+@pytest.fixture
+def node() -> Engine:
+    return engine()
+
+
+def test_whose_pods_have_to_be_looked_at_is_known_without_a_look_at_all(node) -> None:
     run(node, make_container("elsewhere", limit=1), "c0")
     assert node.around_lifted() == ()
     grant = lifted(node)
@@ -84,8 +88,7 @@ RESIZES = [
 @pytest.mark.parametrize(
     ("now", "quota", "period"), [case[1:] for case in RESIZES], ids=[case[0] for case in RESIZES]
 )
-def test_the_quota_that_goes_with_a_resize(now: Resources, quota: int, period: int) -> None:
-    node = engine()
+def test_the_quota_that_goes_with_a_resize(node, now, quota, period) -> None:
     lifted(node)
     admission = node.resize("c1", now, NO_CONSTRAINT, 1.0)
     assert admission is not None
@@ -94,8 +97,7 @@ def test_the_quota_that_goes_with_a_resize(now: Resources, quota: int, period: i
     assert not node.commit(admission.ticket, 1.0)
 
 
-def test_the_delta_is_merged_behind_kubelets_own_quota() -> None:
-    node = engine()
+def test_the_delta_is_merged_behind_kubelets_own_quota(node) -> None:
     lifted(node)
     asked = cri.UpdateContainerResourcesRequest(
         container_id="c1", linux=cri.LinuxContainerResources(cpu_quota=400_000, cpu_shares=4096)
@@ -107,8 +109,7 @@ def test_the_delta_is_merged_behind_kubelets_own_quota() -> None:
     assert (linux.cpu_quota, linux.cpu_shares) == (-1, 4096)
 
 
-def test_a_resize_that_is_refused_leaves_it_lifted() -> None:
-    node = engine()
+def test_a_resize_that_is_refused_leaves_it_lifted(node) -> None:
     lifted(node)
     admission = node.resize("c1", resources(1500), NO_CONSTRAINT, 1.0)
     assert admission is not None
@@ -116,8 +117,7 @@ def test_a_resize_that_is_refused_leaves_it_lifted() -> None:
     assert node.grants["c1"].lifted
 
 
-def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back() -> None:
-    node = engine()
+def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back(node) -> None:
     lifted(node)
     admission = node.resize("c1", resources(2000), fence("4-5"), 1.0)
     assert admission is not None
@@ -127,8 +127,7 @@ def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back() ->
 # ---------------------------------------------------------------------- released, moved
 
 
-def test_released_it_has_its_quota_again() -> None:
-    node = engine()
+def test_released_it_has_its_quota_again(node) -> None:
     lifted(node)
     update = node.release("c1")
     assert update is not None
@@ -152,16 +151,14 @@ RELEASED = [
 @pytest.mark.parametrize(
     ("container", "quota"), [case[1:] for case in RELEASED], ids=[case[0] for case in RELEASED]
 )
-def test_what_a_release_gives_back(container: Container, quota: Quota) -> None:
-    node = engine()
+def test_what_a_release_gives_back(node, container, quota) -> None:
     run(node, container, "c1")
     update = node.release("c1")
     assert update is not None
     assert update.give_back == quota
 
 
-def test_released_while_it_was_being_created_it_gets_its_quota_back_with_its_cpus() -> None:
-    node = engine()
+def test_released_while_it_was_being_created_it_gets_its_quota_back_with_its_cpus(node) -> None:
     admission = node.admit(owner(), NO_CONSTRAINT, 0.0)
     pending = node.grants[admission.ticket]
     node.amend(replace(pending, stance=Stance.RELEASED, runs_on=node.host.usable))
@@ -169,8 +166,7 @@ def test_released_while_it_was_being_created_it_gets_its_quota_back_with_its_cpu
     assert (update.give_back, len(update.placement.cpus)) == (TWO, 128)
 
 
-def test_a_foreign_container_gets_its_quota_back_when_released() -> None:
-    node = engine()
+def test_a_foreign_container_gets_its_quota_back_when_released(node) -> None:
     grant = lifted(node)
     node.amend(replace(grant, stance=Stance.FOREIGN, runs_on=grant.cpus))
     update = node.release("c1")
@@ -189,9 +185,8 @@ class Full(Lifting):
     ("policy", "give_back"), [(Lifting, None), (Full, TWO)], ids=["elsewhere", "nowhere"]
 )
 def test_one_whose_cpus_are_all_gone_keeps_no_quota_only_where_it_owns_others(
-    policy: type[Lifting], give_back: Optional[Quota]
+    node, policy, give_back
 ) -> None:
-    node = engine()
     left = node.host.usable - lifted(node).cpus
     host = host_of(HYGON_7285_2S, usable=format_cpus(left))
     [update] = node.rehost(host, policy(topology(HYGON_7285_2S)))
@@ -232,9 +227,7 @@ CONFIGURED = [
     [case[1:] for case in CONFIGURED],
     ids=[case[0] for case in CONFIGURED],
 )
-def test_a_quota_comes_back_when_the_configuration_keeps_it(
-    before: PlacementSettings, now: PlacementSettings, wish: str, give_back: Optional[Quota]
-) -> None:
+def test_a_quota_comes_back_when_the_configuration_keeps_it(before, now, wish, give_back) -> None:
     tree = topology(HYGON_7285_2S)
     node = engine_on(HYGON_7285_2S, policy=TopologyAware(tree, before))
     grant = lifted(node, replace(owner(), preferences=PlacementPreferences(cfs_quota=wish)))

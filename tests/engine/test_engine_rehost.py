@@ -19,15 +19,7 @@ from policies.machine.topology import Topology, TopologyData, remember
 from policies.model import NO_CONSTRAINT, Placement, PlacementPreferences, Qos
 from policies.reserved import Reservation, reserve
 from policies.settings import PlacementSettings
-from tests.machines import (
-    ALL_MACHINES,
-    GIB,
-    HYGON_7285_2S,
-    OFFLINE_CPUS,
-    VM_NO_CACHE_INFO,
-    machine,
-    take_offline,
-)
+from tests import machines
 from tests.scenes import (
     HYGON,
     Owning,
@@ -41,7 +33,7 @@ from tests.scenes import (
     topology,
 )
 
-SMALL_MACHINES = [name for name in ALL_MACHINES if 1 < len(machine(name).cpus) <= 128]
+SMALL_MACHINES = [name for name in machines.ALL_MACHINES if 1 < len(machines.machine(name).cpus) <= 128]
 
 
 def populate(engine: Engine) -> None:
@@ -66,7 +58,7 @@ class Machine:
     """An engine whose machine loses and regains CPUs, as sysfs would show it."""
 
     def __init__(self, name: str, reserved_milli: int = 0, settings: PlacementSettings = HYGON) -> None:
-        self.full = machine(name)
+        self.full = machines.machine(name)
         self.settings = settings
         self.reserved_milli = reserved_milli
         tree = Topology(self.full)
@@ -77,7 +69,7 @@ class Machine:
         return Host(tree, tree.online, tree.memory_nodes, tree.online, reserved)
 
     def offline(self, cpus: Iterable[int]) -> dict[str, str]:
-        data = remember(self.engine.host.topology, take_offline(self.full, cpus))
+        data = remember(self.engine.host.topology, machines.take_offline(self.full, cpus))
         return self.online_as(data)
 
     def online_as(self, data: TopologyData) -> dict[str, str]:
@@ -128,7 +120,7 @@ def test_rule_11_so_does_every_leaf_and_every_node_as_a_whole(name: str) -> None
         assert placements(node.engine) == first
 
 
-@pytest.mark.parametrize("name", [VM_NO_CACHE_INFO, OFFLINE_CPUS])
+@pytest.mark.parametrize("name", [machines.VM_NO_CACHE_INFO, machines.OFFLINE_CPUS])
 def test_rule_11_so_do_cpus_that_go_one_by_one_in_any_order(name: str) -> None:
     node = Machine(name)
     populate(node.engine)
@@ -149,7 +141,7 @@ def test_rule_11_so_do_cpus_that_go_one_by_one_in_any_order(name: str) -> None:
 
 
 def test_rule_11_an_offline_cpu_leaves_every_set_and_nothing_else_moves() -> None:
-    node = Machine(VM_NO_CACHE_INFO)
+    node = Machine(machines.VM_NO_CACHE_INFO)
     for i in range(3):
         run(node.engine, make_container(f"c{i}", limit=1), f"c{i}")
     assert node.offline([1]) == {"c0": "0,2-3", "c2": "0,2-3"}
@@ -158,7 +150,7 @@ def test_rule_11_an_offline_cpu_leaves_every_set_and_nothing_else_moves() -> Non
 
 
 def test_rule_11_a_container_left_with_no_cpu_is_placed_anew_near_its_memory() -> None:
-    node = Machine(HYGON_7285_2S)
+    node = Machine(machines.HYGON_7285_2S)
     run(node.engine, make_container("app", limit=2, memory=1), "app", within=NO_CONSTRAINT)
     # Its CCX goes; the other one of its node is the busiest by far.
     run(node.engine, make_container("busy", limit=8, request=5), "busy", within=fence("4-7,68-71"))
@@ -171,7 +163,7 @@ def test_rule_11_a_container_left_with_no_cpu_is_placed_anew_near_its_memory() -
 
 
 def test_rule_11_across_nodes_its_memory_nodes_stay_beside_the_new_ones() -> None:
-    node = Machine(VM_NO_CACHE_INFO)
+    node = Machine(machines.VM_NO_CACHE_INFO)
     run(node.engine, make_container("app", limit=2, memory=1), "app")
     node.offline(range(4))
     assert format_cpus(node.engine.grants["app"].placement.mems) == "0-1"
@@ -180,7 +172,7 @@ def test_rule_11_across_nodes_its_memory_nodes_stay_beside_the_new_ones() -> Non
 
 
 def test_rule_11_held_places_and_containers_on_their_way_follow_silently() -> None:
-    node = Machine(VM_NO_CACHE_INFO)
+    node = Machine(machines.VM_NO_CACHE_INFO)
     run(node.engine, make_container("held", limit=1), "held")
     node.engine.exited("held", 1, 0.0)
     flying = node.engine.admit(make_container("flying", limit=1), NO_CONSTRAINT, 0.0)
@@ -190,7 +182,7 @@ def test_rule_11_held_places_and_containers_on_their_way_follow_silently() -> No
 
 
 def test_rule_11_a_container_behind_a_fence_that_is_offline_waits_for_it() -> None:
-    node = Machine(VM_NO_CACHE_INFO)
+    node = Machine(machines.VM_NO_CACHE_INFO)
     run(node.engine, make_container("app", limit=1), "app", within=fence("2"))
     assert node.offline([2]) == {}
     assert node.engine.grants["app"].stance is Stance.UNTOUCHED
@@ -199,18 +191,18 @@ def test_rule_11_a_container_behind_a_fence_that_is_offline_waits_for_it() -> No
 
 
 def test_rule_11_one_that_had_no_place_when_it_was_created_is_told_when_it_gets_one() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+    engine = engine_on(machines.VM_NO_CACHE_INFO)
     admission = engine.admit(make_container("app", limit=1), fence("0-3"), 0.0)
     for usable in ("1", "4-7"):
-        engine.rehost(host_of(VM_NO_CACHE_INFO, usable=usable))
+        engine.rehost(host_of(machines.VM_NO_CACHE_INFO, usable=usable))
     assert engine.bind(admission.ticket, "app", 1.0) == ()
     assert engine.grants["app"].stance is Stance.UNTOUCHED
     # It has what was sent, whatever its record says that it ran on since.
-    assert told(engine.rehost(host_of(VM_NO_CACHE_INFO, usable="1"))) == {"app": "1"}
+    assert told(engine.rehost(host_of(machines.VM_NO_CACHE_INFO, usable="1"))) == {"app": "1"}
 
 
 def test_rule_11_exclusive_cpus_that_are_offline_stay_its_own() -> None:
-    tree = topology(VM_NO_CACHE_INFO)
+    tree = topology(machines.VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree), policy=Owning(tree))
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
     assert told(engine.rehost(host_of(tree, usable="1-7"))) == {"app": "1"}
@@ -220,7 +212,7 @@ def test_rule_11_exclusive_cpus_that_are_offline_stay_its_own() -> None:
 
 
 def test_rule_11_exclusive_cpus_that_are_all_gone_are_replaced_and_others_make_room() -> None:
-    tree = topology(VM_NO_CACHE_INFO)
+    tree = topology(machines.VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree), policy=Owning(tree))
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
     run(engine, make_container("other", limit=2), "other")
@@ -234,7 +226,7 @@ def test_rule_11_exclusive_cpus_that_are_all_gone_are_replaced_and_others_make_r
 
 
 def test_rule_11_exclusive_cpus_that_are_reserved_from_now_on_are_left_also_during_a_resize() -> None:
-    tree = topology(VM_NO_CACHE_INFO)
+    tree = topology(machines.VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree), policy=Owning(tree))
     run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
     engine.resize("app", engine.grants["app"].container.resources, NO_CONSTRAINT, 1.0)
@@ -248,12 +240,12 @@ def test_rule_11_exclusive_cpus_that_are_reserved_from_now_on_are_left_also_duri
 
 def without(data: TopologyData, cpus: Iterable[int]) -> TopologyData:
     """A machine where these CPUs have never been seen: offline since boot."""
-    return take_offline(data, cpus)
+    return machines.take_offline(data, cpus)
 
 
 @pytest.mark.parametrize("cpu", [0, 3, 66, 127])
 def test_rule_11_a_cpu_that_joins_its_domain_joins_the_homes_that_hold_it(cpu: int) -> None:
-    full = machine(HYGON_7285_2S)
+    full = machines.machine(machines.HYGON_7285_2S)
     tree = Topology(without(full, [cpu]))
     engine = engine_on(host_of(tree), policy=Hygon(tree, HYGON))
     for index, leaf in enumerate(tree.leaves):
@@ -271,7 +263,7 @@ def test_rule_11_a_cpu_that_joins_its_domain_joins_the_homes_that_hold_it(cpu: i
 
 
 def test_rule_11_a_cpu_that_joins_does_not_join_what_held_only_a_part_of_its_domain() -> None:
-    full = machine(HYGON_7285_2S)
+    full = machines.machine(machines.HYGON_7285_2S)
     tree = Topology(without(full, [3]))
     engine = engine_on(host_of(tree), policy=Hygon(tree, HYGON))
     run(engine, make_container("fenced", limit=2), "fenced", within=fence("0-1"))
@@ -279,7 +271,7 @@ def test_rule_11_a_cpu_that_joins_does_not_join_what_held_only_a_part_of_its_dom
 
 
 def test_rule_11_an_adopted_container_does_not_grow() -> None:
-    full = machine(VM_NO_CACHE_INFO)
+    full = machines.machine(machines.VM_NO_CACHE_INFO)
     tree = Topology(without(full, [3]))
     engine = engine_on(host_of(tree), policy=Hygon(tree, HYGON))
     grant = run(engine, make_container("app", limit=2), "app")
@@ -293,55 +285,55 @@ def test_rule_11_an_adopted_container_does_not_grow() -> None:
 
 @pytest.mark.parametrize("usable", ["0-3", "1-6", "4-7", "7"])
 def test_rule_11_only_cpus_of_kubelets_cgroup_are_sent(usable: str) -> None:
-    engine = engine_on(host_of(VM_NO_CACHE_INFO, usable=usable))
+    engine = engine_on(host_of(machines.VM_NO_CACHE_INFO, usable=usable))
     populate(engine)
     assert all(g.placement.cpus <= parse_cpus(usable) for g in engine.grants.values())
 
 
 def test_rule_11_a_smaller_cgroup_shrinks_and_a_larger_one_gives_back() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+    engine = engine_on(machines.VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=8), "app")
-    assert told(engine.rehost(host_of(VM_NO_CACHE_INFO, usable="2-5"))) == {"app": "2-5"}
-    assert told(engine.rehost(host_of(VM_NO_CACHE_INFO))) == {"app": "0-7"}
+    assert told(engine.rehost(host_of(machines.VM_NO_CACHE_INFO, usable="2-5"))) == {"app": "2-5"}
+    assert told(engine.rehost(host_of(machines.VM_NO_CACHE_INFO))) == {"app": "0-7"}
 
 
 def test_rule_11_cpus_that_are_reserved_from_now_on_are_left_by_others() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+    engine = engine_on(machines.VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2), "app")
-    assert told(engine.rehost(host_of(VM_NO_CACHE_INFO, reserved="0"))) == {"app": "1-3"}
+    assert told(engine.rehost(host_of(machines.VM_NO_CACHE_INFO, reserved="0"))) == {"app": "1-3"}
 
 
 def test_rule_11_reserved_containers_follow_the_reserved_cpus() -> None:
-    engine = engine_on(host_of(VM_NO_CACHE_INFO, reserved="0"))
+    engine = engine_on(host_of(machines.VM_NO_CACHE_INFO, reserved="0"))
     system = make_container("dns", request=0.1, pod=make_pod("dns", namespace="kube-system"))
     run(engine, system, "dns")
-    assert told(engine.rehost(host_of(VM_NO_CACHE_INFO, reserved="4-5"))) == {"dns": "4-5"}
+    assert told(engine.rehost(host_of(machines.VM_NO_CACHE_INFO, reserved="4-5"))) == {"dns": "4-5"}
 
 
 def test_rule_11_and_share_the_new_ones_with_kubelet_too() -> None:
-    engine = engine_on(host_of(VM_NO_CACHE_INFO, reserved="0"))
+    engine = engine_on(host_of(machines.VM_NO_CACHE_INFO, reserved="0"))
     system = make_container("dns", request=0.1, pod=make_pod("dns", namespace="kube-system"))
     run(engine, system, "dns")
-    engine.rehost(host_of(VM_NO_CACHE_INFO, reserved="4-5"))
+    engine.rehost(host_of(machines.VM_NO_CACHE_INFO, reserved="4-5"))
     own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("4"), 1.0)
     assert told(own.before) == {"dns": "5"}
     assert told(engine.cancel(own.ticket, 2.0)) == {"dns": "4-5"}
 
 
 def test_rule_11_another_policy_or_other_settings_move_nobody() -> None:
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     populate(engine)
     other = PlacementSettings(ladder="fine", unlimited="ccx", memory="pin")
     assert engine.rehost(engine.host, Hygon(engine.host.topology, other)) == ()
 
 
 def mems_of(engine: Engine, mems: Optional[str]) -> tuple[CpusetUpdate, ...]:
-    host = host_of(VM_NO_CACHE_INFO)
+    host = host_of(machines.VM_NO_CACHE_INFO)
     return engine.rehost(host if mems is None else replace(host, mems=parse_cpus(mems)))
 
 
 def test_rule_11_memory_nodes_that_the_cgroup_loses_are_left() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+    engine = engine_on(machines.VM_NO_CACHE_INFO)
     run(engine, make_container("wide", limit=8, memory=1), "wide")
     run(engine, make_container("near", limit=1, memory=1), "near")
     updates = {u.id: format_cpus(u.placement.mems) for u in mems_of(engine, "1")}
@@ -350,7 +342,7 @@ def test_rule_11_memory_nodes_that_the_cgroup_loses_are_left() -> None:
 
 
 def test_rule_11_memory_nodes_outside_the_callers_fence_are_never_the_way_out() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+    engine = engine_on(machines.VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=1, memory=1), "app", within=fence(mems="0"))
     mems_of(engine, "1")
     assert not engine.grants["app"].placement.mems
@@ -358,7 +350,7 @@ def test_rule_11_memory_nodes_outside_the_callers_fence_are_never_the_way_out() 
 
 
 def test_rule_11_the_way_back_does_not_lead_to_memory_nodes_that_are_gone() -> None:
-    tree = topology(VM_NO_CACHE_INFO)
+    tree = topology(machines.VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree))
     run(engine, make_container("app", limit=1, memory=1), "app")
     engine.rehost(host_of(tree, usable="4-7"))
@@ -368,7 +360,7 @@ def test_rule_11_the_way_back_does_not_lead_to_memory_nodes_that_are_gone() -> N
 
 
 def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
-    tree = topology(VM_NO_CACHE_INFO)
+    tree = topology(machines.VM_NO_CACHE_INFO)
     engine = engine_on(host_of(tree))
     app = make_container("app", limit=1, memory=20)
     assert format_cpus(run(engine, app, "app").placement.mems) == "0-1"
@@ -383,11 +375,11 @@ def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
 
 
 def test_rule_11_limits_are_charged_to_nodes_that_are_left_at_once_and_not_by_the_next_start() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+    engine = engine_on(machines.VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=1, memory=1), "app", within=fence("4000"))
     assert engine.grants["app"].stance is Stance.UNTOUCHED
     mems_of(engine, "1")
-    assert (engine.node.memory_charged(0), engine.node.memory_charged(1)) == (0, GIB)
+    assert (engine.node.memory_charged(0), engine.node.memory_charged(1)) == (0, machines.GIB)
 
 
 # ---------------------------------------------------------------------- restored
@@ -403,21 +395,21 @@ def test_a_restart_on_the_same_machine_changes_no_cpuset(name: str) -> None:
 
 
 def test_a_restart_with_cpus_gone_shrinks_and_places_anew() -> None:
-    before = Machine(VM_NO_CACHE_INFO)
+    before = Machine(machines.VM_NO_CACHE_INFO)
     for i in range(2):
         run(before.engine, make_container(f"c{i}", limit=1), f"c{i}")
-    after = Machine(VM_NO_CACHE_INFO)
+    after = Machine(machines.VM_NO_CACHE_INFO)
     after.offline([0, 4, 5, 6, 7])
     updates = after.engine.restore(before.engine.grants.values(), [], [], [], {})
     assert told(updates) == {"c0": "1-3", "c1": "1-3"}
 
 
 def test_a_restart_on_another_machine_places_anew_what_names_unknown_cpus() -> None:
-    before = engine_on(HYGON_7285_2S)
+    before = engine_on(machines.HYGON_7285_2S)
     run(before, make_container("stays", limit=2), "stays", within=fence("0-3"))
     run(before, make_container("goes", limit=2), "goes", within=NO_CONSTRAINT)
     assert format_cpus(before.grants["goes"].placement.cpus) == "4-7,68-71"
-    after = engine_on(VM_NO_CACHE_INFO)
+    after = engine_on(machines.VM_NO_CACHE_INFO)
     updates = after.restore(before.grants.values(), [], [], [], {})
     assert told(updates) == {"goes": "4-7"}
     assert broken_invariants(after) == []
@@ -437,7 +429,7 @@ def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(
     preferences: PlacementPreferences,
 ) -> None:
     """Two NUMA nodes; the other one has two CPUs left for a container that demands four of one."""
-    node = Machine(VM_NO_CACHE_INFO)
+    node = Machine(machines.VM_NO_CACHE_INFO)
     other = make_container(
         "other", limit=2, request=2, preferences=PlacementPreferences(ownership="exclusive")
     )
@@ -455,12 +447,12 @@ def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(
 
 
 def test_isolated_cpus_that_a_version_before_has_shared_are_left() -> None:
-    before = Machine(OFFLINE_CPUS)
+    before = Machine(machines.OFFLINE_CPUS)
     before.full = replace(before.full, isolated=NO_CPUS)
     before.online_as(before.full)
     run(before.engine, make_container("web", limit=7), "web")
     assert before.engine.grants["web"].cpus == parse_cpus("0-3,32-35")
-    now = Machine(OFFLINE_CPUS).engine
+    now = Machine(machines.OFFLINE_CPUS).engine
     updates = now.restore(before.engine.grants.values(), (), (), (), {})
     assert told(updates) == {"web": "0-2,32-34"}
     assert broken_invariants(now) == []

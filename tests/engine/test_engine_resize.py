@@ -50,8 +50,7 @@ def cpus(engine: Engine, key: str = "app") -> str:
 # ---------------------------------------------------------------------- tickets
 
 
-def test_both_places_are_reserved_until_the_runtime_has_answered() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_both_places_are_reserved_until_the_runtime_has_answered(engine) -> None:
     run(engine, make_container("app", limit=2, request=2), "app")
     admission = resize(engine, 9, request=9)
     assert cpus(engine) == "0-3,64-67"
@@ -59,8 +58,7 @@ def test_both_places_are_reserved_until_the_runtime_has_answered() -> None:
     assert engine.node.charge_milli(range(128)) == 11_000
 
 
-def test_commit_makes_the_new_place_the_only_one() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_commit_makes_the_new_place_the_only_one(engine) -> None:
     run(engine, make_container("app", limit=2, request=2), "app", 5.0)
     admission = resize(engine, 9, request=9)
     assert engine.commit(admission.ticket, 51.0) == ()
@@ -76,8 +74,7 @@ def test_commit_makes_the_new_place_the_only_one() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 9, None])
-def test_cancel_leaves_no_trace(limit: Optional[int]) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_cancel_leaves_no_trace(engine, limit) -> None:
     run(engine, make_container("app", limit=2, request=2, memory=1), "app")
     before = dump(engine)
     admission = resize(engine, limit, request=1, memory=70)
@@ -85,8 +82,7 @@ def test_cancel_leaves_no_trace(limit: Optional[int]) -> None:
     assert dump(engine) == before
 
 
-def test_a_container_removed_meanwhile_stays_removed() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_removed_meanwhile_stays_removed(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 9)
     engine.remove("app")
@@ -94,8 +90,7 @@ def test_a_container_removed_meanwhile_stays_removed() -> None:
     assert not engine.grants
 
 
-def test_a_container_that_exited_meanwhile_is_held_at_its_new_place() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_exited_meanwhile_is_held_at_its_new_place(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 9)
     engine.exited("app", 0, 50.5)
@@ -104,8 +99,7 @@ def test_a_container_that_exited_meanwhile_is_held_at_its_new_place() -> None:
     assert (grant.life, grant.exit_code, grant.hold_until_s) == (Life.HELD, 0, 80.5)
 
 
-def test_a_container_released_meanwhile_stays_released() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_released_meanwhile_stays_released(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 9)
     engine.release("app")
@@ -115,8 +109,7 @@ def test_a_container_released_meanwhile_stays_released() -> None:
     assert engine.grants["app"].container.resources.milli_limit == 9000
 
 
-def test_what_changed_on_the_way_is_told_after_commit() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_what_changed_on_the_way_is_told_after_commit(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 9)
     own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("5"), 50.5)
@@ -125,8 +118,7 @@ def test_what_changed_on_the_way_is_told_after_commit() -> None:
     assert (update.id, format_cpus(update.placement.cpus)) == ("app", "0-4,6-7,64-71")
 
 
-def test_two_resizes_at_once_end_as_the_last_one_answered() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_two_resizes_at_once_end_as_the_last_one_answered(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     one, two = resize(engine, 9), resize(engine, 17)
     engine.commit(one.ticket, 51.0)
@@ -148,8 +140,7 @@ def test_the_next_attempt_puts_an_end_to_a_resize_on_its_way() -> None:
 
 
 @pytest.mark.parametrize("key", ["nobody", "ticket-1"])
-def test_what_is_not_known_or_not_there_yet_is_not_resized(key: str) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_what_is_not_known_or_not_there_yet_is_not_resized(engine, key) -> None:
     engine.admit(make_container("app", limit=2), NO_CONSTRAINT, 0.0)
     assert engine.resize(key, Resources(), NO_CONSTRAINT, 50.0) is None
 
@@ -157,8 +148,7 @@ def test_what_is_not_known_or_not_there_yet_is_not_resized(key: str) -> None:
 # ---------------------------------------------------------------------- where it goes
 
 
-def test_the_same_rung_means_the_same_cpus() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_the_same_rung_means_the_same_cpus(engine) -> None:
     run(engine, make_container("other", limit=2), "other")
     run(engine, make_container("app", limit=2, request=1), "app")
     assert cpus(engine) == "4-7,68-71"
@@ -172,31 +162,27 @@ def test_the_same_rung_means_the_same_cpus() -> None:
     assert admission.before == admission.after == ()
 
 
-def test_a_change_of_the_request_alone_moves_nothing() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_change_of_the_request_alone_moves_nothing(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     run(engine, make_container("full", limit=8, request=7), "full", within=fence("0-3,64-67"))
     assert format_cpus(resize(engine, 2, request=2).placement.cpus) == "0-3,64-67"
 
 
-def test_without_room_on_its_rung_any_more_it_moves() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_without_room_on_its_rung_any_more_it_moves(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     run(engine, make_container("full", limit=8, request=7), "full", within=fence("0-3,64-67"))
     admission = resize(engine, 4, request=3)
     assert format_cpus(admission.placement.cpus) == "4-7,68-71"
 
 
-def test_a_larger_n_climbs_to_the_domain_around_its_place() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_larger_n_climbs_to_the_domain_around_its_place(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app", within=NO_CONSTRAINT)
     run(engine, make_container("busy", limit=9, request=9), "busy", within=fence("0-7,64-71"))
     # Node 0 is the busiest by far, but it has room and its memory and caches are there.
     assert format_cpus(resize(engine, 9, request=2).placement.cpus) == "0-7,64-71"
 
 
-def test_a_smaller_n_climbs_down_inside_its_place() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_smaller_n_climbs_down_inside_its_place(engine) -> None:
     run(engine, make_container("other", limit=9), "other")
     run(engine, make_container("app", limit=9, request=1), "app")
     assert cpus(engine) == "8-15,72-79"
@@ -204,8 +190,7 @@ def test_a_smaller_n_climbs_down_inside_its_place() -> None:
     assert format_cpus(resize(engine, 2, request=1).placement.cpus) == "12-15,76-79"
 
 
-def test_a_limit_that_is_lifted_gives_the_level_of_unlimited_containers() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_limit_that_is_lifted_gives_the_level_of_unlimited_containers(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     assert resize(engine, None, request=1).placement.level == "numa"
 
@@ -229,9 +214,7 @@ def test_other_containers_lose_what_it_owns_before_it_runs_there() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (2, 0.5)])
-def test_a_container_that_owns_cpus_owns_as_many_as_it_asks_for_afterwards(
-    before: int, after: Number
-) -> None:
+def test_a_container_that_owns_cpus_owns_as_many_as_it_asks_for_afterwards(before, after) -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     run(engine, make_container("app", limit=before, qos=Qos.GUARANTEED), "app")
     admission = engine.resize("app", Resources(milli(after), milli(after)), NO_CONSTRAINT, 50.0)
@@ -244,15 +227,13 @@ def test_a_container_that_owns_cpus_owns_as_many_as_it_asks_for_afterwards(
 # ---------------------------------------------------------------------- memory
 
 
-def test_a_change_of_cpus_inside_a_node_never_touches_mems() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_change_of_cpus_inside_a_node_never_touches_mems(engine) -> None:
     before = run(engine, make_container("app", limit=2, memory=1), "app").placement
     after = resize(engine, 9, memory=1).placement
     assert (after.mems, after.memory_charge) == (before.mems, before.memory_charge)
 
 
-def test_across_nodes_the_old_memory_nodes_stay_beside_the_new() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_across_nodes_the_old_memory_nodes_stay_beside_the_new(engine) -> None:
     run(engine, make_container("app", limit=9, request=8, memory=1), "app")
     run(engine, make_container("full", limit=16, request=8), "full", within=fence("0-7,64-71"))
     after = resize(engine, 10, request=9, memory=1).placement
@@ -260,8 +241,7 @@ def test_across_nodes_the_old_memory_nodes_stay_beside_the_new() -> None:
     assert format_cpus(after.mems) == "0-1"
 
 
-def test_a_larger_memory_limit_adds_nodes_and_never_takes_one_away() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_larger_memory_limit_adds_nodes_and_never_takes_one_away(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     wider = resize(engine, 2, memory=70)
     assert format_cpus(wider.placement.mems) == "0-1"
@@ -271,8 +251,7 @@ def test_a_larger_memory_limit_adds_nodes_and_never_takes_one_away() -> None:
     assert format_cpus(narrower.placement.mems) == "0-1"
 
 
-def test_the_new_memory_limit_is_what_is_charged() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_the_new_memory_limit_is_what_is_charged(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     for limit, memory in ((2, 5), (9, 7)):
         admission = resize(engine, limit, memory=memory)
@@ -280,14 +259,12 @@ def test_the_new_memory_limit_is_what_is_charged() -> None:
         assert sum(engine.node.memory_charged(n) for n in range(8)) == memory * GIB
 
 
-def test_a_container_that_had_no_mems_gets_none_by_a_resize() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_had_no_mems_gets_none_by_a_resize(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     assert not resize(engine, 9, memory=1).placement.mems
 
 
-def test_mems_stay_when_the_memory_limit_is_lifted() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_mems_stay_when_the_memory_limit_is_lifted(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     after = resize(engine, 2, memory=0).placement
     assert (format_cpus(after.mems), after.memory_charge) == ("0", ())
@@ -296,8 +273,7 @@ def test_mems_stay_when_the_memory_limit_is_lifted() -> None:
 # ---------------------------------------------------------------------- fences in the request
 
 
-def test_a_cpuset_in_the_request_is_the_new_fence() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_cpuset_in_the_request_is_the_new_fence(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 2, within=fence("4-20"))
     assert format_cpus(admission.placement.cpus) == "4-7"
@@ -306,8 +282,7 @@ def test_a_cpuset_in_the_request_is_the_new_fence() -> None:
     assert format_cpus(resize(engine, 30).placement.cpus) == "4-20"
 
 
-def test_a_request_without_a_cpuset_keeps_the_fence() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_request_without_a_cpuset_keeps_the_fence(engine) -> None:
     run(engine, make_container("app", limit=2), "app", within=fence("1-2", "0"))
     admission = resize(engine, 3, memory=1)
     assert admission.placement.cpus <= {1, 2}
@@ -315,8 +290,7 @@ def test_a_request_without_a_cpuset_keeps_the_fence() -> None:
     assert engine.grants["app"].fence == fence("1-2", "0")
 
 
-def test_mems_in_the_request_are_the_new_memory_fence() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_mems_in_the_request_are_the_new_memory_fence(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     for limit in (2, 9):
         admission = resize(engine, limit, memory=1, within=fence(mems="3"))
@@ -368,7 +342,7 @@ def test_a_container_that_kubelet_gives_its_shared_cpus_again_is_ours_again() ->
 
 
 @pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.RELEASED, Stance.FOREIGN, Stance.UNTOUCHED])
-def test_containers_that_are_not_ours_are_only_charged_anew(stance: Stance) -> None:
+def test_containers_that_are_not_ours_are_only_charged_anew(stance) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     grant = run(engine, make_container("app", limit=2, request=1), "app")
     engine.amend(replace(grant, stance=stance, runs_on=parse_cpus("0-7")))
@@ -427,8 +401,7 @@ def test_an_observed_container_is_not_touched() -> None:
 # ---------------------------------------------------------------------- two of one container
 
 
-def test_a_resize_supersedes_one_whose_reply_was_lost() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_resize_supersedes_one_whose_reply_was_lost(engine) -> None:
     run(engine, make_container("app", limit=2, request=2), "app")
     older = resize(engine, 9, request=9)
     engine.doubt(older.ticket)
@@ -442,7 +415,7 @@ def test_a_resize_supersedes_one_whose_reply_was_lost() -> None:
 
 
 @pytest.mark.parametrize("in_doubt", [True, False])
-def test_a_resize_that_is_refused_leaves_the_one_before_it_to_be_found_out(in_doubt: bool) -> None:
+def test_a_resize_that_is_refused_leaves_the_one_before_it_to_be_found_out(in_doubt) -> None:
     engine = engine_on(host_of(HYGON_7285_2S), policy=Owning(topology(HYGON_7285_2S)))
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
     older = resize(engine, 3, request=3)
@@ -485,16 +458,14 @@ def changed(engine: Engine, limit: Number, enforce: bool = True, memory: int = 0
     return told(updates)
 
 
-def test_a_container_that_was_resized_past_us_is_placed_anew_at_once() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_was_resized_past_us_is_placed_anew_at_once(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     assert changed(engine, 9) == {"app": "0-7,64-71"}
     record = engine.history[-1]
     assert (record.operation, record.id, record.outcome) == ("resize", "app", "resized past us")
 
 
-def test_a_resize_past_us_within_its_place_tells_nobody() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_resize_past_us_within_its_place_tells_nobody(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     assert changed(engine, 3) == {}
 
@@ -518,7 +489,7 @@ def test_an_adopted_container_that_was_resized_past_us_is_placed() -> None:
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_what_was_resized_while_nothing_is_sent_is_placed_once_it_may_be(adopted: bool) -> None:
+def test_what_was_resized_while_nothing_is_sent_is_placed_once_it_may_be(adopted) -> None:
     engine = adopted_engine() if adopted else engine_on(VM_NO_CACHE_INFO)
     if not adopted:
         run(engine, make_container("app", limit=2, request=1), "app")
@@ -531,8 +502,7 @@ def test_what_was_resized_while_nothing_is_sent_is_placed_once_it_may_be(adopted
     assert not engine.grants["app"].is_outgrown
 
 
-def test_what_the_policy_will_not_place_by_new_resources_stays_where_it_is() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_what_the_policy_will_not_place_by_new_resources_stays_where_it_is(engine) -> None:
     run(engine, make_container("app", limit=2, preferences=PlacementPreferences(l3="require")), "app")
     assert changed(engine, 12) == {}
     grant = engine.grants["app"]
@@ -540,8 +510,7 @@ def test_what_the_policy_will_not_place_by_new_resources_stays_where_it_is() -> 
     assert "it stays where it is" in engine.history[-1].why
 
 
-def test_a_resize_on_its_way_is_not_followed() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_resize_on_its_way_is_not_followed(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     resize(engine, 9)
     before = dump(engine)

@@ -57,11 +57,15 @@ def listed(engine: Engine, now_s: float, *items: ListedContainer) -> Resync:
     return resync(engine, Listing({s.id: s for s in items}, now_s), now_s)
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return engine_on(VM_NO_CACHE_INFO)
+
+
 # ---------------------------------------------------------------------- rule 3: admit reserves
 
 
-def test_rule_3_the_place_is_taken_before_the_request_is_sent() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_the_place_is_taken_before_the_request_is_sent(engine) -> None:
     admission = engine.admit(make_container("a", limit=2, request=2), NO_CONSTRAINT, 5.0)
     assert format_cpus(admission.placement.cpus) == "0-3"
     assert admission.placement == admission.decision.placement
@@ -70,15 +74,13 @@ def test_rule_3_the_place_is_taken_before_the_request_is_sent() -> None:
     assert engine.tickets[admission.ticket].since_s == 5.0
 
 
-def test_rule_3_two_creates_at_once_do_not_get_the_same_room() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_two_creates_at_once_do_not_get_the_same_room(engine) -> None:
     one = engine.admit(make_container("a", limit=3, request=3), NO_CONSTRAINT, 0.0)
     two = engine.admit(make_container("b", limit=3, request=3), NO_CONSTRAINT, 0.0)
     assert one.placement.cpus.isdisjoint(two.placement.cpus)
 
 
-def test_rule_3_a_reply_gives_the_place_its_containers_id() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_a_reply_gives_the_place_its_containers_id(engine) -> None:
     admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     assert engine.bind(admission.ticket, "id-1", 1.0) == ()
     assert list(engine.grants) == ["id-1"]
@@ -87,8 +89,7 @@ def test_rule_3_a_reply_gives_the_place_its_containers_id() -> None:
     assert (grant.life, grant.since_s, grant.placement) == (Life.CREATED, 1.0, admission.placement)
 
 
-def test_rule_3_bind_returns_what_the_container_missed_on_its_way() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_bind_returns_what_the_container_missed_on_its_way(engine) -> None:
     admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     own = make_container("k", limit=1, qos=Qos.GUARANTEED)
     assert engine.admit(own, fence("1"), 0.0).before == ()  # the runtime does not know it yet
@@ -96,8 +97,7 @@ def test_rule_3_bind_returns_what_the_container_missed_on_its_way() -> None:
     assert (update.id, format_cpus(update.placement.cpus), update.shrink) == ("id-1", "0,2-3", True)
 
 
-def test_rule_3_a_container_that_missed_nothing_gets_nothing() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_a_container_that_missed_nothing_gets_nothing(engine) -> None:
     admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     passing = engine.admit(make_container("k", limit=1, qos=Qos.GUARANTEED), fence("1"), 0.0)
     engine.cancel(passing.ticket, 0.5)
@@ -114,8 +114,7 @@ def test_rule_3_a_container_that_missed_nothing_gets_nothing() -> None:
     ],
     ids=["bind", "cancel", "doubt", "commit"],
 )
-def test_rule_3_a_ticket_that_is_not_known_changes_nothing(end: Callable[[Engine], object]) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_a_ticket_that_is_not_known_changes_nothing(engine, end) -> None:
     run(engine, make_container("a", limit=2), "id-1")
     before = dump(engine)
     assert not end(engine)
@@ -185,9 +184,7 @@ NEWCOMERS = {
 
 
 @pytest.mark.parametrize(("container", "within", "enforce"), NEWCOMERS.values(), ids=NEWCOMERS)
-def test_rule_3_cancel_leaves_no_trace_of(
-    container: Container, within: CpusetConstraint, enforce: bool
-) -> None:
+def test_rule_3_cancel_leaves_no_trace_of(container, within, enforce) -> None:
     engine, shadow = busy_engine(), Shadow()
     shadow.follow(engine)
     before = dump(engine)
@@ -203,7 +200,7 @@ def test_rule_3_cancel_leaves_no_trace_of(
 
 @pytest.mark.parametrize(("container", "within", "enforce"), NEWCOMERS.values(), ids=NEWCOMERS)
 def test_rule_3_what_cancel_gives_back_is_what_admit_took_from_the_runtimes_view(
-    container: Container, within: CpusetConstraint, enforce: bool
+    container, within, enforce
 ) -> None:
     engine = busy_engine()
     cpusets = {key: g.placement.cpus for key, g in engine.grants.items() if g.life is Life.RUNNING}
@@ -265,8 +262,7 @@ def test_rule_3_a_held_place_that_others_own_by_now_does_not_come_back() -> None
     assert broken_invariants(engine) == []
 
 
-def test_rule_3_cpus_that_went_offline_meanwhile_do_not_come_back() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_cpus_that_went_offline_meanwhile_do_not_come_back(engine) -> None:
     app = make_container("app", limit=4)
     run(engine, app, "app-0")
     engine.exited("app-0", 1, 10.0)
@@ -306,7 +302,7 @@ def test_rule_3_a_ticket_in_doubt_is_bound_when_the_runtime_lists_it() -> None:
 
 
 @pytest.mark.parametrize("field", ["pod", "name", "attempt"])
-def test_rule_3_it_is_found_by_pod_name_and_attempt_together(field: str) -> None:
+def test_rule_3_it_is_found_by_pod_name_and_attempt_together(field) -> None:
     engine, container, _ = doubtful()
     other = {
         "pod": replace(container, pod=make_pod("another")),
@@ -324,16 +320,13 @@ def test_rule_3_one_that_has_exited_by_now_is_bound_and_held() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "cancelled"), [(1.0, False), (120.0, False), (120.5, True)])
-def test_rule_3_without_being_listed_it_is_cancelled_after_two_minutes(
-    waited_s: float, cancelled: bool
-) -> None:
+def test_rule_3_without_being_listed_it_is_cancelled_after_two_minutes(waited_s, cancelled) -> None:
     engine, _, admission = doubtful()
     assert listed(engine, 100.0 + waited_s).cancelled == ((admission.ticket,) if cancelled else ())
     assert bool(engine.grants) is not cancelled
 
 
-def test_rule_3_patience_is_twice_the_longest_create_where_that_is_more() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_patience_is_twice_the_longest_create_where_that_is_more(engine) -> None:
     slow = engine.admit(make_container("slow"), NO_CONSTRAINT, 0.0)
     engine.bind(slow.ticket, "slow", 90.0)
     engine.started("slow")
@@ -357,8 +350,7 @@ def test_rule_3_a_list_older_than_the_request_says_nothing_about_it() -> None:
     assert resync(engine, Listing({}, 499.0), 500.0).cancelled == (admission.ticket,)
 
 
-def test_rule_3_a_request_on_its_way_is_not_judged_by_a_list() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_a_request_on_its_way_is_not_judged_by_a_list(engine) -> None:
     container = make_container("a", limit=2)
     admission = engine.admit(container, NO_CONSTRAINT, 0.0)
     result = listed(engine, 1000.0, seen("id-1", container, "0-3"))
@@ -389,8 +381,7 @@ def test_rule_3_after_a_restart_every_ticket_is_in_doubt() -> None:
     assert heir.admit(make_container("b"), NO_CONSTRAINT, 1.0).ticket != admission.ticket
 
 
-def test_rule_3_half_of_a_pair_is_not_restored() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_3_half_of_a_pair_is_not_restored(engine) -> None:
     one = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     two = engine.admit(make_container("b", limit=2), NO_CONSTRAINT, 0.0)
     heir = engine_on(VM_NO_CACHE_INFO)
@@ -458,7 +449,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_rule_3_a_bug_in_the_policy_leaves_no_trace(call: Callable[[Engine], object], nth: int) -> None:
+def test_rule_3_a_bug_in_the_policy_leaves_no_trace(call, nth) -> None:
     engine, policy = failing_engine(ZeroDivisionError("a bug"))
     shadow = Shadow()
     shadow.follow(engine)
@@ -476,7 +467,7 @@ def test_rule_3_a_bug_in_the_policy_leaves_no_trace(call: Callable[[Engine], obj
 
 
 @pytest.mark.parametrize("error", [BudgetSpent("too many"), PlacementRefused("not so")])
-def test_rule_3_a_refusal_leaves_no_trace_and_says_why(error: Exception) -> None:
+def test_rule_3_a_refusal_leaves_no_trace_and_says_why(error) -> None:
     engine, policy = failing_engine(error)
     before = dump(engine)
     policy.countdown = 1
@@ -494,9 +485,7 @@ def test_rule_3_a_refusal_to_place_another_anew_does_not_fail_the_request_at_han
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(
-    monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(monkeypatch, nth) -> None:
     engine, _ = failing_engine(ZeroDivisionError())
     original = type(engine.ledger)._note
     writes = 0
@@ -526,7 +515,7 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(
         (lambda e, t: e.doubt(t), "in doubt"),
     ],
 )
-def test_the_history_tells_how_a_create_ended(end: Callable[[Engine, str], object], outcome: str) -> None:
+def test_the_history_tells_how_a_create_ended(end, outcome) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 3.0)
     end(engine, admission.ticket)
@@ -544,7 +533,7 @@ def test_the_history_tells_how_a_create_ended(end: Callable[[Engine, str], objec
         (lambda e, t: e.doubt(t), "in doubt"),
     ],
 )
-def test_the_history_tells_how_a_resize_ended(end: Callable[[Engine, str], object], outcome: str) -> None:
+def test_the_history_tells_how_a_resize_ended(end, outcome) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("a", limit=2), "id-1")
     admission = engine.resize("id-1", Resources(0, 3000), NO_CONSTRAINT, 4.0)
@@ -561,8 +550,7 @@ def test_the_history_keeps_what_was_undone() -> None:
     assert engine.history[-1].outcome == "undone: an error in cri-resmgr"
 
 
-def test_plans_made_before_any_change_are_stale() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_plans_made_before_any_change_are_stale(engine) -> None:
     run(engine, make_container("a", limit=2, request=2), "a")
     version = engine.version
     run(engine, make_container("b", limit=3, request=3), "b")

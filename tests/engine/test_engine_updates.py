@@ -24,11 +24,16 @@ def kubelets(engine: Engine, cpus: str, name: str = "own") -> Admission:
     return engine.admit(own(name, len(parse_cpus(cpus))), fence(cpus), 100.0)
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return engine_on(VM_NO_CACHE_INFO)
+
+
 # ---------------------------------------------------------------------- rule 5: only real changes
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_rule_5_a_create_in_an_unchanged_pool_updates_nobody(count: int) -> None:
+def test_rule_5_a_create_in_an_unchanged_pool_updates_nobody(count) -> None:
     """W4 of the ancestor: every create sent an update to every shared container."""
     engine = engine_on(HYGON_7285_2S)
     for i in range(count):
@@ -54,8 +59,7 @@ def test_rule_5_an_exclusive_grant_touches_its_domains_containers_only() -> None
     assert admission.after == ()
 
 
-def test_rule_5_the_same_cpuset_is_not_sent_twice() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_5_the_same_cpuset_is_not_sent_twice(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     assert told(kubelets(engine, "1").before) == {"app": "0,2-3"}
     assert engine.tick(101.0) == ()
@@ -65,8 +69,7 @@ def test_rule_5_the_same_cpuset_is_not_sent_twice() -> None:
 # ---------------------------------------------------------------------- rule 5: shrink before, grow after
 
 
-def test_rule_5_who_loses_cpus_is_told_before_the_create() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_5_who_loses_cpus_is_told_before_the_create(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = kubelets(engine, "1")
     assert told(admission.before) == {"app": "0,2-3"}
@@ -74,9 +77,8 @@ def test_rule_5_who_loses_cpus_is_told_before_the_create() -> None:
     assert all(u.shrink for u in admission.before)
 
 
-def test_rule_5_who_is_moved_away_loses_cpus_too() -> None:
+def test_rule_5_who_is_moved_away_loses_cpus_too(engine) -> None:
     # Behind the fence 2-3,5 on node 0; kubelet takes all of that node.
-    engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2), "app", within=fence("2-3,5-6"))
     admission = kubelets(engine, "0-3")
     assert told(admission.before) == {"app": "5-6"}
@@ -96,8 +98,7 @@ def test_rule_5_who_gains_cpus_is_told_afterwards() -> None:
     assert not admission.after[0].shrink
 
 
-def test_rule_5_cpus_that_become_free_are_given_back() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_5_cpus_that_become_free_are_given_back(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = kubelets(engine, "1")
     engine.bind(admission.ticket, "own", 100.0)
@@ -113,8 +114,7 @@ def test_rule_5_losers_come_before_winners() -> None:
     assert [(u.id, u.shrink) for u in updates] == [("b", True), ("a", False)]
 
 
-def test_rule_5_containers_that_do_not_run_are_told_nothing() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_5_containers_that_do_not_run_are_told_nothing(engine) -> None:
     run(engine, make_container("held", limit=2), "held")
     engine.exited("held", 1, 0.0)
     engine.admit(make_container("flying", limit=2), NO_CONSTRAINT, 0.0)
@@ -128,15 +128,13 @@ def test_rule_5_containers_that_do_not_run_are_told_nothing() -> None:
 
 
 @pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.RELEASED, Stance.FOREIGN, Stance.UNTOUCHED])
-def test_rule_5_containers_that_are_not_ours_are_told_nothing(stance: Stance) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_5_containers_that_are_not_ours_are_told_nothing(engine, stance) -> None:
     grant = run(engine, make_container("app", limit=2), "app")
     engine.amend(replace(grant, stance=stance, runs_on=parse_cpus("0-7")))
     assert kubelets(engine, "1").before == ()
 
 
-def test_rule_5_observing_sends_nothing_to_anybody() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_rule_5_observing_sends_nothing_to_anybody(engine) -> None:
     admission = engine.admit(make_container("app", limit=2, request=1), NO_CONSTRAINT, 0.0, enforce=False)
     assert admission.stance is Stance.OBSERVED
     assert not admission.placement.cpus
@@ -162,8 +160,7 @@ def test_rule_5_one_container_gets_one_update_however_often_it_was_changed_on_th
 # ---------------------------------------------------------------------- by command: release and manage
 
 
-def test_release_gives_back_what_the_container_would_have_without_us() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_release_gives_back_what_the_container_would_have_without_us(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     update = engine.release("app")
     assert update is not None
@@ -174,8 +171,7 @@ def test_release_gives_back_what_the_container_would_have_without_us() -> None:
 
 
 @pytest.mark.parametrize("stance", [Stance.PLACED, Stance.ADOPTED])
-def test_a_release_that_the_runtime_has_not_taken_can_be_repeated(stance: Stance) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_a_release_that_the_runtime_has_not_taken_can_be_repeated(engine, stance) -> None:
     grant = run(engine, make_container("app", limit=2), "app")
     if stance is Stance.ADOPTED:
         home = replace(grant.placement, cpus=NO_CPUS, home=grant.cpus)
@@ -191,8 +187,7 @@ def test_a_release_that_the_runtime_has_not_taken_can_be_repeated(stance: Stance
     assert again is None or not again.placement.cpus  # a quota may be given back once more
 
 
-def test_a_released_container_that_another_has_pinned_since_is_left_there() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_a_released_container_that_another_has_pinned_since_is_left_there(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     engine.release("app")
     engine.amend(replace(engine.grants["app"], runs_on=parse_cpus("6")))
@@ -200,15 +195,13 @@ def test_a_released_container_that_another_has_pinned_since_is_left_there() -> N
     assert engine.grants["app"].cpus == {6}
 
 
-def test_release_leaves_mems_alone_where_we_have_not_set_them() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_release_leaves_mems_alone_where_we_have_not_set_them(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     update = engine.release("app")
     assert update is not None and not update.placement.mems
 
 
-def test_release_gives_back_the_callers_cpuset_where_there_was_one() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_release_gives_back_the_callers_cpuset_where_there_was_one(engine) -> None:
     run(engine, make_container("app", limit=1, memory=1), "app", within=fence("1-5", "0"))
     update = engine.release("app")
     assert update is not None
@@ -222,8 +215,7 @@ def test_release_gives_back_what_kubelets_cgroup_allows_not_only_what_is_ours() 
     assert update is not None and format_cpus(update.placement.cpus) == "0-5"
 
 
-def test_a_released_container_is_charged_where_it_runs_and_left_alone() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_a_released_container_is_charged_where_it_runs_and_left_alone(engine) -> None:
     run(engine, make_container("app", limit=2, request=2), "app")
     engine.release("app")
     assert engine.node.charge_milli(range(4)) == 1000
@@ -231,8 +223,7 @@ def test_a_released_container_is_charged_where_it_runs_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "flying", "kubelets"])
-def test_release_of_what_is_not_ours_to_give_does_nothing(name: str) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_release_of_what_is_not_ours_to_give_does_nothing(engine, name) -> None:
     flying = engine.admit(make_container("flying"), NO_CONSTRAINT, 0.0).ticket
     engine.bind(kubelets(engine, "1").ticket, "kubelets", 0.0)
     before = dict(engine.grants)
@@ -240,8 +231,7 @@ def test_release_of_what_is_not_ours_to_give_does_nothing(name: str) -> None:
     assert engine.grants == before
 
 
-def test_release_of_a_foreign_container_keeps_what_is_known_of_it() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_release_of_a_foreign_container_keeps_what_is_known_of_it(engine) -> None:
     grant = run(engine, make_container("app", limit=2), "app")
     engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=parse_cpus("6")))
     assert engine.release("app") is None
@@ -256,8 +246,7 @@ def test_exclusive_cpus_of_a_released_container_are_shared_again() -> None:
     assert told(engine.tick(1.0)) == {"other": "0-3"}
 
 
-def test_manage_takes_a_released_container_back() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_manage_takes_a_released_container_back(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     engine.release("app")
     (update,) = engine.manage("app")
@@ -266,8 +255,7 @@ def test_manage_takes_a_released_container_back() -> None:
     assert engine.history[-1].operation == "adopt"
 
 
-def test_manage_keeps_inside_the_callers_cpuset() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_manage_keeps_inside_the_callers_cpuset(engine) -> None:
     run(engine, make_container("app", limit=1), "app", within=fence("3-6"))
     engine.release("app")
     (update,) = engine.manage("app")
@@ -275,8 +263,7 @@ def test_manage_keeps_inside_the_callers_cpuset() -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "placed", "held", "kubelets", "flying"])
-def test_manage_of_what_is_ours_already_or_never_will_be_does_nothing(name: str) -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_manage_of_what_is_ours_already_or_never_will_be_does_nothing(engine, name) -> None:
     run(engine, make_container("placed"), "placed")
     run(engine, make_container("held"), "held")
     engine.exited("held", 1, 0.0)
@@ -333,14 +320,13 @@ def test_a_move_off_the_usable_cpus_is_dropped() -> None:
     assert planned(engine, ("a", "4-7")) == {}
 
 
-def test_a_move_keeps_to_the_callers_cpuset() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_a_move_keeps_to_the_callers_cpuset(engine) -> None:
     run(engine, make_container("a", limit=1), "a", within=fence("0-5"))
     assert planned(engine, ("a", "4-7")) == {"a": "4-5"}
 
 
 @pytest.mark.parametrize("kind", ["gone", "released", "held", "exclusive"])
-def test_a_move_of_what_cannot_be_moved_is_dropped(kind: str) -> None:
+def test_a_move_of_what_cannot_be_moved_is_dropped(kind) -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     run(engine, own("a") if kind == "exclusive" else make_container("a", limit=1), "a")
     if kind == "gone":
@@ -352,8 +338,7 @@ def test_a_move_of_what_cannot_be_moved_is_dropped(kind: str) -> None:
     assert planned(engine, ("a", "4-7")) == {}
 
 
-def test_a_move_across_nodes_keeps_the_old_memory_nodes_beside_the_new() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_a_move_across_nodes_keeps_the_old_memory_nodes_beside_the_new(engine) -> None:
     run(engine, make_container("a", limit=1, memory=1), "a")
     [update] = engine.apply(Plan(engine.version, (Move("a", parse_cpus("4-7"), "numa"),)))
     assert (format_cpus(update.placement.cpus), format_cpus(update.placement.mems)) == ("4-7", "0-1")
@@ -368,8 +353,7 @@ def test_a_move_inside_a_node_never_touches_memory_nodes() -> None:
     assert (after.mems, after.memory_charge) == (before.mems, before.memory_charge)
 
 
-def test_a_container_on_its_way_learns_of_a_move_when_it_is_bound() -> None:
-    engine = engine_on(VM_NO_CACHE_INFO)
+def test_a_container_on_its_way_learns_of_a_move_when_it_is_bound(engine) -> None:
     admission = engine.admit(make_container("a", limit=1), NO_CONSTRAINT, 0.0)
     assert planned(engine, (admission.ticket, "4-7")) == {}
     assert told(engine.bind(admission.ticket, "a", 1.0)) == {"a": "4-7"}

@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, CpusetUpdate
 from policies.machine.cpus import format_cpus
-from policies.model import NO_CONSTRAINT, Container, Qos, Resources
+from policies.model import NO_CONSTRAINT, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import Owning, again, engine_on, fence, make_container, run, told, topology
 
@@ -28,10 +28,6 @@ def one_grows() -> tuple[Engine, Admission]:
     engine.exited("owner", 1, 10.0)
     smaller = replace(again(OWNER, 1), resources=Resources(1000, 1000))
     return engine, engine.admit(smaller, fence("4-7"), 20.0)
-
-
-def another_owner(cpus: str) -> Container:
-    return make_container("other", limit=len(fence(cpus).cpus or ()), qos=Qos.GUARANTEED)
 
 
 #: How the request that it waits for can end so that it has the CPUs for good.
@@ -56,7 +52,7 @@ def test_rule_5_who_waits_to_grow_is_told_the_place_it_has_by_then(
     end: Callable[[Engine, str], tuple[CpusetUpdate, ...]],
 ) -> None:
     engine, admission = one_grows()
-    taken = engine.admit(another_owner("1"), fence("1"), 20.5)
+    taken = engine.admit(make_container("other", limit=1, qos=Qos.GUARANTEED), fence("1"), 20.5)
     assert told(taken.before) == {"app": "0,2-3"}
     assert told(end(engine, admission.ticket)) == {"app": "0,2-3"}
 

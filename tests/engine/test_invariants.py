@@ -40,31 +40,17 @@ def change(engine: Engine, key: str, **placement: frozenset[int]) -> None:
     engine.ledger.put(replace(grant, placement=replace(grant.placement, **placement)))
 
 
-def unbooked(engine: Engine) -> None:
-    engine.node.remove("shared")
-
-
 def misbooked(engine: Engine) -> None:
     resident = engine.node.remove("shared")
     engine.node.add("shared", replace(resident, milli_request=1))
 
 
-def lost_ticket(engine: Engine) -> None:
-    engine.ledger.drop_ticket(next(reversed(engine.tickets)))
-
-
-def lost_grant(engine: Engine) -> None:
-    engine.ledger.drop(next(reversed(engine.tickets)))
-
-
-def adopted_on(engine: Engine, cpus: str) -> None:
-    engine.ledger.put(replace(engine.grants["adopted"], runs_on=parse_cpus(cpus)))
-
-
 BREACHES: dict[str, Callable[[Engine], None]] = {
     "CPU 4 is exclusive to a, b": lambda e: change(e, "a", exclusive=parse_cpus("4"), cpus=parse_cpus("4")),
     "CPU 4 is exclusive to b and shared by shared": lambda e: change(e, "shared", cpus=parse_cpus("1-2,4")),
-    "CPU 4 is exclusive to b and shared by adopted": lambda e: adopted_on(e, "4-6"),
+    "CPU 4 is exclusive to b and shared by adopted": lambda e: e.ledger.put(
+        replace(e.grants["adopted"], runs_on=parse_cpus("4-6"))
+    ),
     "CPU 7 is exclusive to kubelet and shared by shared": lambda e: change(e, "shared", cpus=parse_cpus("7")),
     "has an empty cpuset": lambda e: change(e, "shared", cpus=NO_CPUS),
     "has CPUs that are not usable: 99": lambda e: change(e, "shared", cpus=parse_cpus("99")),
@@ -72,10 +58,10 @@ BREACHES: dict[str, Callable[[Engine], None]] = {
     "left the caller's cpuset 0-3": lambda e: change(e, "shared", cpus=parse_cpus("5")),
     "left the caller's memory nodes 0": lambda e: change(e, "shared", mems=parse_cpus("1")),
     "has exclusive CPUs that are reserved: 3": lambda e: change(e, "a", exclusive=parse_cpus("3")),
-    "do not hold the containers": unbooked,
+    "do not hold the containers": lambda e: e.node.remove("shared"),
     "is not booked as it is recorded": misbooked,
-    "but pending are": lost_ticket,
-    "tickets for": lost_grant,
+    "but pending are": lambda e: e.ledger.drop_ticket(next(reversed(e.tickets))),
+    "tickets for": lambda e: e.ledger.drop(next(reversed(e.tickets))),
 }
 
 

@@ -54,16 +54,14 @@ EVERYWHERE = dict.fromkeys(range(8), 2.0)
 # ---------------------------------------------------------------------- containers with a limit
 
 
-def test_a_container_that_is_found_is_charged_its_limit_where_it_runs() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_is_found_is_charged_its_limit_where_it_runs(engine) -> None:
     look(engine, seen("big", BIG, "3"), big=BIG)
     assert engine.grants["big"].stance is Stance.ADOPTED
     assert charged(engine) == {3: 16}
 
 
 @pytest.mark.parametrize("mems", ["", "0-7"])
-def test_without_memory_nodes_of_its_own_it_is_charged_on_all(mems: str) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_without_memory_nodes_of_its_own_it_is_charged_on_all(engine, mems) -> None:
     look(engine, seen("big", BIG, mems), big=BIG)
     assert charged(engine) == EVERYWHERE
 
@@ -83,7 +81,7 @@ STANCES = ["released", "opted out", "kubelet-exclusive", "untouched", "foreign"]
 
 
 @pytest.mark.parametrize("stance", STANCES)
-def test_whatever_its_stance_it_is_charged(stance: str) -> None:
+def test_whatever_its_stance_it_is_charged(stance) -> None:
     engine, container, within = engine_on(HYGON_7285_2S), BIG, CpusetConstraint()
     if stance == "opted out":
         container = replace(BIG, annotations={"cri-resmgr.io/manage": "false"})
@@ -112,15 +110,13 @@ def test_whatever_its_stance_it_is_charged(stance: str) -> None:
     assert charged(engine) == {}
 
 
-def test_the_callers_memory_nodes_are_charged_before_the_first_comparison() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_the_callers_memory_nodes_are_charged_before_the_first_comparison(engine) -> None:
     opted_out = replace(BIG, annotations={"cri-resmgr.io/manage": "false"})
     run(engine, opted_out, "big", within=fence(mems="2"))
     assert charged(engine) == {2: 16}
 
 
-def test_a_placed_container_is_charged_what_its_placement_says() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_placed_container_is_charged_what_its_placement_says(engine) -> None:
     run(engine, BIG, "big")
     version = engine.version
     look(engine, seen("big", BIG, "0", {0: 100}))
@@ -131,8 +127,7 @@ def test_a_placed_container_is_charged_what_its_placement_says() -> None:
     assert not engine.drain()
 
 
-def test_the_limit_of_a_resized_container_is_charged_anew() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_the_limit_of_a_resized_container_is_charged_anew(engine) -> None:
     look(engine, seen("big", BIG, "3"), big=BIG)
     now = engine.resize("big", replace(BIG.resources, memory_limit_bytes=24 * GIB), CpusetConstraint(), 101.0)
     assert now is not None
@@ -146,8 +141,7 @@ LOOSE = make_container("loose", limit=2)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_container_without_a_limit_is_charged_what_it_holds(is_ours: bool) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_without_a_limit_is_charged_what_it_holds(engine, is_ours) -> None:
     if is_ours:
         run(engine, LOOSE, "loose")
     look(engine, seen("loose", LOOSE, "", {0: 1024, 4: 512}), loose=LOOSE)
@@ -160,8 +154,7 @@ def test_a_container_without_a_limit_is_charged_what_it_holds(is_ours: bool) -> 
     assert charged(engine) == {}
 
 
-def test_a_limited_container_is_not_pinned_beside_one_that_holds_the_node() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_limited_container_is_not_pinned_beside_one_that_holds_the_node(engine) -> None:
     look(engine, seen("loose", LOOSE, "", {0: 50 * 1024}), loose=LOOSE)
     assert run(engine, BIG, "big").placement.mems == {0, 1}
 
@@ -182,16 +175,13 @@ AMOUNTS = [
 
 
 @pytest.mark.parametrize(("before", "now", "is_other"), AMOUNTS)
-def test_small_changes_of_what_is_held_are_none(
-    before: dict[int, int], now: dict[int, int], is_other: bool
-) -> None:
+def test_small_changes_of_what_is_held_are_none(before, now, is_other) -> None:
     assert SAME_BYTES == 16 * MIB
     was, is_now = (tuple((n, size * MIB) for n, size in sizes.items()) for sizes in (before, now))
     assert is_other_amount(was, is_now) is is_other
 
 
-def test_a_comparison_that_finds_nothing_new_writes_nothing() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_comparison_that_finds_nothing_new_writes_nothing(engine) -> None:
     for held_mib, is_news in ((1000, True), (1020, False), (980, False), (1100, True), (1100, False)):
         look(engine, seen("loose", LOOSE, "0-7", {0: held_mib}), loose=LOOSE)
         assert bool(engine.drain()) is is_news, held_mib
@@ -241,8 +231,7 @@ def test_grants_of_an_older_daemon_are_charged_when_they_are_restored() -> None:
     assert charged(after) == EVERYWHERE
 
 
-def test_free_memory_counts_from_when_it_is_told() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_free_memory_counts_from_when_it_is_told(engine) -> None:
     engine.note_free_memory({0: GIB})
     assert run(engine, BIG, "big").placement.mems == {1}
     engine.rehost(replace(host_of(HYGON_7285_2S), free_memory={0: 20 * GIB}))
@@ -274,8 +263,7 @@ def test_placements_and_explain_tell_charge_and_room() -> None:
 # ---------------------------------------------------------------------- limits of pods
 
 
-def test_a_pods_limit_in_each_of_its_containers_is_charged_once_also_where_they_are_found() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_pods_limit_in_each_of_its_containers_is_charged_once_also_where_they_are_found(engine) -> None:
     pod = replace(make_pod("shared"), memory_limit_bytes=16 * GIB)
     a, b = make_container("a", limit=2, memory=16, pod=pod), make_container("b", limit=2, memory=16, pod=pod)
     look(engine, seen("a", a, "3"), seen("b", b, "3"), a=a, b=b)
@@ -284,8 +272,7 @@ def test_a_pods_limit_in_each_of_its_containers_is_charged_once_also_where_they_
     assert charged(engine) == {3: 16}
 
 
-def test_a_pods_new_limit_is_that_of_its_containers() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_pods_new_limit_is_that_of_its_containers(engine) -> None:
     pod = replace(make_pod("shared"), memory_limit_bytes=16 * GIB)
     engine.add_pod(pod)
     for name in ("a", "b"):

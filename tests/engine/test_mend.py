@@ -126,14 +126,6 @@ def same_cpu(node: Engine) -> None:
     change(node, "b", cpus=cpus, exclusive=cpus, home=cpus)
 
 
-def shared_there(node: Engine) -> None:
-    change(node, "other", cpus=node.grants["other"].cpus | node.grants["a"].exclusive)
-
-
-def misbooked(node: Engine) -> None:
-    node.node.add("other ", node.node.remove("other"))
-
-
 def no_ticket(node: Engine) -> None:
     admission = node.admit(make_container("lost", limit=1), NO_CONSTRAINT, 1.0)
     node.ledger.drop_ticket(admission.ticket)
@@ -141,13 +133,15 @@ def no_ticket(node: Engine) -> None:
 
 BREACHES: dict[str, Callable[[Engine], None]] = {
     "two owners": same_cpu,
-    "shared on an owner's": shared_there,
+    "shared on an owner's": lambda e: change(
+        e, "other", cpus=e.grants["other"].cpus | e.grants["a"].exclusive
+    ),
     "not usable": lambda n: change(n, "other", cpus=parse_cpus("1,99")),
     "empty": lambda n: change(n, "other", cpus=NO_CPUS),
     "outside the fence": lambda n: change(n, "shared", cpus=parse_cpus("6-7")),
     "home outside of everything": lambda n: change(n, "shared", cpus=parse_cpus("6"), home=parse_cpus("99")),
     "memory": lambda n: change(n, "other", mems=parse_cpus("7")),
-    "the accounts": misbooked,
+    "the accounts": lambda e: e.node.add("other ", e.node.remove("other")),
     "half of a pair": no_ticket,
 }
 

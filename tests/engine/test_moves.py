@@ -57,6 +57,11 @@ def where(engine: Engine, key: str) -> Optional[int]:
     return next((i for i, cpus in enumerate(CCX) if engine.grants[key].cpus <= cpus), None)
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return shared(("a", 0))
+
+
 # ---------------------------------------------------------------------- what is told of them
 
 
@@ -116,23 +121,20 @@ def test_the_updates_are_in_the_order_of_the_plan() -> None:
     assert carry_out(engine, *moves) == ["c", "a", "b"]
 
 
-def test_the_history_says_why_and_when() -> None:
-    engine = shared(("a", 0))
+def test_the_history_says_why_and_when(engine) -> None:
     carry_out(engine, move(engine, "a", 1), at_s=12.0)
     record = engine.history[-1]
     assert (record.operation, record.id, record.at_s) == ("rebalance", "a", 12.0)
     assert record.why == engine.grants["a"].why == "to be near its peer; plan: it pays"
 
 
-def test_what_does_not_move_is_not_in_the_history() -> None:
-    engine = shared(("a", 0))
+def test_what_does_not_move_is_not_in_the_history(engine) -> None:
     before = len(engine.history)
     assert carry_out(engine, move(engine, "a", 0)) == []
     assert len(engine.history) == before
 
 
-def test_a_container_with_a_resize_on_its_way_is_not_moved() -> None:
-    engine = shared(("a", 0))
+def test_a_container_with_a_resize_on_its_way_is_not_moved(engine) -> None:
     planned = move(engine, "a", 1)
     admission = engine.resize("a", Resources(4000, 5000), CpusetConstraint(), 5.0)
     assert admission is not None
@@ -141,8 +143,7 @@ def test_a_container_with_a_resize_on_its_way_is_not_moved() -> None:
     assert carry_out(engine, planned) == ["a"]
 
 
-def test_inside_a_node_memory_is_not_touched_across_nodes_the_new_is_added() -> None:
-    engine = shared(("a", 0))
+def test_inside_a_node_memory_is_not_touched_across_nodes_the_new_is_added(engine) -> None:
     carry_out(engine, move(engine, "a", 1))
     assert format_cpus(engine.grants["a"].placement.mems) == "0"
     carry_out(engine, move(engine, "a", 2))
@@ -166,10 +167,7 @@ def charged_gib(engine: Engine) -> dict[int, int]:
     ],
     ids=["in its node", "to another node", "and on in that one", "and back", "and to a third node"],
 )
-def test_a_memory_limit_is_charged_on_all_nodes_its_memory_may_be_on(
-    ccxs: list[int], charged: dict[int, int]
-) -> None:
-    engine = shared(("a", 0))
+def test_a_memory_limit_is_charged_on_all_nodes_its_memory_may_be_on(engine, ccxs, charged) -> None:
     for ccx in ccxs:
         carry_out(engine, move(engine, "a", ccx))
     assert charged_gib(engine) == charged
@@ -183,9 +181,7 @@ def test_a_newcomer_is_not_promised_the_memory_of_those_that_were_moved_away() -
 
 
 @pytest.mark.parametrize(("memory", "charged"), [(1, {0: 1, 1: 1}), (4, {0: 2, 1: 4})])
-def test_a_new_memory_limit_is_charged_where_it_runs_and_bounds_what_it_left_behind(
-    memory: int, charged: dict[int, int]
-) -> None:
+def test_a_new_memory_limit_is_charged_where_it_runs_and_bounds_what_it_left_behind(memory, charged) -> None:
     engine = shared(("a", 0), memory=2)
     carry_out(engine, move(engine, "a", 2))
     admission = engine.resize("a", Resources(4000, 4000, 0, memory * GIB), CpusetConstraint(), 5.0)
@@ -229,8 +225,7 @@ def taken_back(
 
 
 @pytest.mark.parametrize("target", [1, 2], ids=["in its node", "in another node"])
-def test_a_move_that_is_taken_back_leaves_the_placement_of_before(target: int) -> None:
-    engine = shared(("a", 0))
+def test_a_move_that_is_taken_back_leaves_the_placement_of_before(engine, target) -> None:
     before = dump(engine)
     planned = move(engine, "a", target)
     carry_out(engine, planned)
@@ -252,8 +247,7 @@ def test_a_container_whose_old_place_is_taken_stays_at_the_new_one() -> None:
     assert where(engine, "a") == 1
 
 
-def test_one_that_is_elsewhere_by_now_is_left_alone() -> None:
-    engine = shared(("a", 0))
+def test_one_that_is_elsewhere_by_now_is_left_alone(engine) -> None:
     planned = move(engine, "a", 1)
     carry_out(engine, planned)
     carry_out(engine, move(engine, "a", 3))
@@ -262,8 +256,7 @@ def test_one_that_is_elsewhere_by_now_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("end", ["removed", "released", "exited"])
-def test_what_is_not_ours_any_more_is_left_alone(end: str) -> None:
-    engine = shared(("a", 0))
+def test_what_is_not_ours_any_more_is_left_alone(engine, end) -> None:
     planned = move(engine, "a", 1)
     carry_out(engine, planned)
     {"removed": engine.remove, "released": engine.release, "exited": lambda key: engine.exited(key, 1, 9.0)}[

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.node_report import (
-    container_row,
-    group_rows,
-    machine_document,
-    running,
-    zone_rows,
-)
+from cri_proxy.engine.node_report import container_row, group_rows, machine_document, running, zone_rows
 from cri_proxy.engine.zones import zone_around, zones_of
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Edge, Traffic, traffic_of
@@ -29,7 +23,7 @@ def zones_by_name(engine: Engine) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [HYGON_7285_2S, MONOLITHIC_2S, SNC_2S, VM_NO_CACHE_INFO, ONE_CPU])
-def test_zones_are_named_once_and_have_parents_that_are_zones(name: str) -> None:
+def test_zones_are_named_once_and_have_parents_that_are_zones(name) -> None:
     rows = zone_rows(engine_on(name).node, zones_of(topology(name)))
     names = [row["name"] for row in rows]
     assert len(set(names)) == len(names)
@@ -66,15 +60,13 @@ def test_reserved_cpus_are_not_allocatable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "zone"),
-    [("0-3", "l3-0"), ("0-7", "node-0"), ("0-31", "socket-0"), ("0,63", ""), ("", "")],
+    ("cpus", "zone"), [("0-3", "l3-0"), ("0-7", "node-0"), ("0-31", "socket-0"), ("0,63", ""), ("", "")]
 )
-def test_the_zone_of_a_place_is_the_smallest_that_holds_it(cpus: str, zone: str) -> None:
+def test_the_zone_of_a_place_is_the_smallest_that_holds_it(cpus, zone) -> None:
     assert zone_around(zones_of(topology(HYGON_7285_2S)), parse_cpus(cpus)) == zone
 
 
-def test_each_container_that_the_runtime_has_is_a_row() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_each_container_that_the_runtime_has_is_a_row(engine) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "aa1")
     run(engine, make_container("gone", limit=1), "ab2")
     engine.exited("ab2", 1, 5.0)
@@ -96,17 +88,14 @@ def test_each_container_that_the_runtime_has_is_a_row() -> None:
         (PlacementPreferences(), PlacementSettings(l3="require"), "l3"),
     ],
 )
-def test_a_row_tells_the_place_that_its_container_demands(
-    preferences: PlacementPreferences, settings: PlacementSettings, demand: str
-) -> None:
+def test_a_row_tells_the_place_that_its_container_demands(preferences, settings, demand) -> None:
     engine = engine_on(HYGON_7285_2S, settings=settings)
     run(engine, make_container("app", limit=2, request=1, preferences=preferences), "aa1")
     zones = zones_of(engine.host.topology)
     assert [container_row(engine, grant, zones)["demand"] for grant in running(engine)] == [demand]
 
 
-def test_memory_that_is_charged_and_memory_that_is_free_add_up_to_the_allocatable() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_memory_that_is_charged_and_memory_that_is_free_add_up_to_the_allocatable(engine) -> None:
     run(engine, make_container("app", limit=2, request=1, memory=1), "aa1")
     row = zones_by_name(engine)["node-0"]
     assert row["memory_charged_bytes"] == 1 << 30
@@ -135,8 +124,7 @@ def groups(engine: Engine, traffic: Traffic, still: str = "") -> list[dict[str, 
     return group_rows(engine, zones, groups_of(traffic.listed), traffic, still)
 
 
-def test_a_group_in_one_numa_node_is_together() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_group_in_one_numa_node_is_together(engine) -> None:
     run(engine, make_container("app", limit=1, request=1, pod=make_pod("web")), "aa1")
     run(engine, make_container("app", limit=1, request=1, pod=make_pod("db")), "ab2")
     assert engine.grants["aa1"].cpus.isdisjoint(engine.grants["ab2"].cpus)
@@ -146,8 +134,7 @@ def test_a_group_in_one_numa_node_is_together() -> None:
     assert (row["together"], row["zone"], row["why_not"]) == (True, "node-0", "")
 
 
-def test_a_group_that_asks_for_more_than_a_numa_node_has_says_so() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_group_that_asks_for_more_than_a_numa_node_has_says_so(engine) -> None:
     for number in range(3):
         run(engine, make_container("app", limit=8, request=8, pod=make_pod(f"p{number}")), f"a{number}")
     [row] = groups(engine, talking(("a0", "a1"), ("a1", "a2")))
@@ -155,8 +142,7 @@ def test_a_group_that_asks_for_more_than_a_numa_node_has_says_so() -> None:
     assert row["why_not"] == "together they ask for 24000m, and the largest NUMA node has 16000m"
 
 
-def test_a_group_that_may_not_be_moved_says_why() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_group_that_may_not_be_moved_says_why(engine) -> None:
     for number in range(3):
         run(engine, make_container("app", limit=4, request=4, pod=make_pod(f"p{number}")), f"a{number}")
     [row] = groups(engine, talking(("a0", "a2")), still="affinity.rebalance is manual")

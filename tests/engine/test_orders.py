@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Optional
 
 import pytest
 
@@ -70,7 +70,7 @@ def states(engine: Engine, still: str = "") -> list[tuple[str, str]]:
     ],
     ids=str,
 )
-def test_an_override_is_about_the_containers_of_its_names(override: Override, matches: bool) -> None:
+def test_an_override_is_about_the_containers_of_its_names(override, matches) -> None:
     assert override.matches(make_container("app", pod=make_pod("web-0"))) is matches
 
 
@@ -97,12 +97,12 @@ def test_the_first_counts_also_where_it_names_the_beginning_only() -> None:
 
 
 @pytest.mark.parametrize("orders", [NO_ORDERS, Orders(True, (pin("web-*", "app", "l3-5"),))])
-def test_orders_are_read_as_they_were_written(orders: Orders) -> None:
+def test_orders_are_read_as_they_were_written(orders) -> None:
     assert read_orders(write_orders(orders)) == (orders, ())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"overrides": 7}', '{"overrides": [{"later": 1}]}'])
-def test_kept_orders_that_make_no_sense_are_none_and_are_told(text: str) -> None:
+def test_kept_orders_that_make_no_sense_are_none_and_are_told(text) -> None:
     orders, told = read_orders(text)
     assert orders == NO_ORDERS
     assert len(told) == 1
@@ -131,7 +131,7 @@ def test_there_are_not_more_overrides_than_can_be_looked_through() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "x" * 254, "a\nb", 7, None, ["x"]], ids=repr)
-def test_a_name_that_is_none_is_named(value: Any) -> None:
+def test_a_name_that_is_none_is_named(value) -> None:
     item = {"namespace": value, "pod": "b", "container": "c", "zone": "node-0"}
     with pytest.raises(BadOrder, match=r"overrides\[0\]\.namespace is .*, expected a name of 1 to 253"):
         read_overrides([item])
@@ -141,7 +141,7 @@ def test_a_name_that_is_none_is_named(value: Any) -> None:
 
 
 @pytest.mark.parametrize("zone", ["l3-5", "node-3", "socket-1"])
-def test_a_container_is_created_in_its_zone(zone: str) -> None:
+def test_a_container_is_created_in_its_zone(zone) -> None:
     engine = pinned(pin("web", "app", zone))
     grant = run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     assert grant.cpus <= engine.ledger.zone_cpus[zone]
@@ -163,9 +163,7 @@ def test_a_container_with_cpus_of_its_own_has_them_in_its_zone() -> None:
         ("node-3", "0-7", "numa-3 has no usable CPU that the caller allows"),
     ],
 )  # fmt: skip
-def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinned(
-    zone: str, within: str, why: str
-) -> None:
+def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinned(zone, within, why) -> None:
     engine, plain = pinned(pin("web", "app", zone)), engine_on(HYGON_7285_2S)
     container = make_container("app", limit=12, pod=make_pod("web"))
     allowed = fence(within) if within else NO_CONSTRAINT
@@ -198,8 +196,7 @@ def test_a_container_on_the_reserved_cpus_stays_on_them() -> None:
     assert states(engine)[0][0] != "applied"
 
 
-def test_the_next_attempt_comes_into_the_zone_that_was_ordered_meanwhile() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_the_next_attempt_comes_into_the_zone_that_was_ordered_meanwhile(engine) -> None:
     container = make_container("app", limit=2, request=1, pod=make_pod("web"))
     first = run(engine, container, "a")
     engine.exited("a", 1, 5.0)
@@ -225,8 +222,7 @@ def test_a_resize_to_another_rung_stays_in_the_zone() -> None:
 # ---------------------------------------------------------------------- containers that run
 
 
-def test_a_container_that_runs_is_moved_into_its_zone_and_says_so() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_runs_is_moved_into_its_zone_and_says_so(engine) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     pinned(pin("web", "app", "node-3"), engine=engine)
     assert states(engine) == [("waiting", "default/web/app is to be moved")]
@@ -237,8 +233,7 @@ def test_a_container_that_runs_is_moved_into_its_zone_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("stance", [Stance.FOREIGN, Stance.OPTED_OUT, Stance.RELEASED])
-def test_a_container_that_is_not_placed_here_is_not_moved(stance: Stance) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_is_not_placed_here_is_not_moved(engine, stance) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     there = parse_cpus("0-3")
     engine.amend(replace(engine.grants["a"], stance=stance, runs_on=there, why="a reason"))
@@ -247,8 +242,7 @@ def test_a_container_that_is_not_placed_here_is_not_moved(stance: Stance) -> Non
     assert states(engine) == [("refused", "default/web/app is not placed here: a reason")]
 
 
-def test_a_policy_that_moves_no_container_moves_none_for_an_override() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_policy_that_moves_no_container_moves_none_for_an_override(engine) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     engine.ledger.policy.moves_others = False  # type: ignore[misc]
     pinned(pin("web", "app", "node-3"), engine=engine)
@@ -285,8 +279,7 @@ def test_a_pinned_container_makes_no_room_for_another() -> None:
 # ---------------------------------------------------------------------- frozen
 
 
-def test_what_is_frozen_is_moved_neither_by_a_plan_nor_by_an_override() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_what_is_frozen_is_moved_neither_by_a_plan_nor_by_an_override(engine) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     pinned(pin("web", "app", "node-3"), freeze=True, engine=engine)
     before = engine.grants["a"].placement
@@ -326,7 +319,7 @@ def test_what_is_frozen_makes_no_room_and_the_newcomer_is_placed_all_the_same() 
         (ONE_CPU, "socket-0, numa-0"),
     ],
 )
-def test_the_zones_of_a_machine_are_told_in_short(name: str, text: str) -> None:
+def test_the_zones_of_a_machine_are_told_in_short(name, text) -> None:
     assert names_text(zones_of(topology(name))).startswith(text)
 
 
@@ -349,8 +342,7 @@ def test_a_message_is_no_longer_than_an_events_note_may_be() -> None:
     assert len(event["message"]) == MESSAGE_CHARS
 
 
-def test_a_refused_create_is_an_event_and_leaves_no_other_trace() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_refused_create_is_an_event_and_leaves_no_other_trace(engine) -> None:
     container = make_container("app", limit=1)
     preferences = replace(container.preferences, refusal="it asks for what no node has")
     with pytest.raises(PlacementRefused):
@@ -360,8 +352,7 @@ def test_a_refused_create_is_an_event_and_leaves_no_other_trace() -> None:
     assert not engine.grants and not engine.history
 
 
-def test_a_container_that_loses_its_last_cpu_is_an_event_once() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_loses_its_last_cpu_is_an_event_once(engine) -> None:
     run(engine, make_container("app", limit=1), "a", within=fence("0-3"))
     gone = host_of(HYGON_7285_2S, usable="4-127")
     engine.rehost(gone)
@@ -371,8 +362,7 @@ def test_a_container_that_loses_its_last_cpu_is_an_event_once() -> None:
     assert engine.grants["a"].stance is Stance.UNTOUCHED
 
 
-def test_a_container_that_cannot_be_placed_is_an_event() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_container_that_cannot_be_placed_is_an_event(engine) -> None:
     run(engine, make_container("app", limit=1), "a", within=fence("500"))
     [event] = engine.notable.since(None)["events"]
     assert event["reason"] == "Unplaced"

@@ -211,8 +211,7 @@ def _as_before(text: str) -> str:
 
 
 @pytest.mark.parametrize("told_by", ["the sandbox", "the pod's cgroup"])
-def test_adopted_containers_are_charged_as_their_pod(told_by: str) -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_adopted_containers_are_charged_as_their_pod(engine, told_by) -> None:
     pod = sized(2000, 8000) if told_by == "the sandbox" else make_pod("p")
     details = {name: container(pod, name, (8000, 8000)) for name in "ab"}
     seen = {
@@ -332,9 +331,7 @@ class Kubelet:
 
 
 @given(owning=st.booleans(), request=st.sampled_from(SIZES), limit=st.sampled_from(SIZES), steps=STEPS)
-def test_a_pod_is_never_charged_more_than_it_has(
-    owning: bool, request: int, limit: int, steps: list[Any]
-) -> None:
+def test_a_pod_is_never_charged_more_than_it_has(owning, request, limit, steps) -> None:
     kubelet = Kubelet(owning, request, limit)
     for step in steps:
         kubelet.step(*step)
@@ -353,15 +350,9 @@ def test_a_pod_is_never_charged_more_than_it_has(
 
 
 @given(
-    owning=st.booleans(),
-    before=st.sampled_from(SIZES),
-    now=st.sampled_from(SIZES),
-    one=ORDERS,
-    other=ORDERS,
+    owning=st.booleans(), before=st.sampled_from(SIZES), now=st.sampled_from(SIZES), one=ORDERS, other=ORDERS
 )
-def test_either_order_gives_the_same_books(
-    owning: bool, before: int, now: int, one: list[str], other: list[str]
-) -> None:
+def test_either_order_gives_the_same_books(owning, before, now, one, other) -> None:
     books = []
     for order in (one, other):
         kubelet = Kubelet(owning, before, before)

@@ -471,13 +471,10 @@ FOUND = json.loads((Path(__file__).parents[1] / "data" / "random_search" / "foun
 @pytest.mark.parametrize("found", FOUND, ids=[found["what"] for found in FOUND])
 def test_what_was_found_is_gone(found: dict[str, Any]) -> None:
     steps = [
-        (name, {key: _read(key, value) for key, value in given.items()}) for name, given in found["steps"]
+        (name, {key: Qos(value) if key == "qos" else value for key, value in given.items()})
+        for name, given in found["steps"]
     ]
     assert failure_of(found["machine"], found["policy"], steps) is None
-
-
-def _read(key: str, value: Any) -> Any:
-    return Qos(value) if key == "qos" else value
 
 
 def test_a_few_hundred_sequences() -> None:

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 
 from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
+from cri_proxy.engine import report
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import Grant, Life, Stance
-from cri_proxy.engine.report import (
-    NotOne,
-    distrusted_paths,
-    domain_pools,
-    domain_rows,
-    explain,
-    find,
-    find_one,
-    level_of,
-    placement_rows,
-)
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO
@@ -40,13 +30,13 @@ def engine() -> Engine:
 # ---------------------------------------------------------------------- containers
 
 
-def test_rows_are_in_order_of_their_names(engine: Engine) -> None:
-    names = [(row["pod"], row["container"], row["state"]) for row in placement_rows(engine)]
+def test_rows_are_in_order_of_their_names(engine) -> None:
+    names = [(row["pod"], row["container"], row["state"]) for row in report.placement_rows(engine)]
     assert names == [("db", "app", "running"), ("db", "late", "creating"), ("web", "app", "running")]
 
 
-def test_the_table_has_a_line_for_each_container(engine: Engine) -> None:
-    title, *lines = placements_text(placement_rows(engine)).splitlines()
+def test_the_table_has_a_line_for_each_container(engine) -> None:
+    title, *lines = placements_text(report.placement_rows(engine)).splitlines()
     columns = ["CONTAINER", "STATE", "LEVEL", "CPUS", "EXCLUSIVE", "MEMS", "REQUEST", "LIMIT", "MANAGED"]
     assert title.split() == columns
     assert [line.split()[0] for line in lines] == ["default/db/app", "default/db/late", "default/web/app"]
@@ -54,11 +44,11 @@ def test_the_table_has_a_line_for_each_container(engine: Engine) -> None:
     assert lines[0].split()[-3:] == ["0m", "-", "placed"]
 
 
-def test_a_container_outside_of_its_cgroup_is_told_apart(engine: Engine) -> None:
+def test_a_container_outside_of_its_cgroup_is_told_apart(engine) -> None:
     engine.amend(replace(engine.grants["ab2"], runs_in="/kubepods/podx/sandbox"))
-    lines = placements_text(placement_rows(engine)).splitlines()
+    lines = placements_text(report.placement_rows(engine)).splitlines()
     assert [line.endswith("placed, not bound") for line in lines[1:]] == [True, False, False]
-    document = explain(engine, "db/app")
+    document = report.explain(engine, "db/app")
     assert document is not None
     said = "  not bound: its processes run in /kubepods/podx/sandbox, outside of its own cgroup"
     assert said in explain_text(document)
@@ -68,7 +58,7 @@ def test_the_table_marks_cpus_that_are_exclusive() -> None:
     engine = engine_on(HYGON_7285_2S, policy=Owning(topology(HYGON_7285_2S)))
     own = run(engine, make_container("own", 2, qos=Qos.GUARANTEED), "own")
     run(engine, make_container("shared", 2), "shared")
-    lines = placements_text(placement_rows(engine)).splitlines()
+    lines = placements_text(report.placement_rows(engine)).splitlines()
     assert [line.split()[4] for line in lines] == ["EXCLUSIVE", format_cpus(own.exclusive), "-"]
 
 
@@ -88,9 +78,9 @@ LEVELS = {
 
 
 @pytest.mark.parametrize("case", LEVELS)
-def test_cpus_have_a_level(case: str) -> None:
+def test_cpus_have_a_level(case) -> None:
     where, cpus, level = LEVELS[case]
-    assert level_of(topology(where), parse_cpus(cpus)) == level
+    assert report.level_of(topology(where), parse_cpus(cpus)) == level
 
 
 def test_an_adopted_container_has_the_level_of_its_cpus() -> None:
@@ -98,9 +88,9 @@ def test_an_adopted_container_has_the_level_of_its_cpus() -> None:
     cpus = parse_cpus("0-1")
     place = Placement(home=cpus)
     engine.adopt(Grant("a1", make_container(), place, Stance.ADOPTED, life=Life.RUNNING, runs_on=cpus))
-    assert placement_rows(engine)[0]["level"] == "ccx"
+    assert report.placement_rows(engine)[0]["level"] == "ccx"
     engine.amend(replace(engine.grants["a1"], stance=Stance.FOREIGN))
-    assert placement_rows(engine)[0]["level"] == "none"
+    assert report.placement_rows(engine)[0]["level"] == "none"
 
 
 def test_containers_that_did_not_start_are_named_while_their_pods_are_there() -> None:
@@ -110,11 +100,11 @@ def test_containers_that_did_not_start_are_named_while_their_pods_are_there() ->
         engine.add_pod(pod)
         run(engine, make_container("app", 1, pod=pod), f"id-{name}")
         engine.start_failed(f"id-{name}", "cpuset.cpus: invalid argument", 10.0)
-    assert distrusted_paths(engine, 20.0) == ["default/web/app", "default/db/app"]
+    assert report.distrusted_paths(engine, 20.0) == ["default/web/app", "default/db/app"]
     engine.end_pod("sandbox-web")
-    assert distrusted_paths(engine, 20.0) == ["default/db/app"]
+    assert report.distrusted_paths(engine, 20.0) == ["default/db/app"]
     assert list(engine.distrusted) == [("uid-db", "app")]
-    assert distrusted_paths(engine, 610.0) == []
+    assert report.distrusted_paths(engine, 610.0) == []
 
 
 def test_a_sandbox_that_is_replaced_does_not_end_what_is_known_of_its_pod() -> None:
@@ -125,7 +115,7 @@ def test_a_sandbox_that_is_replaced_does_not_end_what_is_known_of_its_pod() -> N
     engine.start_failed("id-web", "cpuset.cpus: invalid argument", 10.0)
     engine.add_pod(replace(pod, id="sandbox-web-2"))
     engine.end_pod("sandbox-web")
-    assert distrusted_paths(engine, 20.0) == ["default/web/app"]
+    assert report.distrusted_paths(engine, 20.0) == ["default/web/app"]
 
 
 def test_an_empty_table_says_so() -> None:
@@ -146,10 +136,8 @@ def test_an_empty_table_says_so() -> None:
         ("", []),
     ],
 )
-def test_containers_are_found_by_id_or_by_the_end_of_their_path(
-    name: str, ids: list[str], engine: Engine
-) -> None:
-    assert sorted(grant.key for grant in find(engine, name)) == ids
+def test_containers_are_found_by_id_or_by_the_end_of_their_path(name, ids, engine) -> None:
+    assert sorted(grant.key for grant in report.find(engine, name)) == ids
 
 
 @pytest.mark.parametrize(
@@ -161,21 +149,21 @@ def test_containers_are_found_by_id_or_by_the_end_of_their_path(
     ],
     ids=["unknown", "not created yet", "several"],
 )
-def test_a_name_that_is_not_one_containers_is_a_sentence(name: str, sentence: str, engine: Engine) -> None:
-    with pytest.raises(NotOne) as caught:
-        find_one(engine, name)
+def test_a_name_that_is_not_one_containers_is_a_sentence(name, sentence, engine) -> None:
+    with pytest.raises(report.NotOne) as caught:
+        report.find_one(engine, name)
     assert str(caught.value) == sentence
 
 
-def test_a_name_of_one_container_is_found(engine: Engine) -> None:
-    assert find_one(engine, "web/app").key == "aa1"
+def test_a_name_of_one_container_is_found(engine) -> None:
+    assert report.find_one(engine, "web/app").key == "aa1"
 
 
 # ---------------------------------------------------------------------- explanations
 
 
-def test_an_explanation_holds_place_room_and_decisions(engine: Engine) -> None:
-    document = explain(engine, "db/app")
+def test_an_explanation_holds_place_room_and_decisions(engine) -> None:
+    document = report.explain(engine, "db/app")
     assert document is not None
     [row] = document["containers"]
     assert (row["id"], row["cpus"], row["fence_cpus"]) == ("ab2", "0-1", "0-1")
@@ -187,9 +175,9 @@ def test_an_explanation_holds_place_room_and_decisions(engine: Engine) -> None:
     assert "\ndecisions:\n" in text
 
 
-def test_a_container_that_is_gone_is_explained_by_its_history(engine: Engine) -> None:
+def test_a_container_that_is_gone_is_explained_by_its_history(engine) -> None:
     engine.remove("aa1")
-    document = explain(engine, "web/app")
+    document = report.explain(engine, "web/app")
     assert document is not None
     assert document["containers"] == []
     assert document["history"]
@@ -197,8 +185,8 @@ def test_a_container_that_is_gone_is_explained_by_its_history(engine: Engine) ->
 
 
 @pytest.mark.parametrize("name", ["cat", ""])
-def test_what_is_unknown_has_no_explanation(name: str, engine: Engine) -> None:
-    assert explain(engine, name) is None
+def test_what_is_unknown_has_no_explanation(name, engine) -> None:
+    assert report.explain(engine, name) is None
 
 
 # ---------------------------------------------------------------------- domains
@@ -207,7 +195,7 @@ def test_what_is_unknown_has_no_explanation(name: str, engine: Engine) -> None:
 def test_domains_add_up_to_the_machine() -> None:
     engine = engine_on(host_of(UNEVEN_CCX, reserved="0,14"))
     run(engine, make_container("a", limit=2, request=2), "a")
-    pools = domain_pools(engine.node)
+    pools = report.domain_pools(engine.node)
     by_level = {
         level: [p for p in pools if p.level == level] for level in ("machine", "socket", "numa", "l3")
     }
@@ -219,8 +207,8 @@ def test_domains_add_up_to_the_machine() -> None:
         assert all(p.free_milli == p.counts["shared"] * 1000 - p.charged_milli for p in found)
 
 
-def test_domain_rows_are_the_pools_as_plain_data(engine: Engine) -> None:
-    first = domain_rows(engine.node)[0]
+def test_domain_rows_are_the_pools_as_plain_data(engine) -> None:
+    first = report.domain_rows(engine.node)[0]
     assert (first["level"], first["cpus"], first["usable"]) == ("machine", "0-7", 8)
     assert first["free_milli"] == first["shared"] * 1000 - first["charged_milli"]
 
@@ -304,6 +292,6 @@ LINES = {
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_the_status_has_a_line_for(case: str) -> None:
+def test_the_status_has_a_line_for(case) -> None:
     changes, line = LINES[case]
     assert line in status_text({**STATUS, **changes}).splitlines()

@@ -90,18 +90,21 @@ def with_app(where: str = VM_NO_CACHE_INFO) -> Engine:
     return engine
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return with_app()
+
+
 # ---------------------------------------------------------------------- following lives
 
 
-def test_what_is_as_recorded_changes_nothing() -> None:
-    engine = with_app()
+def test_what_is_as_recorded_changes_nothing(engine) -> None:
     before = dump(engine)
     assert look(engine, seen("app", APP, "0-3")) == Resync()
     assert dump(engine) == before
 
 
-def test_containers_that_are_gone_are_removed() -> None:
-    engine = with_app()
+def test_containers_that_are_gone_are_removed(engine) -> None:
     assert look(engine).removed == ("app",)
     assert not engine.grants
 
@@ -114,8 +117,7 @@ def test_a_container_younger_than_the_list_is_not_gone() -> None:
 
 
 @pytest.mark.parametrize(("code", "hold_s"), [(0, 30.0), (1, 300.0), (None, 300.0)])
-def test_exits_that_nobody_told_are_noticed(code: Optional[int], hold_s: float) -> None:
-    engine = with_app()
+def test_exits_that_nobody_told_are_noticed(engine, code, hold_s) -> None:
     look(engine, seen("app", APP, state="exited", code=code))
     grant = engine.grants["app"]
     assert (grant.life, grant.exit_code, grant.hold_until_s) == (Life.HELD, code, 100.0 + hold_s)
@@ -130,8 +132,7 @@ def test_starts_that_nobody_told_are_noticed() -> None:
     assert engine.grants["app"].life is Life.RUNNING
 
 
-def test_a_container_that_was_told_to_stop_and_has_not_is_running() -> None:
-    engine = with_app()
+def test_a_container_that_was_told_to_stop_and_has_not_is_running(engine) -> None:
     engine.exited("app", None, 50.0)
     look(engine, seen("app", APP, "0-3"), now_s=50.5, age_s=1.0)
     assert engine.grants["app"].life is Life.HELD
@@ -149,15 +150,14 @@ def test_a_sandbox_that_was_not_known_is_remembered_with_its_container() -> None
 # ---------------------------------------------------------------------- unknown containers
 
 
-def test_details_are_asked_for_of_living_containers_without_a_record() -> None:
-    engine = with_app()
+def test_details_are_asked_for_of_living_containers_without_a_record(engine) -> None:
     other, dead = make_container("other"), make_container("dead")
     items = [seen("app", APP), seen("other", other), seen("dead", dead, state="exited")]
     assert unknown_ids(engine, items) == ("other",)
 
 
 @pytest.mark.parametrize("in_doubt", [False, True])
-def test_but_not_of_those_on_their_way(in_doubt: bool) -> None:
+def test_but_not_of_those_on_their_way(in_doubt) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     ticket = engine.admit(APP, NO_CONSTRAINT, 0.0).ticket
     if in_doubt:
@@ -166,8 +166,7 @@ def test_but_not_of_those_on_their_way(in_doubt: bool) -> None:
     assert unknown_ids(engine, [seen("app", again(APP, 1))]) == ("app",)
 
 
-def test_nor_of_the_attempt_before_one_on_its_way() -> None:
-    engine = with_app()
+def test_nor_of_the_attempt_before_one_on_its_way(engine) -> None:
     engine.admit(again(APP, 1), NO_CONSTRAINT, 1.0)
     assert unknown_ids(engine, [seen("app", APP)]) == ()
 
@@ -190,7 +189,7 @@ def test_a_container_without_a_record_keeps_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("cpus", ["", None])
-def test_without_a_cpuset_it_runs_on_all_that_its_parent_has(cpus: Optional[str]) -> None:
+def test_without_a_cpuset_it_runs_on_all_that_its_parent_has(cpus) -> None:
     engine = engine_on(replace(host_of(VM_NO_CACHE_INFO, usable="0-3"), parent_cpus=parse_cpus("0-6")))
     assert format_cpus(adopted(engine, APP, cpus).cpus) == "0-6"
 
@@ -292,7 +291,7 @@ EXCLUSIVE_LOOKS = [
 
 @pytest.mark.parametrize(("container", "cpus", "others", "exclusive"), EXCLUSIVE_LOOKS)
 def test_what_looks_exclusive_is_exclusive_where_the_policy_owns_cpus(
-    container: Container, cpus: str, others: str, exclusive: bool
+    container, cpus, others, exclusive
 ) -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     neighbour = make_container("neighbour")
@@ -340,7 +339,7 @@ def with_shared(engine: Engine) -> ListedContainer:
 
 
 @pytest.mark.parametrize("state", ["running", "created"])
-def test_what_is_found_on_cpus_of_another_gets_none_of_its_own(state: str) -> None:
+def test_what_is_found_on_cpus_of_another_gets_none_of_its_own(state) -> None:
     engine = owning()
     taken = format_cpus(run(engine, OWN, "own").cpus)
     wide, stranger = with_shared(engine), make_container("stranger", limit=2, qos=Qos.GUARANTEED)
@@ -356,7 +355,7 @@ def test_what_is_found_on_cpus_of_another_gets_none_of_its_own(state: str) -> No
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_without_records_cpus_are_exclusive_to_the_one_that_runs_on_them(order: int) -> None:
+def test_without_records_cpus_are_exclusive_to_the_one_that_runs_on_them(order) -> None:
     engine = owning()
     created, everywhere = make_container("other", limit=2, qos=Qos.GUARANTEED), make_container("b")
     items = [seen("created", created, "2-3", state="created"), seen("own", OWN, "2-3")][::order]
@@ -372,7 +371,7 @@ def test_without_records_cpus_are_exclusive_to_the_one_that_runs_on_them(order: 
 
 
 @pytest.mark.parametrize("later", ["created", "running", "exited"])
-def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_listed(later: str) -> None:
+def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_listed(later) -> None:
     engine = owning()
     items = [seen("a0", OWN, state="created"), seen("a1", again(OWN, 1), state=later)]
     assert unknown_ids(engine, items) == (() if later == "exited" else ("a1",))
@@ -383,7 +382,7 @@ def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_listed(later: str
 
 
 @pytest.mark.parametrize("end", ["on its way", "in doubt", "created", "held"])
-def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_recorded(end: str) -> None:
+def test_an_attempt_that_never_ran_is_dead_once_a_later_one_is_recorded(end) -> None:
     engine = owning()
     ticket = engine.admit(again(OWN, 1), NO_CONSTRAINT, 1.0).ticket
     if end == "in doubt":
@@ -427,8 +426,7 @@ def test_but_not_while_the_later_one_may_still_fail() -> None:
 # ---------------------------------------------------------------------- rule 10: drift
 
 
-def test_rule_10_a_cpuset_that_differs_from_ours_is_repaired_once() -> None:
-    engine = with_app()
+def test_rule_10_a_cpuset_that_differs_from_ours_is_repaired_once(engine) -> None:
     result = look(engine, seen("app", APP, "0-7"))
     assert (told(result.updates), result.drifted) == ({"app": "0-3"}, ("app",))
     [update] = result.updates
@@ -448,9 +446,7 @@ def test_rule_10_a_cpuset_that_differs_from_ours_is_repaired_once() -> None:
         (None, "1", False),
     ],
 )
-def test_rule_10_both_cpus_and_mems_can_drift(
-    cpus: Optional[str], mems: Optional[str], drifted: bool
-) -> None:
+def test_rule_10_both_cpus_and_mems_can_drift(cpus, mems, drifted) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     container = make_container("app", limit=2, memory=1)
     run(engine, container, "app")
@@ -468,15 +464,14 @@ def test_rule_10_mems_that_we_have_not_set_cannot_drift() -> None:
     assert look(with_app(), seen("app", APP, "0-3", "1")) == Resync()
 
 
-def test_rule_10_offline_cpus_make_no_drift() -> None:
-    engine = with_app()
+def test_rule_10_offline_cpus_make_no_drift(engine) -> None:
     engine.rehost(host_of(VM_NO_CACHE_INFO))
     engine.rehost(host_of(topology(VM_NO_CACHE_INFO), usable="0-2,4-7"))
     assert look(engine, seen("app", APP, "0-2")) == Resync()
 
 
 @pytest.mark.parametrize("interval_s", [1.0, 20.0, DRIFT_WINDOW_S])
-def test_rule_10_changed_back_three_times_within_a_minute_each_it_is_foreign(interval_s: float) -> None:
+def test_rule_10_changed_back_three_times_within_a_minute_each_it_is_foreign(interval_s) -> None:
     engine = with_app()
     times = [100.0 + i * interval_s for i in range(FLIPS + 1)]
     for now_s in times[:-1]:
@@ -490,8 +485,7 @@ def test_rule_10_changed_back_three_times_within_a_minute_each_it_is_foreign(int
     assert engine.node.charge_milli([5]) == 1000
 
 
-def test_rule_10_changed_back_later_it_is_repaired_again() -> None:
-    engine = with_app()
+def test_rule_10_changed_back_later_it_is_repaired_again(engine) -> None:
     for i in range(6):
         result = look(engine, seen("app", APP, "0-7"), now_s=100.0 + i * (DRIFT_WINDOW_S + 1))
         assert (result.drifted, result.foreign) == (("app",), ())
@@ -520,8 +514,7 @@ def test_rule_10_what_we_took_from_an_adopted_container_can_drift_too() -> None:
 
 
 @pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.UNTOUCHED, Stance.RELEASED, Stance.FOREIGN])
-def test_rule_10_the_cpusets_of_others_are_followed(stance: Stance) -> None:
-    engine = with_app()
+def test_rule_10_the_cpusets_of_others_are_followed(engine, stance) -> None:
     engine.amend(replace(engine.grants["app"], stance=stance, runs_on=parse_cpus("0-7")))
     assert look(engine, seen("app", APP, "4-5")) == Resync()
     assert engine.node.charge_milli(parse_cpus("4-5")) == 1000
@@ -545,8 +538,7 @@ def test_rule_10_an_observed_container_is_charged_where_it_would_be() -> None:
 
 
 @pytest.mark.parametrize("reason", ["pending", "told", "resizing", "held", "not looked at"])
-def test_rule_10_a_container_in_motion_is_not_judged(reason: str) -> None:
-    engine = with_app()
+def test_rule_10_a_container_in_motion_is_not_judged(engine, reason) -> None:
     own = make_container("own", limit=1, qos=Qos.GUARANTEED)
     items = [seen("app", APP, None if reason == "not looked at" else "0-7")]
     pending = "app" if reason == "pending" else ""
@@ -566,8 +558,7 @@ def test_rule_10_a_container_in_motion_is_not_judged(reason: str) -> None:
     assert told(result.updates) == ({"app": "0-2"} if reason == "told" else {})
 
 
-def test_rule_10_a_cpuset_read_before_the_place_changed_says_nothing() -> None:
-    engine = with_app()
+def test_rule_10_a_cpuset_read_before_the_place_changed_says_nothing(engine) -> None:
     then = dict(engine.grants)
     engine.rehost(host_of(VM_NO_CACHE_INFO, usable="0-2,4-7"))
     stale = Listing({"app": seen("app", APP, "0-3")}, 99.0, then=then)
@@ -583,16 +574,14 @@ def resized_to(limit: int, cpus: str = "0-3", key: str = "app") -> ListedContain
     return replace(seen(key, APP, cpus), resources=replace(APP.resources, milli_limit=limit))
 
 
-def test_other_resources_are_taken_over_and_the_container_is_placed_by_them() -> None:
-    engine = with_app()
+def test_other_resources_are_taken_over_and_the_container_is_placed_by_them(engine) -> None:
     result = look(engine, resized_to(8000))
     assert (result.resized, result.drifted, told(result.updates)) == (("app",), (), {"app": "0-7"})
     assert look(engine, resized_to(8000, "0-7")) == Resync()
 
 
 @pytest.mark.parametrize("why", ["resize on its way", "resize in doubt", "held", "resized since"])
-def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(why: str) -> None:
-    engine = with_app()
+def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(engine, why) -> None:
     if why == "held":
         engine.exited("app", None, 99.0)
     if why.startswith("resize "):
@@ -611,14 +600,12 @@ def test_resources_of_a_container_that_is_resized_or_ends_say_nothing_yet(why: s
     assert engine.grants["app"].container.resources == known
 
 
-def test_an_update_of_ours_on_its_way_keeps_no_resize_from_being_followed() -> None:
-    engine = with_app()
+def test_an_update_of_ours_on_its_way_keeps_no_resize_from_being_followed(engine) -> None:
     result = look(engine, resized_to(8000), pending="app")
     assert (result.resized, told(result.updates)) == (("app",), {"app": "0-7"})
 
 
-def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_after() -> None:
-    engine = with_app()
+def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_after(engine) -> None:
     result = look(engine, resized_to(8000), enforce=False)
     assert (result.resized, result.updates) == (("app",), ())
     assert look(engine, resized_to(8000), enforce=False) == Resync()
@@ -626,8 +613,7 @@ def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_afte
     assert (result.resized, told(result.updates)) == (("app",), {"app": "0-7"})
 
 
-def test_nothing_is_repaired_while_nothing_is_sent() -> None:
-    engine = with_app()
+def test_nothing_is_repaired_while_nothing_is_sent(engine) -> None:
     for now_s in (100.0, 110.0, 120.0, 130.0):
         assert look(engine, seen("app", APP, "5-6"), now_s=now_s, enforce=False) == Resync()
     assert look(engine, seen("app", APP, "5-6"), now_s=140.0).drifted == ("app",)
@@ -667,7 +653,7 @@ def test_of_two_resizes_in_doubt_the_one_that_was_made_counts() -> None:
     [("0-3,64-67", "ccx", 0), ("0-7,64-71", "numa", 0), ("9", "numa", 0), (None, "ccx", 1)],
     ids=["not made", "made", "neither", "not looked at"],
 )
-def test_the_cpuset_tells_whether_a_resize_was_made(cpus: Optional[str], level: str, tickets: int) -> None:
+def test_the_cpuset_tells_whether_a_resize_was_made(cpus, level, tickets) -> None:
     engine = with_app(HYGON_7285_2S)
     admission = engine.resize("app", replace(APP.resources, milli_limit=9000), NO_CONSTRAINT, 50.0)
     assert admission is not None
@@ -677,8 +663,7 @@ def test_the_cpuset_tells_whether_a_resize_was_made(cpus: Optional[str], level: 
 
 
 @pytest.mark.parametrize("end", ["removed", "exited"])
-def test_a_resize_of_a_container_that_has_ended_is_over(end: str) -> None:
-    engine = with_app()
+def test_a_resize_of_a_container_that_has_ended_is_over(engine, end) -> None:
     admission = engine.resize("app", replace(APP.resources, milli_limit=8000), NO_CONSTRAINT, 50.0)
     assert admission is not None
     engine.doubt(admission.ticket)

@@ -47,6 +47,11 @@ def node(engine: Engine, key: str) -> list[int]:
     return [i for i, cpus in enumerate(NODES) if cpus & engine.grants[key].cpus]
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return engine_with("app")
+
+
 # ---------------------------------------------------------------------- the staircase
 
 
@@ -77,8 +82,7 @@ def test_on_a_machine_with_many_ccxs_a_node_every_number_of_them_is_a_size_whate
     assert (engine.grants["app"].placement.level, len(engine.grants["app"].cpus)) == ("nccx", 24)
 
 
-def test_exclusive_cpus_make_the_places_smaller_and_so_the_sizes():
-    engine = engine_with("app")
+def test_exclusive_cpus_make_the_places_smaller_and_so_the_sizes(engine):
     before = engine.node.shared
     engine.rehost(host_of(HYGON_7285_2S, usable="1-127"))
     [sized] = engine.sized_sets()
@@ -112,8 +116,7 @@ def test_which_containers_are_sized_by_demand(preferences, settings, why):
 # ---------------------------------------------------------------------- smaller
 
 
-def test_a_set_becomes_the_smallest_place_near_its_own_that_holds_the_size():
-    engine = engine_with("app")
+def test_a_set_becomes_the_smallest_place_near_its_own_that_holds_the_size(engine):
     first = engine.grants["app"].cpus
     assert len(first) == 32
     assert size(engine, "app", 16.001) is not None
@@ -125,8 +128,7 @@ def test_a_set_becomes_the_smallest_place_near_its_own_that_holds_the_size():
     assert [record.operation for record in engine.history][-2:] == ["shrink", "shrink"]
 
 
-def test_its_memory_nodes_stay_as_they_are():
-    engine = engine_with("app")
+def test_its_memory_nodes_stay_as_they_are(engine):
     mems = engine.grants["app"].placement.mems
     size(engine, "app", 3)
     assert len(mems) == 2
@@ -175,8 +177,7 @@ def test_what_is_no_smaller_is_not_made():
 # ---------------------------------------------------------------------- larger
 
 
-def test_a_set_grows_around_the_one_it_has():
-    engine = engine_with("app")
+def test_a_set_grows_around_the_one_it_has(engine):
     first = engine.grants["app"].placement
     size(engine, "app", 3)
     small = engine.grants["app"].cpus
@@ -259,8 +260,7 @@ def test_a_pinned_container_grows_inside_of_its_zone():
     assert (node(engine, "app"), len(engine.grants["app"].cpus)) == ([3], 16)
 
 
-def test_a_plan_moves_a_shrunk_set_and_it_stays_as_small():
-    engine = engine_with("app")
+def test_a_plan_moves_a_shrunk_set_and_it_stays_as_small(engine):
     size(engine, "app", 3)
     was = engine.grants["app"].placement
     updates = engine.apply(Plan(engine.version, (Move("app", CCX[9], "ccx", "near", was),), "plan", 5.0))
@@ -278,8 +278,7 @@ def test_a_new_attempt_starts_at_the_rung_of_its_limit():
     assert broken_invariants(engine) == []
 
 
-def test_a_resize_of_the_request_above_the_set_makes_it_larger_and_one_of_the_limit_leaves_it():
-    engine = engine_with("app")
+def test_a_resize_of_the_request_above_the_set_makes_it_larger_and_one_of_the_limit_leaves_it(engine):
     size(engine, "app", 3)
     small = engine.grants["app"].cpus
     larger_limit = Resources(milli_request=1000, milli_limit=60_000, memory_limit_bytes=2**30)
@@ -293,15 +292,13 @@ def test_a_resize_of_the_request_above_the_set_makes_it_larger_and_one_of_the_li
     assert (sized.milli_set, sized.steps[-1]) == (16_000, 64_000)
 
 
-def test_while_it_is_being_resized_its_set_is_left_alone():
-    engine = engine_with("app")
+def test_while_it_is_being_resized_its_set_is_left_alone(engine):
     engine.resize("app", Resources(milli_request=2000, milli_limit=32_000), NO_CONSTRAINT, 2.0)
     assert engine.sized_sets() == ()
     assert size(engine, "app", 3) is None
 
 
-def test_the_size_outlives_the_daemon():
-    engine = engine_with("app")
+def test_the_size_outlives_the_daemon(engine):
     size(engine, "app", 3)
     grants = [read_record("grant", write_record(grant)) for grant in engine.grants.values()]
     restored = engine_on(HYGON_7285_2S, SIZED)
@@ -311,15 +308,13 @@ def test_the_size_outlives_the_daemon():
     assert next(iter(restored.size("app", None, "back", 9.0))).id == "app"
 
 
-def test_a_record_of_a_version_before_has_no_size():
-    engine = engine_with("app")
+def test_a_record_of_a_version_before_has_no_size(engine):
     text = write_record(engine.grants["app"]).replace(',"milli_size":null', "")
     assert "milli_size" not in text
     assert read_record("grant", text).container.milli_size is None
 
 
-def test_a_released_container_is_not_sized_and_starts_anew_when_it_is_managed_again():
-    engine = engine_with("app")
+def test_a_released_container_is_not_sized_and_starts_anew_when_it_is_managed_again(engine):
     size(engine, "app", 3)
     engine.release("app")
     assert engine.sized_sets() == ()
@@ -328,8 +323,7 @@ def test_a_released_container_is_not_sized_and_starts_anew_when_it_is_managed_ag
     assert (len(engine.grants["app"].cpus), engine.shrunk()) == (32, ())
 
 
-def test_cpus_that_go_offline_and_come_back_leave_the_size():
-    engine = engine_with("app")
+def test_cpus_that_go_offline_and_come_back_leave_the_size(engine):
     size(engine, "app", 3)
     small = engine.grants["app"].cpus
     engine.rehost(host_of(HYGON_7285_2S, usable=",".join(map(str, topology(HYGON_7285_2S).online - small))))
@@ -371,8 +365,7 @@ def test_use_that_is_noted_changes_no_set_and_is_gone_with_a_size():
     assert engine.grants["app"].container.milli_used == 0
 
 
-def test_use_that_is_noted_is_not_written_down():
-    engine = engine_with("app")
+def test_use_that_is_noted_is_not_written_down(engine):
     engine.note_use({"app": 3000})
     found = read_record("grant", write_record(engine.grants["app"]))
     assert found.container.milli_used == 0

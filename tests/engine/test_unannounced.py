@@ -9,12 +9,7 @@ import pytest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Life, Stance
-from cri_proxy.engine.unannounced import (
-    UnannouncedContainer,
-    in_order,
-    leave_untouched,
-    own_update,
-)
+from cri_proxy.engine.unannounced import UnannouncedContainer, in_order, leave_untouched, own_update
 from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos
@@ -79,7 +74,7 @@ TOLD: dict[str, tuple[Optional[str], bool, list[str]]] = {
 
 
 @pytest.mark.parametrize(("cpus", "enforce", "told"), TOLD.values(), ids=TOLD)
-def test_it_is_told_only_what_it_does_not_have(cpus: Optional[str], enforce: bool, told: list[str]) -> None:
+def test_it_is_told_only_what_it_does_not_have(cpus, enforce, told) -> None:
     engine = engine_on(HYGON_7285_2S)
     found = come(engine, unannounced(make_container("app", limit=2), cpus), enforce)
     assert [cpuset for _, cpuset in found] == told
@@ -94,16 +89,14 @@ def test_who_has_ended_before_it_was_told_is_told_nothing() -> None:
     assert own_update(engine, app) == ()
 
 
-def test_a_cpuset_it_was_created_with_is_a_fence() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_a_cpuset_it_was_created_with_is_a_fence(engine) -> None:
     app = unannounced(make_container("app", limit=2), "2-20", fence=fence("2-20"))
     [(_, cpuset)] = come(engine, app)
     assert parse_cpus(cpuset) < parse_cpus("2-20")
     assert engine.grants["new"].fence == fence("2-20")
 
 
-def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is() -> None:
-    engine = engine_on(HYGON_7285_2S)
+def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is(engine) -> None:
     app = unannounced(make_container("app", limit=12, preferences=PlacementPreferences(l3="require")), ALL)
     before = dump(engine)
     with pytest.raises(PlacementRefused) as caught:

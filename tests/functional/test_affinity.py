@@ -16,8 +16,7 @@ from cri_api.control import ControlError
 from policies.machine.cpus import parse_cpus
 from tests.agent import Agent, merged
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import UPDATE, StartAgent, ask, counter, cpus_of, until
+from tests.functional.conftest import UPDATE, ask, counter, cpus_of, until
 from tests.observer import QUICK, ObserverProcess
 
 MANUAL: dict[str, Any] = {"affinity": {"rebalance": "manual", "cooldown": "1ms"}, "constants": QUICK}
@@ -51,9 +50,7 @@ async def edges(agent: Agent, count: int = 1) -> Any:
     return await until(agent, lambda d: len(d["edges"]) >= count and not d["frozen"], "affinity")
 
 
-async def test_containers_that_talk_are_moved_into_one_l3_by_command(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_containers_that_talk_are_moved_into_one_l3_by_command(start_agent, runtime) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web, db, other = [await create(client, name) for name in ("web", "db", "other")]
@@ -77,9 +74,7 @@ async def test_containers_that_talk_are_moved_into_one_l3_by_command(
         assert "(same L3)" in out
 
 
-async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(start_agent, runtime) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         ids = {name: await create(client, name) for name in ("web", "db")}
@@ -105,9 +100,7 @@ async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(
     assert cpus_of(runtime, ids["web"]) == cpus_of(runtime, ids["db"])
 
 
-async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_move(
-    start_agent: StartAgent,
-) -> None:
+async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_move(start_agent) -> None:
     agent = await start_agent(**merged(AUTO, {"affinity": {"hysteresis": 1.0}}))
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         ids = [await create(client, name) for name in ("web", "db")]
@@ -123,7 +116,7 @@ async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_m
         assert row["beside"] and row["gain"] > 0
 
 
-async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) -> None:
+async def test_the_graph_is_told_as_text_and_as_json(start_agent) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         ids = [await create(client, name) for name in ("web", "db")]
@@ -151,9 +144,7 @@ async def test_the_graph_is_told_as_text_and_as_json(start_agent: StartAgent) ->
         assert 'cri_resmgr_observer_count{what="replayed"}' in (await agent.cli("metrics"))[1]
 
 
-async def test_containers_that_talk_are_moved_together_by_themselves(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_containers_that_talk_are_moved_together_by_themselves(start_agent, runtime) -> None:
     agent = await start_agent(**AUTO)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web, db = [await create(client, name) for name in ("web", "db")]
@@ -171,9 +162,7 @@ async def test_containers_that_talk_are_moved_together_by_themselves(
         assert group["bytes_per_s"] > 0
 
 
-async def test_a_frozen_daemon_moves_nobody_until_it_is_unfrozen(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_a_frozen_daemon_moves_nobody_until_it_is_unfrozen(start_agent, runtime) -> None:
     agent = await start_agent(**AUTO)
     async with CriClient(agent.socket) as client:
         web, db = [await create(client, name) for name in ("web", "db")]
@@ -188,9 +177,7 @@ async def test_a_frozen_daemon_moves_nobody_until_it_is_unfrozen(
             await runtime.wait_until(lambda: cpus_of(runtime, web) == cpus_of(runtime, db))
 
 
-async def test_a_new_replica_comes_near_its_peers_before_it_has_talked(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_a_new_replica_comes_near_its_peers_before_it_has_talked(start_agent, runtime) -> None:
     """Also after a restart of the daemon, with the observer gone: what owners do is remembered."""
     agent = await start_agent(**MANUAL)
     labels = {"pod-template-hash": "7d4b9c6f5"}
@@ -211,7 +198,7 @@ async def test_a_new_replica_comes_near_its_peers_before_it_has_talked(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_an_observer_that_ends_freezes_the_picture_and_one_that_returns_thaws_it(
-    start_agent: StartAgent, runtime: FakeRuntime, number: signal.Signals
+    start_agent, runtime, number
 ) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client:
@@ -229,7 +216,7 @@ async def test_an_observer_that_ends_freezes_the_picture_and_one_that_returns_th
         assert cpus_of(runtime, web) != cpus_of(runtime, db)
 
 
-async def test_without_an_observer_everything_is_said_and_works(agent: Agent, client: CriClient) -> None:
+async def test_without_an_observer_everything_is_said_and_works(agent, client) -> None:
     await create(client, "web")
     code, out, _ = await agent.cli("affinity")
     assert code == 0
@@ -241,7 +228,7 @@ async def test_without_an_observer_everything_is_said_and_works(agent: Agent, cl
     assert (await ask(agent, "status"))["degraded"] == {}
 
 
-async def test_a_reset_daemon_still_knows_who_talks_to_whom(start_agent: StartAgent) -> None:
+async def test_a_reset_daemon_still_knows_who_talks_to_whom(start_agent) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         web = await create(client, "web")
@@ -252,9 +239,7 @@ async def test_a_reset_daemon_still_knows_who_talks_to_whom(start_agent: StartAg
         assert [peer["container"] for peer in row["peers"]] == ["default/db/app"]
 
 
-async def test_affinity_can_be_turned_off_and_on_without_a_restart(
-    start_agent: StartAgent,
-) -> None:
+async def test_affinity_can_be_turned_off_and_on_without_a_restart(start_agent) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
         for name in ("web", "db"):
@@ -270,7 +255,7 @@ async def test_affinity_can_be_turned_off_and_on_without_a_restart(
         await until(agent, lambda s: s["affinity"]["enabled"] and s["affinity"]["edges"] == 1)
 
 
-async def test_in_mode_observe_a_rebalance_is_refused_with_a_sentence(start_agent: StartAgent) -> None:
+async def test_in_mode_observe_a_rebalance_is_refused_with_a_sentence(start_agent) -> None:
     agent = await start_agent(relay={"mode": "observe"})
     with pytest.raises(ControlError, match="in mode observe nothing is moved"):
         await ask(agent, "rebalance")
@@ -279,7 +264,7 @@ async def test_in_mode_observe_a_rebalance_is_refused_with_a_sentence(start_agen
 
 
 async def test_a_move_that_the_runtime_refuses_is_taken_back_and_the_command_fails(
-    start_agent: StartAgent, runtime: FakeRuntime
+    start_agent, runtime
 ) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):
@@ -297,9 +282,7 @@ async def test_a_move_that_the_runtime_refuses_is_taken_back_and_the_command_fai
         assert (await ask(agent, "status"))["updates_waiting"] == 0
 
 
-async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(start_agent, runtime) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client:
         in_leaf: dict[frozenset[int], list[str]] = {}
@@ -334,7 +317,7 @@ async def test_an_exchange_that_a_kill_has_cut_is_finished_by_the_next_daemon(
         assert cpus_of(runtime, ids[a]) == cpus_of(runtime, ids[c]) != cpus_of(runtime, ids[b])
 
 
-async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_agent: StartAgent) -> None:
+async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_agent) -> None:
     agent = await start_agent(**MANUAL)
     remotes = [
         {"a": "default/web/app", "address": "10.244.7.3", "bytes": 2e6},
@@ -354,7 +337,7 @@ async def test_what_containers_exchange_with_other_nodes_is_in_the_report(start_
         assert report["affinity_groups"] == []
 
 
-async def test_where_affinity_is_off_no_other_node_is_told_of(start_agent: StartAgent) -> None:
+async def test_where_affinity_is_off_no_other_node_is_told_of(start_agent) -> None:
     agent = await start_agent(**merged(MANUAL, {"affinity": {"enabled": False}}))
     remotes = [{"a": "default/web/app", "address": "10.244.7.3", "bytes": 2e6}]
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [], remotes):

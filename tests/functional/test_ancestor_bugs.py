@@ -14,12 +14,9 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from policies.machine.cpus import parse_cpus
-from tests.agent import Agent
 from tests.cri_client import CriClient, container_config, create_request, pod_config
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     HANG_S,
-    StartAgent,
     ask,
     charged_milli,
     cpus_of,
@@ -36,7 +33,7 @@ CCX_2 = "8-11,72-75"
 
 
 async def test_w1_removing_an_old_attempt_keeps_the_exclusive_cpus_of_the_new_one(
-    runtime: FakeRuntime, client: CriClient, agent: Agent
+    runtime, client, agent
 ) -> None:
     """Its records were keyed by pod and name: kubelet's clean-up of attempt 0 freed the CPUs of attempt 2."""
     pod = await run_guaranteed(client, "db")
@@ -56,9 +53,7 @@ async def test_w1_removing_an_old_attempt_keeps_the_exclusive_cpus_of_the_new_on
     await runtime.wait_until(lambda: cpus_of(runtime, victim) == parse_cpus(CCX_2))
 
 
-async def test_w1_removing_an_old_attempt_keeps_the_charge_of_the_new_one(
-    runtime: FakeRuntime, client: CriClient, agent: Agent
-) -> None:
+async def test_w1_removing_an_old_attempt_keeps_the_charge_of_the_new_one(runtime, client, agent) -> None:
     """The same for a container on shared CPUs."""
     pod = await client.run_pod("web")
     attempts = []
@@ -75,9 +70,7 @@ async def test_w1_removing_an_old_attempt_keeps_the_charge_of_the_new_one(
     assert charged_milli(await ask(agent, "status")) == 1500
 
 
-async def test_w2_who_loses_all_its_cpus_gets_others_and_never_an_empty_cpuset(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_w2_who_loses_all_its_cpus_gets_others_and_never_an_empty_cpuset(runtime, client) -> None:
     """It sent "" to those whose pool was empty, for containerd no change: they stayed where they were."""
     pod = await client.run_pod("web")
     victims = [await client.create(pod, name, cpu_request=500, cpu_limit=2000) for name in ("a", "b")]
@@ -93,7 +86,7 @@ async def test_w2_who_loses_all_its_cpus_gets_others_and_never_an_empty_cpuset(
     assert all(call.message.linux.cpuset_cpus for call in runtime.calls_of("UpdateContainerResources"))
 
 
-async def test_w2_where_no_cpu_is_left_nothing_is_sent(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_w2_where_no_cpu_is_left_nothing_is_sent(runtime, start_agent) -> None:
     """The end of it: every CPU of the machine is somebody's own."""
     agent = await start_agent(ONE_CPU)
     async with CriClient(agent.socket) as client:
@@ -105,7 +98,7 @@ async def test_w2_where_no_cpu_is_left_nothing_is_sent(runtime: FakeRuntime, sta
     assert (await ask(agent, "status"))["invariants"] == []
 
 
-async def test_w3_a_create_that_hangs_holds_up_no_other_call(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_w3_a_create_that_hangs_holds_up_no_other_call(runtime, client) -> None:
     """One lock was held across calls to the runtime, and even Version waited for it."""
     pod = await client.run_pod("web")
     other = await client.create(pod, "other", cpu_request=100)
@@ -126,7 +119,7 @@ async def test_w3_a_create_that_hangs_holds_up_no_other_call(runtime: FakeRuntim
     assert await held
 
 
-async def test_w4_the_fiftieth_create_updates_nobody(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_w4_the_fiftieth_create_updates_nobody(runtime, client) -> None:
     """Every create and stop sent an update to every shared container, though nothing had changed."""
     pods = [await client.run_pod(f"web-{number}") for number in range(50)]
     ids = [await client.create(pod, "app", cpu_request=100, cpu_limit=500) for pod in pods]
@@ -137,9 +130,7 @@ async def test_w4_the_fiftieth_create_updates_nobody(runtime: FakeRuntime, clien
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_w5_a_resize_reaches_the_runtime_and_no_later_update_undoes_it(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_w5_a_resize_reaches_the_runtime_and_no_later_update_undoes_it(runtime, client) -> None:
     """It said OK and did nothing; its own updates then sent the limits of the creation again."""
     pod = await client.run_pod("web")
     app = await client.create(pod, "app", cpu_request=500, cpu_limit=2000, memory_limit=1 << 30)
@@ -157,9 +148,7 @@ async def test_w5_a_resize_reaches_the_runtime_and_no_later_update_undoes_it(
     )
 
 
-async def test_w6_environment_mounts_and_what_nobody_knows_arrive_as_sent(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_w6_environment_mounts_and_what_nobody_knows_arrive_as_sent(runtime, client) -> None:
     """It rebuilt the request from its own model: order at random, id mappings and unknown fields gone."""
     pod = await client.run_pod("web")
     mapping = cri.IDMapping(host_id=100_000, container_id=0, length=65_536)
@@ -185,9 +174,7 @@ async def test_w6_environment_mounts_and_what_nobody_knows_arrive_as_sent(
 
 
 @pytest.mark.parametrize("name", [MEMORYLESS_NODE, OFFLINE_CPUS])
-async def test_w7_nodes_without_memory_and_cpus_that_are_off_are_served(
-    runtime: FakeRuntime, start_agent: StartAgent, name: str
-) -> None:
+async def test_w7_nodes_without_memory_and_cpus_that_are_off_are_served(runtime, start_agent, name) -> None:
     """It did not start: "Unknown memory type for node", "sockets share NUMA node(s)"."""
     data = machine(name)
     agent = await start_agent(name)
@@ -204,9 +191,7 @@ async def test_w7_nodes_without_memory_and_cpus_that_are_off_are_served(
             )
 
 
-async def test_w8_a_corrupt_state_file_is_set_aside_and_rebuilt(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_w8_a_corrupt_state_file_is_set_aside_and_rebuilt(runtime, agent, client) -> None:
     """It exited with 1, for ever."""
     app = await client.create(await client.run_pod("web"), "app", cpu_request=500, cpu_limit=2000)
     await client.start(app)
@@ -219,9 +204,7 @@ async def test_w8_a_corrupt_state_file_is_set_aside_and_rebuilt(
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_w8_a_runtime_with_much_to_tell_is_listened_to(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_w8_a_runtime_with_much_to_tell_is_listened_to(runtime, start_agent) -> None:
     """A reply of more than 4 MiB was RESOURCE_EXHAUSTED, at the start and for kubelet."""
     pod = runtime.add_pod(pod_config("web"))
     for number in range(6):
@@ -233,7 +216,7 @@ async def test_w8_a_runtime_with_much_to_tell_is_listened_to(
 
 
 async def test_w9_without_its_state_the_daemon_takes_over_what_runs_as_it_runs(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     """A lost cache made Guaranteed containers shared, with shares of 2, and forgot the newest."""
     pod = await run_guaranteed(client, "db")
@@ -260,7 +243,7 @@ async def test_w9_without_its_state_the_daemon_takes_over_what_runs_as_it_runs(
     assert cpus_of(runtime, late) == parse_cpus("10-11,74-75")
 
 
-async def test_w10_memory_is_that_of_the_cpus_given(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_w10_memory_is_that_of_the_cpus_given(runtime, client) -> None:
     """A container on the CPUs of one node got the memory of four: the pool's, not the grant's."""
     data = machine(HYGON_7285_2S)
     for number in range(4):
@@ -271,7 +254,7 @@ async def test_w10_memory_is_that_of_the_cpus_given(runtime: FakeRuntime, client
         assert parse_cpus(runtime.containers[app].resources.cpuset_mems) == nodes
 
 
-async def test_w11_burstable_is_burstable_in_kinds_nested_cgroups(agent: Agent, client: CriClient) -> None:
+async def test_w11_burstable_is_burstable_in_kinds_nested_cgroups(agent, client) -> None:
     """It did not know nested cgroup roots, and took Burstable for Guaranteed."""
     root = "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
     parent = f"{root}/kubelet-kubepods-burstable-podu1.slice"
@@ -280,7 +263,7 @@ async def test_w11_burstable_is_burstable_in_kinds_nested_cgroups(agent: Agent, 
     assert (await rows(agent))["app"]["qos"] == "burstable"
 
 
-async def test_w12_the_runtimes_error_is_the_clients_error(runtime: FakeRuntime, client: CriClient) -> None:
+async def test_w12_the_runtimes_error_is_the_clients_error(runtime, client) -> None:
     """Every error of CreateContainer became UNKNOWN."""
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", error=(8, "disk quota", (("retry-after", "1"),)))
@@ -291,7 +274,7 @@ async def test_w12_the_runtimes_error_is_the_clients_error(runtime: FakeRuntime,
 
 
 async def test_w12_after_kubelets_deadline_the_container_that_exists_keeps_its_cpus(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     """The deadline released the grant, while the runtime went on and created the container."""
     pod = await client.run_pod("web")
@@ -306,7 +289,7 @@ async def test_w12_after_kubelets_deadline_the_container_that_exists_keeps_its_c
     assert (await rows(agent))["app"]["id"] == existing
 
 
-async def test_w13_whole_cores_are_given_and_reserved(runtime: FakeRuntime, start_agent: StartAgent) -> None:
+async def test_w13_whole_cores_are_given_and_reserved(runtime, start_agent) -> None:
     """Lone threads were given away, their siblings stayed shared; the sibling of a reserved CPU did too."""
     agent = await start_agent(policy={"ReservedResources": {"CPU": "1"}})
     assert (await ask(agent, "status"))["reserved"] == "0,64"

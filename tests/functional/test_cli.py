@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -28,56 +27,26 @@ from cri_proxy.node.lock import NodeLock
 from cri_proxy.version import VERSION
 from tests.agent import ROOT, Agent
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
+from tests.functional import support
 from tests.functional.conftest import ask, until
-from tests.functional.support import (
-    compared,
-    cpusets,
-    ended,
-    eventually,
-    new_agent,
-    restart,
-    run_pod_with,
-    start,
-)
 from tests.machines import HYGON_7285_2S, machine, write_sysfs
 
-COMMANDS = [
-    ("acknowledge",),
-    ("adopt",),
-    ("config",),
-    ("config", "check"),
-    ("config", "show"),
-    ("explain",),
-    ("kubelet",),
-    ("kubelet", "disable"),
-    ("kubelet", "enable"),
-    ("kubelet", "status"),
-    ("metrics",),
-    ("mode",),
-    ("placements",),
-    ("release",),
-    ("reset-policy",),
-    ("run",),
-    ("simulate",),
-    ("status",),
-    ("top",),
-    ("topology",),
-]
+
+def commands(text: str) -> list[tuple[str, ...]]:
+    """The words of each, of a list with commas."""
+    return [tuple(each.split()) for each in text.split(", ")]
+
+
+COMMANDS = commands(
+    "acknowledge, adopt, config, config check, config show, explain, kubelet, kubelet disable, "
+    "kubelet enable, kubelet status, metrics, mode, placements, release, reset-policy, run, simulate, "
+    "status, top, topology"
+)
 #: Commands that ask the daemon, with arguments that are good.
-ASKING = [
-    ("acknowledge",),
-    ("adopt", "default/web/web"),
-    ("adopt", "--all"),
-    ("config", "show"),
-    ("explain", "default/web/web"),
-    ("metrics",),
-    ("mode",),
-    ("mode", "off"),
-    ("placements",),
-    ("reset-policy", "--replace"),
-    ("status",),
-]
+ASKING = commands(
+    "acknowledge, adopt default/web/web, adopt --all, config show, explain default/web/web, metrics, "
+    "mode, mode off, placements, reset-policy --replace, status"
+)
 
 
 def run(*words: str, environment: Optional[dict[str, str]] = None) -> subprocess.CompletedProcess[str]:
@@ -95,20 +64,17 @@ def invoke(*words: str) -> Any:
 
 
 @pytest_asyncio.fixture
-async def busy(runtime: FakeRuntime) -> AsyncIterator[Agent]:
+async def busy(agent: Agent, client: CriClient) -> Agent:
     """A daemon with one container."""
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            await run_pod_with(client, "web", cpu_limit=8000, memory_limit=1 << 30)
-        yield agent
+    await support.run_pod_with(client, "web", cpu_limit=8000, memory_limit=1 << 30)
+    return agent
 
 
 # ---------------------------------------------------------------------- help and usage
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_has_help(words: tuple[str, ...]) -> None:
+def test_every_command_has_help(words) -> None:
     result = invoke(*words, "--help")
     assert result.exit_code == 0
     assert "Usage: " in result.output
@@ -129,20 +95,13 @@ def test_the_version_is_told() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("nonsense",),
-        ("explain",),
-        ("status", "--nonsense"),
-        ("mode", "nonsense"),
-        ("release",),
-        ("release", "a", "--all"),
-        ("config", "check"),
-        ("simulate", "x.json"),
-        ("run", "nonsense"),
-    ],
+    commands(
+        "nonsense, explain, status --nonsense, mode nonsense, release, release a --all, "
+        "config check, simulate x.json, run nonsense"
+    ),
     ids=" ".join,
 )
-def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_2(words) -> None:
     result = invoke(*words)
     assert result.exit_code == 2
     assert "Usage: " in result.output
@@ -152,9 +111,7 @@ def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
-def test_a_daemon_that_is_not_running_is_one_sentence_and_a_hint(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_daemon_that_is_not_running_is_one_sentence_and_a_hint(words, tmp_path) -> None:
     path = tmp_path / "c.sock"
     result = CliRunner().invoke(cli, ["--control-socket", str(path), *words])
     assert result.exit_code == 1
@@ -163,7 +120,7 @@ def test_a_daemon_that_is_not_running_is_one_sentence_and_a_hint(
     )
 
 
-def test_a_daemon_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+def test_a_daemon_that_does_not_answer_is_one_sentence(tmp_path) -> None:
     path = tmp_path / "c.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -180,24 +137,17 @@ def test_a_daemon_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     assert error == f"{sentence}\n  {NEXT_STEPS['ControlError']}\n"
 
 
-async def test_every_json_answer_is_one_document_and_nothing_else(busy: Agent) -> None:
-    for words in (
-        ("status",),
-        ("mode",),
-        ("placements",),
-        ("explain", "default/web/web"),
-        ("config", "show"),
-        ("topology",),
-        ("release", "default/web/web"),
-        ("adopt", "default/web/web"),
-        ("reset-policy",),
+async def test_every_json_answer_is_one_document_and_nothing_else(busy) -> None:
+    for words in commands(
+        "status, mode, placements, explain default/web/web, config show, topology, release "
+        "default/web/web, adopt default/web/web, reset-policy"
     ):
         code, out, error = await busy.cli(*words, "--json")
         assert (code, error) == (0, ""), words
         json.loads(out)
 
 
-async def test_answers_for_people_say_the_same(busy: Agent) -> None:
+async def test_answers_for_people_say_the_same(busy) -> None:
     outs = {}
     for words in (("status",), ("placements",), ("explain", "web/web"), ("mode",), ("config", "show")):
         code, outs[words[0]], error = await busy.cli(*words)
@@ -217,7 +167,7 @@ async def test_answers_for_people_say_the_same(busy: Agent) -> None:
     assert ["relay.socket", busy.socket, f"{busy.config_file}:1"] in shown
 
 
-async def test_the_daemons_refusals_exit_with_1(busy: Agent) -> None:
+async def test_the_daemons_refusals_exit_with_1(busy) -> None:
     for words, sentence in (
         (
             ("explain", "nobody"),
@@ -234,33 +184,27 @@ async def test_the_daemons_refusals_exit_with_1(busy: Agent) -> None:
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["daemon up", "daemon down"])
-async def test_a_name_that_means_several_releases_none(
-    runtime: FakeRuntime, busy: Agent, running: bool
-) -> None:
+async def test_a_name_that_means_several_releases_none(runtime, busy, running) -> None:
     async with CriClient(busy.socket) as client:
-        await run_pod_with(client, "web", cpu_limit=8000, pod_namespace="other")
-    before = cpusets(runtime)
+        await support.run_pod_with(client, "web", cpu_limit=8000, pod_namespace="other")
+    before = support.cpusets(runtime)
     if not running:
         await busy.kill()
     code, out, error = await busy.cli("release", "web/web", "--config", str(busy.config_file))
     assert (code, out, "'web/web' means 2 containers: default/web/web (" in error) == (1, "", True)
-    assert cpusets(runtime) == before
+    assert support.cpusets(runtime) == before
 
 
-async def test_a_release_that_the_runtime_refuses_is_not_called_done(
-    runtime: FakeRuntime, busy: Agent
-) -> None:
+async def test_a_release_that_the_runtime_refuses_is_not_called_done(runtime, busy) -> None:
     [container_id] = runtime.containers
     runtime.script("UpdateContainerResources", error=(14, "containerd is restarting"), times=1)
     code, out, _ = await busy.cli("release", "--all")
     assert (code, f" ({container_id[:13]}): 0-127  NOT DONE: " in out) == (1, True)
-    await compared(busy)
-    await eventually(lambda: runtime.cpuset(container_id) == "0-127", "the release is tried again")
+    await support.compared(busy)
+    await support.eventually(lambda: runtime.cpuset(container_id) == "0-127", "the release is tried again")
 
 
-async def test_a_release_without_daemon_that_the_runtime_refuses_is_made_by_the_next(
-    runtime: FakeRuntime, busy: Agent
-) -> None:
+async def test_a_release_without_daemon_that_the_runtime_refuses_is_made_by_the_next(runtime, busy) -> None:
     [container_id] = runtime.containers
     await busy.kill()
     runtime.script("UpdateContainerResources", error=(4, "containerd is slow"), times=1)
@@ -270,18 +214,14 @@ async def test_a_release_without_daemon_that_the_runtime_refuses_is_made_by_the_
         told.append((code, runtime.cpuset(container_id), out.splitlines()))
     named = f"default/web/web ({container_id[:13]})"
     assert told == [
-        (
-            1,
-            "0-3,64-67",
-            [f"{named}: 0-127  NOT DONE: containerd is slow", "0 of 1 containers changed"],
-        ),
+        (1, "0-3,64-67", [f"{named}: 0-127  NOT DONE: containerd is slow", "0 of 1 containers changed"]),
         (0, "0-127", [f"{named}: 0-127", "1 of 1 containers changed"]),
     ]
-    assert (await start(busy))["containers"] == {"released": 1}
+    assert (await support.start(busy))["containers"] == {"released": 1}
 
 
 async def test_a_daemon_that_is_started_during_a_release_passes_bytes_until_that_is_over(
-    runtime: FakeRuntime, busy: Agent
+    runtime, busy
 ) -> None:
     await busy.kill()
     hold = asyncio.Event()
@@ -301,21 +241,19 @@ async def test_a_daemon_that_is_started_during_a_release_passes_bytes_until_that
 @pytest.mark.parametrize(
     "words", [("release", "--all"), ("reset-policy",), ("--reset-policy",)], ids=" ".join
 )
-async def test_beside_an_owner_of_the_node_nothing_is_done_without_the_daemon(
-    runtime: FakeRuntime, busy: Agent, words: tuple[str, ...]
-) -> None:
+async def test_beside_an_owner_of_the_node_nothing_is_done_without_the_daemon(runtime, busy, words) -> None:
     await busy.kill()
-    before = cpusets(runtime)
+    before = support.cpusets(runtime)
     owner = NodeLock(load(Files(config=busy.config_file)).config, "proxy")
     assert owner.take() == ""
     code, out, error = await busy.cli(*words, "--config", str(busy.config_file))
     owner.give_up()
     assert (code, out, "(cri-resmgr run) places containers on this node already" in error) == (1, "", True)
-    assert (cpusets(runtime), list(busy.state.glob("*.aside-*"))) == (before, [])
+    assert (support.cpusets(runtime), list(busy.state.glob("*.aside-*"))) == (before, [])
 
 
-async def test_a_release_without_daemon_and_runtime_is_a_sentence(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_release_without_daemon_and_runtime_is_a_sentence(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         await runtime.stop()
         code, out, error = await agent.cli("release", "--all", "--config", str(agent.config_file))
         assert (code, out) == (1, "")
@@ -323,7 +261,7 @@ async def test_a_release_without_daemon_and_runtime_is_a_sentence(runtime: FakeR
         assert "Traceback" not in error
 
 
-async def test_a_container_that_is_gone_can_be_explained(busy: Agent, runtime: FakeRuntime) -> None:
+async def test_a_container_that_is_gone_can_be_explained(busy, runtime) -> None:
     [container_id] = runtime.containers
     async with CriClient(busy.socket) as client:
         await client.stop(container_id)
@@ -333,8 +271,8 @@ async def test_a_container_that_is_gone_can_be_explained(busy: Agent, runtime: F
     assert [row["cpus"] for row in document["history"]] == ["0-3,64-67"]
 
 
-async def test_a_degraded_daemon_says_what_it_cannot_answer(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_degraded_daemon_says_what_it_cannot_answer(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         agent.write_config({"topology": {"source": "/nonexistent"}})
         await agent.start()
         code, _, error = await agent.cli("placements")
@@ -346,7 +284,7 @@ async def test_a_degraded_daemon_says_what_it_cannot_answer(runtime: FakeRuntime
         assert (code, "mode off, DEGRADED\n  degraded (topology): " in out) == (0, True)
 
 
-async def test_output_into_a_pipe_that_is_closed_is_no_traceback(busy: Agent) -> None:
+async def test_output_into_a_pipe_that_is_closed_is_no_traceback(busy) -> None:
     read, write = os.pipe()
     os.close(read)
     process = await asyncio.create_subprocess_exec(
@@ -361,9 +299,7 @@ async def test_output_into_a_pipe_that_is_closed_is_no_traceback(busy: Agent) ->
 # ---------------------------------------------------------------------- starting the daemon
 
 
-def test_flags_of_intels_that_mean_nothing_here_are_left_out_with_a_warning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_flags_of_intels_that_mean_nothing_here_are_left_out_with_a_warning(capsys) -> None:
     known = {"--relay-socket", "--fallback-config"}
     words = "-relay-socket=/run/a.sock -metrics-interval 10s -fallback-config /etc/f --allow-untested-runtimes -v=3"
     assert intel_arguments(words.split(), known) == [
@@ -379,8 +315,8 @@ def test_flags_of_intels_that_mean_nothing_here_are_left_out_with_a_warning(
 
 
 @pytest.mark.parametrize("subcommand", [(), ("run",)], ids=["bare", "run"])
-async def test_it_runs_as_intels_unit_starts_it(runtime: FakeRuntime, subcommand: tuple[str, ...]) -> None:
-    async with new_agent(runtime) as agent:
+async def test_it_runs_as_intels_unit_starts_it(runtime, subcommand) -> None:
+    async with support.new_agent(runtime) as agent:
         forced = agent.folder / "forced.cfg"
         forced.write_text("policy:\n  ReservedResources:\n    CPU: cpuset:0\n")
         flags = [f"-fallback-config={agent.config_file}", "-force-config", str(forced)]
@@ -398,28 +334,28 @@ async def test_it_runs_as_intels_unit_starts_it(runtime: FakeRuntime, subcommand
 @pytest.mark.parametrize(
     "words", [("reset-policy",), ("--reset-policy",), ("-reset-policy",)], ids=["ours", "Intel's", "Go's"]
 )
-async def test_the_state_is_set_aside_with_the_daemon_down(busy: Agent, words: tuple[str, ...]) -> None:
+async def test_the_state_is_set_aside_with_the_daemon_down(busy, words) -> None:
     await busy.terminate()
     code, out, _ = await busy.cli(*words, "--config", str(busy.config_file))
     assert (code, out.splitlines()[0]) == (0, "state set aside as state.db.aside-1")
-    assert (await start(busy))["containers"] == {"adopted": 1}
+    assert (await support.start(busy))["containers"] == {"adopted": 1}
 
 
-async def test_intels_reset_policy_leaves_a_running_daemon_its_state(busy: Agent) -> None:
+async def test_intels_reset_policy_leaves_a_running_daemon_its_state(busy) -> None:
     code, _, error = await busy.cli("--reset-policy", "--config", str(busy.config_file))
     assert (code, error) == (
         1,
         f"cri-resmgr: the daemon is running: {busy.socket} is served\n  use: cri-resmgr reset-policy\n",
     )
-    assert (await restart(busy))["containers"] == {"placed": 1}
+    assert (await support.restart(busy))["containers"] == {"placed": 1}
 
 
-async def test_a_socket_that_cannot_be_had_ends_the_daemon_with_a_sentence(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_socket_that_cannot_be_had_ends_the_daemon_with_a_sentence(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         (agent.folder / "file").write_text("")
         agent.write_config({"relay": {"socket": str(agent.folder / "file" / "k.sock")}})
         await agent.start(ready=False)
-        assert await ended(agent) == 1
+        assert await support.ended(agent) == 1
         assert (
             f"{agent.folder}/file/k.sock cannot be served: its folder cannot be made: File exists"
             in agent.log()
@@ -430,14 +366,14 @@ async def test_a_socket_that_cannot_be_had_ends_the_daemon_with_a_sentence(runti
 # ---------------------------------------------------------------------- configuration
 
 
-def test_a_good_file_is_good(tmp_path: Path) -> None:
+def test_a_good_file_is_good(tmp_path) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("placement:\n  ladder: fine\n")
     result = run("config", "check", str(file))
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{file}: good\n", "")
 
 
-def test_errors_and_unknown_keys_are_shown_with_file_and_line(tmp_path: Path) -> None:
+def test_errors_and_unknown_keys_are_shown_with_file_and_line(tmp_path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("placement:\n  ladder: rope\n  lader: fine\nnri:\n  sync_timeout: -1\n")
     result = run("config", "check", str(file))
@@ -448,7 +384,7 @@ def test_errors_and_unknown_keys_are_shown_with_file_and_line(tmp_path: Path) ->
     assert any(line.startswith(f'{file}:5: nri.sync_timeout is "-1", expected a duration') for line in lines)
 
 
-def test_what_files_of_intels_say_besides_is_a_warning_and_no_error(tmp_path: Path) -> None:
+def test_what_files_of_intels_say_besides_is_a_warning_and_no_error(tmp_path) -> None:
     file = tmp_path / "fallback.cfg"
     file.write_text("policy: {Active: static}\ndump: {Config: off}\n")
     result = run("config", "check", str(file))
@@ -459,10 +395,8 @@ def test_what_files_of_intels_say_besides_is_a_warning_and_no_error(tmp_path: Pa
     ]
 
 
-async def test_a_diff_says_what_a_reload_would_move_and_moves_nothing(
-    runtime: FakeRuntime, busy: Agent
-) -> None:
-    before = cpusets(runtime)
+async def test_a_diff_says_what_a_reload_would_move_and_moves_nothing(runtime, busy) -> None:
+    before = support.cpusets(runtime)
     file = busy.folder / "other.yaml"
     changes: list[tuple[dict[str, Any], str, str]] = [
         ({"placement": {"ladder": "fine"}}, "placement.ladder: manual -> fine", "nothing would move"),
@@ -484,11 +418,11 @@ async def test_a_diff_says_what_a_reload_would_move_and_moves_nothing(
         lines = out.splitlines()
         assert [lines[0], lines[1], lines[-1]] == [f"{file}: good", differs, told]
     assert lines[2].split()[:4] == ["default/web/web", "0-3,64-67", "->", "2-3,66-67"]
-    assert cpusets(runtime) == before
+    assert support.cpusets(runtime) == before
     assert (await busy.ask("status"))["policy"] == "hygon"
 
 
-async def test_a_diff_of_the_daemons_own_file_is_against_what_it_runs_with(busy: Agent) -> None:
+async def test_a_diff_of_the_daemons_own_file_is_against_what_it_runs_with(busy) -> None:
     _, out, _ = await busy.cli("config", "check", str(busy.config_file), "--diff")
     assert out == f"{busy.config_file}: good\nnothing would move\n"
     busy.write_config({"placement": {"memory": "off"}})
@@ -496,7 +430,7 @@ async def test_a_diff_of_the_daemons_own_file_is_against_what_it_runs_with(busy:
     assert out.splitlines()[1:] == ["placement.memory: prefer -> off", "nothing would move"]
 
 
-def test_a_diff_without_a_daemon_is_one_sentence_and_a_hint(tmp_path: Path) -> None:
+def test_a_diff_without_a_daemon_is_one_sentence_and_a_hint(tmp_path) -> None:
     file, path = tmp_path / "good.yaml", tmp_path / "c.sock"
     file.write_text("placement: {ladder: fine}\n")
     result = invoke("--control-socket", str(path), "config", "check", str(file), "--diff")
@@ -510,7 +444,7 @@ def test_a_diff_without_a_daemon_is_one_sentence_and_a_hint(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "content", [None, b"\xff\xfe\x00", b"a: [\n"], ids=["absent", "not text", "not YAML"]
 )
-def test_a_file_that_cannot_be_read_is_one_sentence(content: Optional[bytes], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_one_sentence(content, tmp_path) -> None:
     file = tmp_path / "bad.yaml"
     if content is not None:
         file.write_bytes(content)
@@ -520,7 +454,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(content: Optional[bytes], tm
         assert len(result.output.splitlines()) in (1, 1 + hints)
 
 
-def test_show_tells_where_each_value_is_from(tmp_path: Path) -> None:
+def test_show_tells_where_each_value_is_from(tmp_path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("\nplacement:\n  ladder: fine\n")
     rows = {
@@ -539,7 +473,7 @@ def sysfs(tmp_path: Path) -> Path:
     return write_sysfs(HYGON_7285_2S, tmp_path)
 
 
-def test_a_saved_sysfs_is_drawn_and_goes_through_json(sysfs: Path, tmp_path: Path) -> None:
+def test_a_saved_sysfs_is_drawn_and_goes_through_json(sysfs, tmp_path) -> None:
     drawn = run("topology", "--sysfs", str(sysfs))
     assert (drawn.returncode, drawn.stderr) == (0, "")
     assert "HygonGenuine: 2 sockets" in drawn.stdout
@@ -552,7 +486,7 @@ def test_a_saved_sysfs_is_drawn_and_goes_through_json(sysfs: Path, tmp_path: Pat
     assert invoke("topology", "--sysfs", str(file), "--json").output == saved.stdout
 
 
-def test_a_terminal_without_box_characters_gets_none(sysfs: Path) -> None:
+def test_a_terminal_without_box_characters_gets_none(sysfs) -> None:
     drawn = run("topology", "--sysfs", str(sysfs), environment={"PYTHONIOENCODING": "ascii"})
     assert (drawn.returncode, drawn.stderr) == (0, "")
     assert drawn.stdout == invoke("topology", "--sysfs", str(sysfs), "--ascii").output
@@ -561,7 +495,7 @@ def test_a_terminal_without_box_characters_gets_none(sysfs: Path) -> None:
 @pytest.mark.parametrize(
     "content", [None, "", "[]", '{"cpus": []}'], ids=["absent", "empty", "a list", "no CPUs"]
 )
-def test_a_machine_that_cannot_be_read_is_a_sentence(content: Optional[str], tmp_path: Path) -> None:
+def test_a_machine_that_cannot_be_read_is_a_sentence(content, tmp_path) -> None:
     file = tmp_path / "topology.json"
     if content is not None:
         file.write_text(content)
@@ -571,7 +505,7 @@ def test_a_machine_that_cannot_be_read_is_a_sentence(content: Optional[str], tmp
     assert "Traceback" not in result.output
 
 
-def test_an_empty_sysfs_is_a_sentence(tmp_path: Path) -> None:
+def test_an_empty_sysfs_is_a_sentence(tmp_path) -> None:
     result = invoke("topology", "--sysfs", str(tmp_path))
     assert (result.exit_code, str(tmp_path) in result.output) == (1, True)
 
@@ -579,7 +513,7 @@ def test_an_empty_sysfs_is_a_sentence(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- metrics
 
 
-async def test_metrics_are_prometheus_text_and_hold_what_was_promised(busy: Agent) -> None:
+async def test_metrics_are_prometheus_text_and_hold_what_was_promised(busy) -> None:
     code, out, error = await busy.cli("metrics")
     assert (code, error) == (0, "")
     samples = {
@@ -610,27 +544,26 @@ def _families(text: str) -> set[str]:
     }
 
 
-async def test_metrics_are_served_over_http(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime, metrics={"listen": "127.0.0.1:18894"}) as agent:
-        await start(agent)
+async def test_metrics_are_served_over_http(start_agent) -> None:
+    agent = await start_agent(metrics={"listen": "127.0.0.1:18894"})
 
-        def get(path: str) -> tuple[int, str, str]:
-            request = urllib.request.Request(f"http://127.0.0.1:18894{path}")
-            try:
-                with urllib.request.urlopen(request, timeout=10) as reply:
-                    return reply.status, reply.headers["Content-Type"], reply.read().decode()
-            except urllib.error.HTTPError as error:
-                with error:
-                    return error.code, error.headers["Content-Type"], error.read().decode()
+    def get(path: str) -> tuple[int, str, str]:
+        request = urllib.request.Request(f"http://127.0.0.1:18894{path}")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                return reply.status, reply.headers["Content-Type"], reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
 
-        status, kind, text = await asyncio.to_thread(get, "/metrics")
-        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
-        assert list(text_string_to_metric_families(text))
-        status, _, text = await asyncio.to_thread(get, "/secrets")
-        assert (status, text) == (404, "only GET /metrics is served\n")
-        # Whoever sends something else is hung up on; the daemon goes on.
-        reader, writer = await asyncio.open_connection("127.0.0.1", 18894)
-        writer.write(b"\x16\x03\x01" * 8000)
-        assert await reader.read() == b""
-        writer.close()
-        assert (await ask(agent, "status"))["degraded"] == {}
+    status, kind, text = await asyncio.to_thread(get, "/metrics")
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert list(text_string_to_metric_families(text))
+    status, _, text = await asyncio.to_thread(get, "/secrets")
+    assert (status, text) == (404, "only GET /metrics is served\n")
+    # Whoever sends something else is hung up on; the daemon goes on.
+    reader, writer = await asyncio.open_connection("127.0.0.1", 18894)
+    writer.write(b"\x16\x03\x01" * 8000)
+    assert await reader.read() == b""
+    writer.close()
+    assert (await ask(agent, "status"))["degraded"] == {}

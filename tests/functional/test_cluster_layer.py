@@ -9,10 +9,8 @@ import pytest
 
 from cri_api.control import ControlError
 from tests.agent import Agent
-from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask, cpus_of, rows, until
-from tests.functional.support import new_agent, reloaded, restart, run_pod_with, start, updates
+from tests.functional.conftest import ask, cpus_of, rows, until
+from tests.functional.support import reloaded, restart, run_pod_with, start, updates
 from tests.functional.test_view_socket import look
 
 GOLD: dict[str, Any] = {"name": "gold", "generation": 3, "config": {"placement": {"unlimited": "socket"}}}
@@ -44,7 +42,7 @@ async def pin(agent: Agent, *overrides: tuple[str, str]) -> list[dict[str, str]]
 # ---------------------------------------------------------------------- the policy
 
 
-async def test_a_policy_counts_at_once_and_config_show_says_that_it_is_one(agent: Agent) -> None:
+async def test_a_policy_counts_at_once_and_config_show_says_that_it_is_one(agent) -> None:
     answer = await ask(agent, "cluster-policy", **GOLD)
     assert answer == {"state": "applied", "changed": ["placement.unlimited"], "needs_restart": []}
     assert await origin(agent, "placement.unlimited") == ("socket", "cluster policy gold (generation 3)")
@@ -52,9 +50,7 @@ async def test_a_policy_counts_at_once_and_config_show_says_that_it_is_one(agent
     assert (shown["state"], shown["policy"]["name"], shown["policy"]["generation"]) == ("applied", "gold", 3)
 
 
-async def test_a_policy_places_the_next_container(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_a_policy_places_the_next_container(agent, client, runtime) -> None:
     _, before = await run_pod_with(client, "before")
     await ask(agent, "cluster-policy", **GOLD)
     _, after = await run_pod_with(client, "after")
@@ -62,7 +58,7 @@ async def test_a_policy_places_the_next_container(
     assert len(cpus_of(runtime, after)) == 64
 
 
-async def test_the_same_policy_again_does_nothing(agent: Agent) -> None:
+async def test_the_same_policy_again_does_nothing(agent) -> None:
     await ask(agent, "cluster-policy", **GOLD)
     assert await ask(agent, "cluster-policy", **GOLD) == {
         "state": "applied",
@@ -73,19 +69,15 @@ async def test_the_same_policy_again_does_nothing(agent: Agent) -> None:
     assert agent.log().count("configuration loaded") == 1
 
 
-async def test_a_policy_stays_over_a_kill_and_over_a_reload(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        await ask(agent, "cluster-policy", **GOLD)
-        await restart(agent)
-        assert (await origin(agent, "placement.unlimited"))[0] == "socket"
-        await reloaded(agent)
-        assert (await origin(agent, "placement.unlimited"))[0] == "socket"
+async def test_a_policy_stays_over_a_kill_and_over_a_reload(agent) -> None:
+    await ask(agent, "cluster-policy", **GOLD)
+    await restart(agent)
+    assert (await origin(agent, "placement.unlimited"))[0] == "socket"
+    await reloaded(agent)
+    assert (await origin(agent, "placement.unlimited"))[0] == "socket"
 
 
-async def test_a_policy_counts_after_the_nodes_file_and_before_what_is_forced(
-    start_agent: StartAgent,
-) -> None:
+async def test_a_policy_counts_after_the_nodes_file_and_before_what_is_forced(start_agent) -> None:
     agent = await start_agent(placement={"unlimited": "machine", "besteffort": "ccx"})
     await ask(agent, "cluster-policy", **GOLD)
     assert await origin(agent, "placement.unlimited") == ("socket", "cluster policy gold (generation 3)")
@@ -97,7 +89,7 @@ async def test_a_policy_counts_after_the_nodes_file_and_before_what_is_forced(
     assert (await origin(agent, "placement.unlimited"))[0] == "ccx"
 
 
-async def test_a_policy_that_is_taken_back_leaves_the_nodes_own_values(start_agent: StartAgent) -> None:
+async def test_a_policy_that_is_taken_back_leaves_the_nodes_own_values(start_agent) -> None:
     agent = await start_agent(placement={"unlimited": "machine"})
     await ask(agent, "cluster-policy", **GOLD)
     answer = await ask(agent, "cluster-policy", name=None)
@@ -106,7 +98,7 @@ async def test_a_policy_that_is_taken_back_leaves_the_nodes_own_values(start_age
     assert (await look(agent, "report"))["cluster"]["policy"] is None
 
 
-async def test_a_person_on_the_node_takes_it_off_with_one_command_and_no_other_comes_in(agent: Agent) -> None:
+async def test_a_person_on_the_node_takes_it_off_with_one_command_and_no_other_comes_in(agent) -> None:
     await ask(agent, "cluster-policy", **GOLD)
     code, out, err = await agent.cli("config", "cluster-policy")
     assert (code, "placement.unlimited: socket" in out) == (0, True), err
@@ -163,9 +155,7 @@ async def test_a_person_on_the_node_takes_it_off_with_one_command_and_no_other_c
     ],
     ids=lambda value: "" if isinstance(value, str) else ".".join(str(part) for part in value),
 )  # fmt: skip
-async def test_a_policy_that_may_not_be_or_does_not_fit_changes_nothing(
-    agent: Agent, config: dict[str, Any], sentence: str
-) -> None:
+async def test_a_policy_that_may_not_be_or_does_not_fit_changes_nothing(agent, config, sentence) -> None:
     await ask(agent, "cluster-policy", **GOLD)
     before = await ask(agent, "config")
     said = await refusal(agent, "cluster-policy", name="bad", generation=1, config=config)
@@ -190,30 +180,25 @@ async def test_a_policy_that_may_not_be_or_does_not_fit_changes_nothing(
     ],
     ids=str,
 )
-async def test_what_is_no_policy_is_refused_with_the_name_of_the_field(
-    agent: Agent, changes: dict[str, Any], part: str
-) -> None:
+async def test_what_is_no_policy_is_refused_with_the_name_of_the_field(agent, changes, part) -> None:
     assert part in await refusal(agent, "cluster-policy", **{**GOLD, **changes})
 
 
-async def test_a_kept_policy_that_this_version_does_not_take_costs_nothing_but_itself(
-    runtime: FakeRuntime,
-) -> None:
-    async with new_agent(runtime, placement={"ladder": "fine"}) as agent:
-        await start(agent)
-        await ask(agent, "cluster-policy", **GOLD)
-        await agent.kill()
-        kept = agent.state / "cluster-policy.json"
-        kept.write_text(kept.read_text().replace("unlimited", "of_a_later_version"))
-        status = await start(agent)
-        assert not status["degraded"]
-        assert (await origin(agent, "placement.ladder"))[0] == "fine"
-        cluster = (await look(agent, "report"))["cluster"]
-        assert cluster["state"] == "refused"
-        assert "unknown key placement.of_a_later_version" in cluster["sentence"]
+async def test_a_kept_policy_that_this_version_does_not_take_costs_nothing_but_itself(start_agent) -> None:
+    agent = await start_agent(placement={"ladder": "fine"})
+    await ask(agent, "cluster-policy", **GOLD)
+    await agent.kill()
+    kept = agent.state / "cluster-policy.json"
+    kept.write_text(kept.read_text().replace("unlimited", "of_a_later_version"))
+    status = await start(agent)
+    assert not status["degraded"]
+    assert (await origin(agent, "placement.ladder"))[0] == "fine"
+    cluster = (await look(agent, "report"))["cluster"]
+    assert cluster["state"] == "refused"
+    assert "unknown key placement.of_a_later_version" in cluster["sentence"]
 
 
-async def test_what_the_observer_reads_is_printed_for_it_with_the_policy(agent: Agent) -> None:
+async def test_what_the_observer_reads_is_printed_for_it_with_the_policy(agent) -> None:
     config = {"affinity": {"within": "owner", "hysteresis": 0.2}}
     answer = await ask(agent, "cluster-policy", **{**GOLD, "config": config})
     assert answer["changed"] == ["affinity.within", "affinity.hysteresis"]
@@ -229,9 +214,7 @@ async def test_what_the_observer_reads_is_printed_for_it_with_the_policy(agent: 
 # ---------------------------------------------------------------------- overrides
 
 
-async def test_an_override_moves_a_container_that_runs_and_explain_says_so(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_an_override_moves_a_container_that_runs_and_explain_says_so(agent, client, runtime) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=2000)
     [state] = await pin(agent, ("default/web/web", "node-3"))
     assert (state["state"], state["sentence"]) == ("applied", "")
@@ -243,7 +226,7 @@ async def test_an_override_moves_a_container_that_runs_and_explain_says_so(
 
 
 async def test_an_override_places_what_is_created_later_by_the_beginning_of_its_pods_name(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
+    agent, client, runtime
 ) -> None:
     [state] = await pin(agent, ("default/web-*/app", "l3-5"))
     assert (state["state"], state["sentence"]) == ("waiting", "no container of that name runs here")
@@ -261,7 +244,7 @@ async def test_an_override_places_what_is_created_later_by_the_beginning_of_its_
 
 
 async def test_an_override_that_does_not_fit_is_refused_and_the_container_stays(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
+    agent, client, runtime
 ) -> None:
     _, big = await run_pod_with(client, "big", cpu_limit=12000)
     before = runtime.cpuset(big)
@@ -273,7 +256,7 @@ async def test_an_override_that_does_not_fit_is_refused_and_the_container_stays(
 
 
 async def test_a_create_that_does_not_fit_its_zone_is_placed_elsewhere_and_says_why(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
+    agent, client, runtime
 ) -> None:
     await pin(agent, ("default/big/big", "l3-5"))
     await run_pod_with(client, "big", cpu_limit=12000)
@@ -281,7 +264,7 @@ async def test_a_create_that_does_not_fit_its_zone_is_placed_elsewhere_and_says_
     assert "not in l3-5, where an override pins it: default/big/big asks for" in why
 
 
-async def test_a_zone_that_is_not_there_is_refused_with_those_there_are(agent: Agent) -> None:
+async def test_a_zone_that_is_not_there_is_refused_with_those_there_are(agent) -> None:
     [state] = await pin(agent, ("default/web/web", "node-99"))
     assert state["state"] == "refused"
     assert state["sentence"] == (
@@ -289,9 +272,7 @@ async def test_a_zone_that_is_not_there_is_refused_with_those_there_are(agent: A
     )
 
 
-async def test_overrides_that_are_taken_away_leave_containers_where_they_are(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_overrides_that_are_taken_away_leave_containers_where_they_are(agent, client, runtime) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=2000)
     await pin(agent, ("default/web/web", "node-3"))
     there = runtime.cpuset(web)
@@ -299,9 +280,7 @@ async def test_overrides_that_are_taken_away_leave_containers_where_they_are(
     assert runtime.cpuset(web) == there
 
 
-async def test_the_runtimes_refusal_of_a_move_is_what_the_override_says(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_the_runtimes_refusal_of_a_move_is_what_the_override_says(agent, client, runtime) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=2000)
     runtime.script("UpdateContainerResources", error=(9, "cpuset is busy"))
     [state] = await pin(agent, ("default/web/web", "node-3"))
@@ -329,9 +308,7 @@ async def test_the_runtimes_refusal_of_a_move_is_what_the_override_says(
     ],
     ids=["no list", "no object", "no zone", "star", "unknown"],
 )
-async def test_overrides_that_cannot_be_read_change_nothing(
-    agent: Agent, overrides: Any, sentence: str
-) -> None:
+async def test_overrides_that_cannot_be_read_change_nothing(agent, overrides, sentence) -> None:
     await pin(agent, ("default/web/web", "node-3"))
     assert await refusal(agent, "overrides", overrides=overrides) == sentence
     assert len((await ask(agent, "overrides"))["overrides"]) == 1
@@ -340,9 +317,7 @@ async def test_overrides_that_cannot_be_read_change_nothing(
 # ---------------------------------------------------------------------- freeze
 
 
-async def test_what_is_frozen_is_not_moved_and_what_is_new_is_placed(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_what_is_frozen_is_not_moved_and_what_is_new_is_placed(agent, client, runtime) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=2000)
     before = runtime.cpuset(web)
     assert (await ask(agent, "freeze", on=True))["freeze"] is True
@@ -360,30 +335,26 @@ async def test_what_is_frozen_is_not_moved_and_what_is_new_is_placed(
     await until(agent, lambda answer: answer["overrides"][0]["state"] == "applied", "overrides")
 
 
-async def test_a_killed_daemon_keeps_policy_overrides_and_freeze(
-    runtime: FakeRuntime,
-) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        await ask(agent, "cluster-policy", **GOLD)
-        await pin(agent, ("default/web-*/app", "l3-5"))
-        await ask(agent, "freeze", on=True)
-        before = (await look(agent, "report"))["cluster"]
-        await restart(agent)
-        assert (await look(agent, "report"))["cluster"] == before
-        assert before["freeze"] and before["policy"]["name"] == "gold" and len(before["overrides"]) == 1
-        # Nor does a reset of the records take them away.
-        await ask(agent, "reset-policy")
-        await restart(agent)
-        assert (await look(agent, "report"))["cluster"] == before
+async def test_a_killed_daemon_keeps_policy_overrides_and_freeze(agent) -> None:
+    await ask(agent, "cluster-policy", **GOLD)
+    await pin(agent, ("default/web-*/app", "l3-5"))
+    await ask(agent, "freeze", on=True)
+    before = (await look(agent, "report"))["cluster"]
+    await restart(agent)
+    assert (await look(agent, "report"))["cluster"] == before
+    assert before["freeze"] and before["policy"]["name"] == "gold" and len(before["overrides"]) == 1
+    # Nor does a reset of the records take them away.
+    await ask(agent, "reset-policy")
+    await restart(agent)
+    assert (await look(agent, "report"))["cluster"] == before
 
 
 @pytest.mark.parametrize("value", ["yes", 1, {}])
-async def test_a_freeze_is_on_or_off(agent: Agent, value: Any) -> None:
+async def test_a_freeze_is_on_or_off(agent, value) -> None:
     assert await refusal(agent, "freeze", on=value) == f"on is {value!r}, expected true or false"
 
 
-async def test_the_command_line_pins_freezes_and_shows(agent: Agent, client: CriClient) -> None:
+async def test_the_command_line_pins_freezes_and_shows(agent, client) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
     code, out, err = await agent.cli("overrides", "default/web/web=numa-3")
     assert (code, out.splitlines()[1].split()[:3]) == (0, ["default/web/web", "numa-3", "applied"]), err
@@ -399,7 +370,7 @@ async def test_the_command_line_pins_freezes_and_shows(agent: Agent, client: Cri
 # ---------------------------------------------------------------------- what owners should hear of
 
 
-async def test_a_larger_rung_is_an_event_that_is_told_once(agent: Agent, client: CriClient) -> None:
+async def test_a_larger_rung_is_an_event_that_is_told_once(agent, client) -> None:
     for number in range(16):
         await run_pod_with(client, f"p{number}", cpu_limit=8000)
     assert (await look(agent, "report"))["events"] == []
@@ -417,7 +388,7 @@ async def test_a_larger_rung_is_an_event_that_is_told_once(agent: Agent, client:
     assert (await look(agent, "report", events_since=report["events_next"]))["events"] == []
 
 
-async def test_a_create_that_is_refused_is_an_event(agent: Agent, client: CriClient) -> None:
+async def test_a_create_that_is_refused_is_an_event(agent, client) -> None:
     annotations = {"cri-resmgr.io/numa": "require"}
     pod = await client.run_pod("wide", annotations=annotations)
     with pytest.raises(Exception, match="cri-resmgr"):

@@ -7,7 +7,6 @@ import os
 import sys
 
 from tests.agent import ROOT, Agent
-from tests.cri_client import CriClient
 from tests.functional.support import run_pod_with
 
 
@@ -28,7 +27,7 @@ async def offered(agent: Agent, *words: str, shell: str = "bash") -> list[str]:
     return [line.rpartition(",")[2] for line in out.decode().split("\n") if line]
 
 
-async def test_containers_are_offered_by_name_or_id(agent: Agent, client: CriClient) -> None:
+async def test_containers_are_offered_by_name_or_id(agent, client) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=2000)
     await run_pod_with(client, "db", cpu_limit=2000)
     assert await offered(agent, "explain", "def") == ["default/db/db", "default/web/web"]
@@ -40,7 +39,7 @@ async def test_containers_are_offered_by_name_or_id(agent: Agent, client: CriCli
     assert await offered(agent, "explain", "default/w", shell="fish") == ["default/web/web"]
 
 
-async def test_where_no_daemon_answers_nothing_is_offered_and_nothing_said(agent: Agent) -> None:
+async def test_where_no_daemon_answers_nothing_is_offered_and_nothing_said(agent) -> None:
     await agent.kill()
     assert await offered(agent, "explain", "def") == []
     assert "placements" in await offered(agent, "pla")

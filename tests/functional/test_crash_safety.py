@@ -53,9 +53,7 @@ HELD = [
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
-async def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_moves_nothing(
-    runtime: FakeRuntime, seed: int
-) -> None:
+async def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_moves_nothing(runtime, seed) -> None:
     choose = random.Random(seed)
     kubelet = BusyKubelet(runtime, seed)
     kills = sorted(choose.sample(range(15, OPERATIONS), 7))
@@ -127,62 +125,54 @@ async def _check_all_is_known(agent: Agent, runtime: FakeRuntime) -> dict[str, A
     return known
 
 
-async def test_what_was_under_way_at_a_kill_is_found_again(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        hold = asyncio.Event()
-        script = runtime.script("CreateContainer", hold=hold, act_before_error=True)
-        async with CriClient(agent.socket) as client:
-            pod = await client.run_pod("web")
-            create = asyncio.ensure_future(client.create(pod, "web", cpu_limit=8000))
-            await runtime.wait_until(lambda: script.used == 1)
-            await agent.kill()
-            with pytest.raises(grpc.aio.AioRpcError):
-                await create
-        [container_id] = runtime.containers
-        await start(agent)
-        row = (await placed(agent))[container_id]
+async def test_what_was_under_way_at_a_kill_is_found_again(runtime, agent) -> None:
+    hold = asyncio.Event()
+    script = runtime.script("CreateContainer", hold=hold, act_before_error=True)
+    async with CriClient(agent.socket) as client:
+        pod = await client.run_pod("web")
+        create = asyncio.ensure_future(client.create(pod, "web", cpu_limit=8000))
+        await runtime.wait_until(lambda: script.used == 1)
+        await agent.kill()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await create
+    [container_id] = runtime.containers
+    await start(agent)
+    row = (await placed(agent))[container_id]
     assert (row["stance"], row["cpus"]) == ("placed", runtime.cpuset(container_id))
 
 
-async def test_a_resize_that_a_kill_kept_from_the_runtime_moves_nothing(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        script = runtime.script("UpdateContainerResources", hold=asyncio.Event(), times=1)
-        async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "web", cpu_limit=4000)
-            before = runtime.cpuset(container_id)
-            resize = asyncio.ensure_future(
-                client.update(container_id, cpu_quota=1_600_000, cpu_period=100_000)
-            )
-            await runtime.wait_until(lambda: script.used == 1)
-            await agent.kill()
-            with pytest.raises(grpc.aio.AioRpcError):
-                await resize
-        await start(agent)
-        assert (await placed(agent))[container_id]["cpus"] == before
+async def test_a_resize_that_a_kill_kept_from_the_runtime_moves_nothing(runtime, agent) -> None:
+    script = runtime.script("UpdateContainerResources", hold=asyncio.Event(), times=1)
+    async with CriClient(agent.socket) as client:
+        _, container_id = await run_pod_with(client, "web", cpu_limit=4000)
+        before = runtime.cpuset(container_id)
+        resize = asyncio.ensure_future(client.update(container_id, cpu_quota=1_600_000, cpu_period=100_000))
+        await runtime.wait_until(lambda: script.used == 1)
+        await agent.kill()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await resize
+    await start(agent)
+    assert (await placed(agent))[container_id]["cpus"] == before
     assert runtime.cpuset(container_id) == before
 
 
-async def test_the_place_of_a_container_that_ended_is_held_through_a_kill(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            await run_pod_with(client, "first", cpu_limit=8000)
-            pod, container_id = await run_pod_with(client, "web", cpu_limit=8000)
-            place = runtime.cpuset(container_id)
-            await client.stop(container_id)
-        status = await restart(agent)
-        assert status["held"] == 1
-        async with CriClient(agent.socket) as client:
-            again = await client.create(pod, "web", attempt=1, cpu_limit=8000)
+async def test_the_place_of_a_container_that_ended_is_held_through_a_kill(runtime, agent) -> None:
+    async with CriClient(agent.socket) as client:
+        await run_pod_with(client, "first", cpu_limit=8000)
+        pod, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+        place = runtime.cpuset(container_id)
+        await client.stop(container_id)
+    status = await restart(agent)
+    assert status["held"] == 1
+    async with CriClient(agent.socket) as client:
+        again = await client.create(pod, "web", attempt=1, cpu_limit=8000)
     assert runtime.cpuset(again) == place
 
 
 # ---------------------------------------------------------------------- a node that was there before
 
 
-async def test_the_first_start_on_a_busy_node_adopts_all_and_moves_nothing(runtime: FakeRuntime) -> None:
+async def test_the_first_start_on_a_busy_node_adopts_all_and_moves_nothing(runtime) -> None:
     anywhere = run_without_us(runtime, "anywhere", cpu_limit=4000)
     fenced = run_without_us(runtime, "fenced", cpuset="8-15", cpu_limit=4000)
     alone = run_without_us(
@@ -233,108 +223,94 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-async def test_a_state_file_that_is_no_use_is_kept_aside_and_rebuilt(
-    runtime: FakeRuntime, damage: Any
-) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            for name in ("a", "b", "c"):
-                await run_pod_with(client, name, cpu_limit=8000)
-        assert await agent.terminate() == 0
-        at_the_runtime = cpusets(runtime)
-        state = agent.state / "state.db"
-        damage(state)
-        damaged = state.read_bytes()
+async def test_a_state_file_that_is_no_use_is_kept_aside_and_rebuilt(runtime, agent, damage) -> None:
+    async with CriClient(agent.socket) as client:
+        for name in ("a", "b", "c"):
+            await run_pod_with(client, name, cpu_limit=8000)
+    assert await agent.terminate() == 0
+    at_the_runtime = cpusets(runtime)
+    state = agent.state / "state.db"
+    damage(state)
+    damaged = state.read_bytes()
 
-        status = await start(agent)
-        [(topic, reason)] = status["degraded"].items()
-        assert (topic, status["containers"]) == ("lost state", {"adopted": 3})
-        assert "set aside as state.db.aside-1" in reason and "cri-resmgr acknowledge" in reason
-        assert (agent.state / "state.db.aside-1").read_bytes() == damaged
-        await agent.logged("set aside as state.db.aside-1")
-        async with CriClient(agent.socket) as client:
-            _, new = await run_pod_with(client, "d", cpu_limit=8000)
-        status = await restart(agent)
-        assert status["containers"] == {"adopted": 3, "placed": 1}
-        # A reason until it is acknowledged, and none from then on.
-        assert status["degraded"] == {"lost state": reason}
-        assert reason.startswith((await ask(agent, "acknowledge"))["acknowledged"])
-        assert (await ask(agent, "status"))["degraded"] == {}
-        assert (await ask(agent, "acknowledge")) == {"acknowledged": ""}
-        assert (await restart(agent))["degraded"] == {}
+    status = await start(agent)
+    [(topic, reason)] = status["degraded"].items()
+    assert (topic, status["containers"]) == ("lost state", {"adopted": 3})
+    assert "set aside as state.db.aside-1" in reason and "cri-resmgr acknowledge" in reason
+    assert (agent.state / "state.db.aside-1").read_bytes() == damaged
+    await agent.logged("set aside as state.db.aside-1")
+    async with CriClient(agent.socket) as client:
+        _, new = await run_pod_with(client, "d", cpu_limit=8000)
+    status = await restart(agent)
+    assert status["containers"] == {"adopted": 3, "placed": 1}
+    # A reason until it is acknowledged, and none from then on.
+    assert status["degraded"] == {"lost state": reason}
+    assert reason.startswith((await ask(agent, "acknowledge"))["acknowledged"])
+    assert (await ask(agent, "status"))["degraded"] == {}
+    assert (await ask(agent, "acknowledge")) == {"acknowledged": ""}
+    assert (await restart(agent))["degraded"] == {}
     assert (updates(runtime), cpusets(runtime)) == (0, {**at_the_runtime, new: runtime.cpuset(new)})
 
 
 @pytest.mark.parametrize("loss", ["the file", "a record"])
-async def test_what_of_the_state_is_lost_is_a_reason(runtime: FakeRuntime, loss: str) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            ids = [(await run_pod_with(client, name, cpu_limit=8000))[1] for name in ("a", "b", "c")]
-        assert await agent.terminate() == 0
-        state = agent.state / "state.db"
-        if loss == "the file":
-            state.unlink()
-            expected, containers = f"{state} is gone; ", {"adopted": 3}
-        else:
-            garbled = f"UPDATE records SET value = '{{}}' WHERE kind = 'grant' AND key = '{ids[0]}'"
-            _change(state, garbled)
-            expected, containers = (
-                f"records in {state} could not be read: grant {ids[0]} (",
-                {"adopted": 1, "placed": 2},
-            )
-        status = await start(agent)
-        assert expected in status["degraded"]["lost state"]
-        assert (status["containers"], updates(runtime)) == (containers, 0)
-        assert not list(agent.state.glob("*.aside-*"))
+async def test_what_of_the_state_is_lost_is_a_reason(runtime, agent, loss) -> None:
+    async with CriClient(agent.socket) as client:
+        ids = [(await run_pod_with(client, name, cpu_limit=8000))[1] for name in ("a", "b", "c")]
+    assert await agent.terminate() == 0
+    state = agent.state / "state.db"
+    if loss == "the file":
+        state.unlink()
+        expected, containers = f"{state} is gone; ", {"adopted": 3}
+    else:
+        garbled = f"UPDATE records SET value = '{{}}' WHERE kind = 'grant' AND key = '{ids[0]}'"
+        _change(state, garbled)
+        expected, containers = (
+            f"records in {state} could not be read: grant {ids[0]} (",
+            {"adopted": 1, "placed": 2},
+        )
+    status = await start(agent)
+    assert expected in status["degraded"]["lost state"]
+    assert (status["containers"], updates(runtime)) == (containers, 0)
+    assert not list(agent.state.glob("*.aside-*"))
 
 
-async def test_what_a_release_without_daemon_finds_lost_is_told_by_the_next(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            await run_pod_with(client, "a", cpu_limit=8000)
-        await agent.kill()
+async def test_what_a_release_without_daemon_finds_lost_is_told_by_the_next(agent) -> None:
+    async with CriClient(agent.socket) as client:
+        await run_pod_with(client, "a", cpu_limit=8000)
+    await agent.kill()
+    for path in agent.state.glob("state.db*"):
+        path.write_bytes(b"no database" * 1000)
+    code, _, _ = await agent.cli("release", "--all", "--config", str(agent.config_file))
+    status = await start(agent)
+    assert (code, status["containers"]) == (0, {"released": 1})
+    assert "set aside as state.db.aside-1" in status["degraded"]["lost state"]
+
+
+async def test_a_state_file_of_a_later_version_keeps_what_is_placed(agent) -> None:
+    async with CriClient(agent.socket) as client:
+        await run_pod_with(client, "a", cpu_limit=8000)
+    assert await agent.terminate() == 0
+    _change(agent.state / "state.db", "UPDATE meta SET value = '99' WHERE key = 'format'")
+    status = await start(agent)
+    assert (status["degraded"], status["containers"]) == ({}, {"placed": 1})
+    await agent.logged("is of format 99")
+
+
+async def test_a_state_that_was_set_aside_by_command_is_not_lost(agent) -> None:
+    assert await agent.terminate() == 0
+    code, _, _ = await agent.cli("reset-policy", "--config", str(agent.config_file))
+    assert code == 0
+    assert (await start(agent))["degraded"] == {}
+
+
+async def test_a_state_file_that_is_deleted_under_the_daemon_is_written_anew(agent) -> None:
+    async with CriClient(agent.socket) as client:
+        await run_pod_with(client, "a", cpu_limit=8000)
         for path in agent.state.glob("state.db*"):
-            path.write_bytes(b"no database" * 1000)
-        code, _, _ = await agent.cli("release", "--all", "--config", str(agent.config_file))
-        status = await start(agent)
-        assert (code, status["containers"]) == (0, {"released": 1})
-        assert "set aside as state.db.aside-1" in status["degraded"]["lost state"]
-
-
-async def test_a_state_file_of_a_later_version_keeps_what_is_placed(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            await run_pod_with(client, "a", cpu_limit=8000)
-        assert await agent.terminate() == 0
-        _change(agent.state / "state.db", "UPDATE meta SET value = '99' WHERE key = 'format'")
-        status = await start(agent)
-        assert (status["degraded"], status["containers"]) == ({}, {"placed": 1})
-        await agent.logged("is of format 99")
-
-
-async def test_a_state_that_was_set_aside_by_command_is_not_lost(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        assert await agent.terminate() == 0
-        code, _, _ = await agent.cli("reset-policy", "--config", str(agent.config_file))
-        assert code == 0
-        assert (await start(agent))["degraded"] == {}
-
-
-async def test_a_state_file_that_is_deleted_under_the_daemon_is_written_anew(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            await run_pod_with(client, "a", cpu_limit=8000)
-            for path in agent.state.glob("state.db*"):
-                path.unlink()
-            await run_pod_with(client, "b", cpu_limit=8000)
-        status = await restart(agent)
-        assert (status["containers"], status["degraded"]) == ({"placed": 2}, {})
+            path.unlink()
+        await run_pod_with(client, "b", cpu_limit=8000)
+    status = await restart(agent)
+    assert (status["containers"], status["degraded"]) == ({"placed": 2}, {})
 
 
 # ---------------------------------------------------------------------- a disk that is no use
@@ -376,7 +352,7 @@ def small_disk(folder: Path) -> Iterator[Disk]:
         _run("umount", "-l", str(folder))
 
 
-async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(runtime: FakeRuntime) -> None:
+async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(runtime) -> None:
     async with new_agent(runtime, constants=OFTEN) as agent:
         with small_disk(agent.state) as disk:
             await start(agent)
@@ -395,9 +371,7 @@ async def test_a_disk_that_is_full_costs_durability_until_there_is_space_again(r
             await agent.kill()
 
 
-async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space(runtime) -> None:
     async with new_agent(runtime, constants=OFTEN) as agent:
         with small_disk(agent.state) as disk:
             disk.fill()
@@ -414,9 +388,7 @@ async def test_a_daemon_that_starts_on_a_full_disk_keeps_all_once_there_is_space
             assert not list(agent.state.glob("*.aside-*"))
 
 
-async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_can(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_can(runtime) -> None:
     async with new_agent(runtime, constants=OFTEN) as agent:
         with small_disk(agent.state) as disk:
             disk.remount("ro")
@@ -435,38 +407,34 @@ async def test_a_directory_that_cannot_be_written_is_reported_and_used_once_it_c
 # ---------------------------------------------------------------------- the machine is another
 
 
-async def test_a_reboot_ends_holds_and_records(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            _, ended = await run_pod_with(client, "ended", cpu_limit=8000)
-            _, running = await run_pod_with(client, "running", cpu_limit=8000)
-            await client.stop(ended)
-        await agent.kill()
-        _change(agent.state / "state.db", "UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
-        status = await start(agent)
-        assert (status["held"], status["containers"]) == (0, {"adopted": 1})
-        assert set(await placed(agent)) == {running}
-        assert (await ask(agent, "explain", container=running))["history"] == []
-        assert updates(runtime) == 0
+async def test_a_reboot_ends_holds_and_records(runtime, agent) -> None:
+    async with CriClient(agent.socket) as client:
+        _, ended = await run_pod_with(client, "ended", cpu_limit=8000)
+        _, running = await run_pod_with(client, "running", cpu_limit=8000)
+        await client.stop(ended)
+    await agent.kill()
+    _change(agent.state / "state.db", "UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
+    status = await start(agent)
+    assert (status["held"], status["containers"]) == (0, {"adopted": 1})
+    assert set(await placed(agent)) == {running}
+    assert (await ask(agent, "explain", container=running))["history"] == []
+    assert updates(runtime) == 0
 
 
-async def test_only_places_with_cpus_that_are_gone_are_chosen_anew(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            for name, limit in (("first", 8000), ("second", 8000), ("node", 14000)):
-                await run_pod_with(client, name, cpu_limit=limit)
-        before = {name: row["cpus"] for name, row in (await rows(agent)).items()}
-        assert before["first"] == "0-3,64-67"
-        await agent.terminate()
-        data = machine(HYGON_7285_2S)
-        gone = {0, 1, 2, 3, 64, 65, 66, 67}
-        agent.write_topology(replace(data, cpus=tuple(cpu for cpu in data.cpus if cpu.cpu not in gone)))
-        status = await start(agent)
-        await eventually(lambda: updates(runtime) == 1, "the container without CPUs is moved")
-        after = {name: row["cpus"] for name, row in (await rows(agent)).items()}
-        assert status["invariants"] == []
+async def test_only_places_with_cpus_that_are_gone_are_chosen_anew(runtime, agent) -> None:
+    async with CriClient(agent.socket) as client:
+        for name, limit in (("first", 8000), ("second", 8000), ("node", 14000)):
+            await run_pod_with(client, name, cpu_limit=limit)
+    before = {name: row["cpus"] for name, row in (await rows(agent)).items()}
+    assert before["first"] == "0-3,64-67"
+    await agent.terminate()
+    data = machine(HYGON_7285_2S)
+    gone = {0, 1, 2, 3, 64, 65, 66, 67}
+    agent.write_topology(replace(data, cpus=tuple(cpu for cpu in data.cpus if cpu.cpu not in gone)))
+    status = await start(agent)
+    await eventually(lambda: updates(runtime) == 1, "the container without CPUs is moved")
+    after = {name: row["cpus"] for name, row in (await rows(agent)).items()}
+    assert status["invariants"] == []
     assert {name: cpus for name, cpus in after.items() if name != "first"} == {
         name: cpus for name, cpus in before.items() if name != "first"
     }
@@ -474,17 +442,13 @@ async def test_only_places_with_cpus_that_are_gone_are_chosen_anew(runtime: Fake
     assert moved.linux.cpuset_cpus == after["first"] != before["first"]
 
 
-async def test_a_cpu_that_is_offline_at_a_start_is_left(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
-        assert 3 in cpus_of(runtime, container_id)
-        await agent.kill()
-        agent.write_topology(take_offline(machine(HYGON_7285_2S), {3}))
-        await start(agent)
-        await eventually(
-            lambda: 3 not in cpus_of(runtime, container_id), "the cpuset without the offline CPU"
-        )
-        assert (await placed(agent))[container_id]["cpus"] == runtime.cpuset(container_id)
-        assert (await ask(agent, "status"))["invariants"] == []
+async def test_a_cpu_that_is_offline_at_a_start_is_left(runtime, agent) -> None:
+    async with CriClient(agent.socket) as client:
+        _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+    assert 3 in cpus_of(runtime, container_id)
+    await agent.kill()
+    agent.write_topology(take_offline(machine(HYGON_7285_2S), {3}))
+    await start(agent)
+    await eventually(lambda: 3 not in cpus_of(runtime, container_id), "the cpuset without the offline CPU")
+    assert (await placed(agent))[container_id]["cpus"] == runtime.cpuset(container_id)
+    assert (await ask(agent, "status"))["invariants"] == []

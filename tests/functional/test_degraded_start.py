@@ -7,32 +7,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
+from tests.functional import support
 from tests.functional.conftest import ask, until
-from tests.functional.support import (
-    broken_module,
-    ended,
-    message_with,
-    new_agent,
-    run_pod_with,
-    start,
-)
 
 
 async def _check_a_pod_starts_untouched(agent: Agent, runtime: FakeRuntime, name: str = "web") -> None:
     async with CriClient(agent.socket) as client:
-        _, container_id = await run_pod_with(client, name, cpu_limit=8000)
+        _, container_id = await support.run_pod_with(client, name, cpu_limit=8000)
     assert runtime.cpuset(container_id) == ""
 
 
 def _check_ready_said(agent: Agent, *words: str) -> None:
-    first = message_with(agent, "READY=1") or ""
+    first = support.message_with(agent, "READY=1") or ""
     status = first.partition("STATUS=")[2]
     assert status.startswith("degraded: "), agent.messages
     assert "\n" not in status
@@ -56,10 +48,8 @@ BROKEN = {"placement": {"ladder": "rope"}}
 BROKEN_REASON = 'placement.ladder is "rope", expected manual or fine'
 
 
-async def test_a_first_start_with_a_broken_configuration_passes_bytes_and_recovers_by_itself(
-    runtime: FakeRuntime,
-) -> None:
-    async with new_agent(runtime, **BROKEN) as agent:
+async def test_a_first_start_with_a_broken_configuration_passes_bytes_and_recovers_by_itself(runtime) -> None:
+    async with support.new_agent(runtime, **BROKEN) as agent:
         await agent.start()
         _check_ready_said(agent, BROKEN_REASON)
         reason = await _only_reason(agent, "config")
@@ -69,34 +59,33 @@ async def test_a_first_start_with_a_broken_configuration_passes_bytes_and_recove
         agent.write_config({"placement": {"ladder": "fine"}})
         await until(agent, lambda status: status["mode"] == "enforce" and not status["degraded"])
         async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "placed", cpu_limit=8000)
+            _, container_id = await support.run_pod_with(client, "placed", cpu_limit=8000)
         assert runtime.cpuset(container_id) != ""
 
 
-async def test_a_broken_configuration_is_no_harm_where_one_has_loaded_before(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime, placement={"ladder": "fine"}) as agent:
-        await start(agent)
-        await agent.terminate()
-        agent.write_config(BROKEN)
-        status = await start(agent)
-        reason = status["degraded"]["config"]
-        assert reason.startswith(f"the last configuration that loaded is in force: {agent.config_file}:1: ")
-        assert status["mode"] == "enforce"
-        shown = {row["key"]: row for row in await ask(agent, "config")}
-        assert shown["placement.ladder"]["value"] == "fine"
-        assert shown["placement.ladder"]["origin"] == f"{agent.config_file}:1 (last one that loaded)"
-        async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
-        assert runtime.cpuset(container_id) != ""
-        agent.write_config({"placement": {"ladder": "manual"}})
-        agent.reload()
-        await until(agent, lambda status: not status["degraded"])
+async def test_a_broken_configuration_is_no_harm_where_one_has_loaded_before(runtime, start_agent) -> None:
+    agent = await start_agent(placement={"ladder": "fine"})
+    await agent.terminate()
+    agent.write_config(BROKEN)
+    status = await support.start(agent)
+    reason = status["degraded"]["config"]
+    assert reason.startswith(f"the last configuration that loaded is in force: {agent.config_file}:1: ")
+    assert status["mode"] == "enforce"
+    shown = {row["key"]: row for row in await ask(agent, "config")}
+    assert shown["placement.ladder"]["value"] == "fine"
+    assert shown["placement.ladder"]["origin"] == f"{agent.config_file}:1 (last one that loaded)"
+    async with CriClient(agent.socket) as client:
+        _, container_id = await support.run_pod_with(client, "web", cpu_limit=8000)
+    assert runtime.cpuset(container_id) != ""
+    agent.write_config({"placement": {"ladder": "manual"}})
+    agent.reload()
+    await until(agent, lambda status: not status["degraded"])
 
 
 async def test_a_configuration_that_is_not_yaml_is_no_harm_with_the_sockets_on_the_command_line(
-    runtime: FakeRuntime,
+    runtime,
 ) -> None:
-    async with new_agent(runtime) as agent:
+    async with support.new_agent(runtime) as agent:
         agent.config_file.write_text("relay:\n\tsocket: /nowhere\n")
         flags = ("--relay-socket", agent.socket, "--control-socket", str(agent.control))
         await agent.start(*flags, "--runtime-socket", runtime.socket, "--state-dir", str(agent.state))
@@ -105,8 +94,8 @@ async def test_a_configuration_that_is_not_yaml_is_no_harm_with_the_sockets_on_t
         await _check_a_pod_starts_untouched(agent, runtime)
 
 
-async def test_a_configuration_that_is_not_there_is_said(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_configuration_that_is_not_there_is_said(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         agent.config_file.unlink()
         flags = ("--relay-socket", agent.socket, "--control-socket", str(agent.control))
         await agent.start(*flags, "--runtime-socket", runtime.socket, "--state-dir", str(agent.state))
@@ -114,9 +103,9 @@ async def test_a_configuration_that_is_not_there_is_said(runtime: FakeRuntime) -
 
 
 async def test_a_configuration_that_nothing_is_written_to_holds_up_neither_a_start_nor_a_reload(
-    runtime: FakeRuntime,
+    runtime,
 ) -> None:
-    async with new_agent(runtime) as agent:
+    async with support.new_agent(runtime) as agent:
         text = agent.config_file.read_text()
         agent.config_file.unlink()
         os.mkfifo(agent.config_file)
@@ -136,8 +125,8 @@ async def test_a_configuration_that_nothing_is_written_to_holds_up_neither_a_sta
 # ---------------------------------------------------------------------- the machine, the state, the runtime
 
 
-async def test_an_empty_sys_passes_bytes_and_recovers_by_itself(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_an_empty_sys_passes_bytes_and_recovers_by_itself(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         topology = agent.folder / "topology.json"
         empty = agent.folder / "sys"
         empty.mkdir()
@@ -153,41 +142,41 @@ async def test_an_empty_sys_passes_bytes_and_recovers_by_itself(runtime: FakeRun
         await until(agent, lambda status: status["containers"] == {"adopted": 1})
 
 
-async def test_a_file_where_the_state_directory_should_be_costs_only_durability(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime, constants={"reconcile_poll_s": 0.1}) as agent:
+async def test_a_file_where_the_state_directory_should_be_costs_only_durability(runtime) -> None:
+    async with support.new_agent(runtime, constants={"reconcile_poll_s": 0.1}) as agent:
         agent.state.write_text("not a directory")
-        status = await start(agent)
+        status = await support.start(agent)
         _check_ready_said(agent, f"{agent.state}: it is not a directory")
         assert (status["mode"], status["degraded"].keys()) == ("enforce", {"state", "last config"})
         async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+            _, container_id = await support.run_pod_with(client, "web", cpu_limit=8000)
             assert runtime.cpuset(container_id) != ""
             agent.state.unlink()
-            await run_pod_with(client, "more", cpu_limit=8000)
+            await support.run_pod_with(client, "more", cpu_limit=8000)
         status = await until(agent, lambda status: "state" not in status["degraded"])
         await agent.kill()
-        assert (await start(agent))["containers"] == {"placed": 2}
+        assert (await support.start(agent))["containers"] == {"placed": 2}
 
 
-async def test_the_daemon_starts_before_the_runtime(runtime: FakeRuntime) -> None:
+async def test_the_daemon_starts_before_the_runtime(runtime) -> None:
     await runtime.stop()
-    async with new_agent(runtime) as agent:
+    async with support.new_agent(runtime) as agent:
         await agent.start()
         status = await ask(agent, "status")
         assert (status["mode"], status["runtime"]["connected"]) == ("enforce", False)
         await runtime.start()
         await until(agent, lambda status: status["runtime"]["connected"])
         async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+            _, container_id = await support.run_pod_with(client, "web", cpu_limit=8000)
         assert runtime.cpuset(container_id) != ""
 
 
-async def test_a_log_that_cannot_be_written_costs_no_request(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_log_that_cannot_be_written_costs_no_request(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         agent.log_file.symlink_to("/dev/full")
-        await start(agent)
+        await support.start(agent)
         async with CriClient(agent.socket) as client:
-            _, container_id = await run_pod_with(client, "web", cpu_limit=8000)
+            _, container_id = await support.run_pod_with(client, "web", cpu_limit=8000)
         assert runtime.cpuset(container_id) != ""
 
 
@@ -216,11 +205,11 @@ def _break_state(agent: Agent) -> str:
 
 
 @pytest.mark.parametrize("damage", [_break_config, _break_unknown_key, _break_topology, _break_state])
-async def test_strict_exits_with_the_sentence_instead(runtime: FakeRuntime, damage: Any) -> None:
-    async with new_agent(runtime) as agent:
+async def test_strict_exits_with_the_sentence_instead(runtime, damage) -> None:
+    async with support.new_agent(runtime) as agent:
         sentence = damage(agent)
         await agent.start("--strict", ready=False)
-        assert await ended(agent) == 1
+        assert await support.ended(agent) == 1
         log = agent.log()
         assert sentence in log
         assert "Traceback" not in log
@@ -235,12 +224,10 @@ DEPENDENCIES = ("structlog", "grpc", "yaml", "click")
 
 
 @pytest.mark.parametrize("name", DEPENDENCIES)
-async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(
-    runtime: FakeRuntime, name: str
-) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(runtime, name) -> None:
+    async with support.new_agent(runtime) as agent:
         flags = ("--relay-socket", agent.socket, "--runtime-socket", f"unix://{runtime.socket}")
-        with broken_module(agent.folder, name) as environment:
+        with support.broken_module(agent.folder, name) as environment:
             await agent.start(*flags, environment=environment)
         _check_ready_said(agent, "passing bytes only: ImportError: it is broken")
         await _check_a_pod_starts_untouched(agent, runtime)
@@ -261,36 +248,36 @@ async def test_a_dependency_that_is_gone_leaves_a_process_that_passes_bytes(
     ids=["a bug", "an error of the system"],
 )
 async def test_a_daemon_that_fails_unexpectedly_leaves_a_process_that_passes_bytes(
-    runtime: FakeRuntime, error: str, sentence: str
+    runtime, error, sentence
 ) -> None:
-    async with new_agent(runtime) as agent:
+    async with support.new_agent(runtime) as agent:
         flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
         text = f"class processors:\n    def JSONRenderer(): raise {error}\n"
-        with broken_module(agent.folder, "structlog", text) as environment:
+        with support.broken_module(agent.folder, "structlog", text) as environment:
             await agent.start(*flags, environment=environment)
         _check_ready_said(agent, sentence)
         assert "Traceback" in agent.log()
         await _check_a_pod_starts_untouched(agent, runtime)
 
 
-async def test_it_serves_the_sockets_of_the_last_configuration(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
+async def test_it_serves_the_sockets_of_the_last_configuration(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
         more = str(agent.folder / "more.sock")
         agent.write_config({"relay": {"extra_sockets": [more]}})
-        await start(agent)
+        await support.start(agent)
         await agent.terminate()
-        with broken_module(agent.folder, "structlog") as environment:
+        with support.broken_module(agent.folder, "structlog") as environment:
             await agent.start("--state-dir", str(agent.state), environment=environment)
         await _check_a_pod_starts_untouched(agent, runtime)
         async with CriClient(more) as client:
             assert len(await client.list_containers()) == 1
 
 
-async def test_strict_exits_where_a_dependency_is_gone(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        with broken_module(agent.folder, "structlog") as environment:
+async def test_strict_exits_where_a_dependency_is_gone(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
+        with support.broken_module(agent.folder, "structlog") as environment:
             await agent.start("--strict", environment=environment, ready=False)
-        assert await ended(agent) == 1
+        assert await support.ended(agent) == 1
         assert "ImportError: it is broken" in agent.log()
 
 
@@ -302,10 +289,8 @@ async def test_strict_exits_where_a_dependency_is_gone(runtime: FakeRuntime) -> 
     ],
     ids=["a flag without its value", "a word too many"],
 )
-async def test_a_service_whose_command_line_is_wrong_passes_bytes(
-    runtime: FakeRuntime, words: tuple[str, ...], sentence: str
-) -> None:
-    async with new_agent(runtime) as agent:
+async def test_a_service_whose_command_line_is_wrong_passes_bytes(runtime, words, sentence) -> None:
+    async with support.new_agent(runtime) as agent:
         await agent.start("--relay-socket", agent.socket, "--runtime-socket", runtime.socket, *words)
         _check_ready_said(agent, f"passing bytes only: the command line is wrong: {sentence}")
         assert "systemctl cat cri-resource-manager" in agent.last_status()
@@ -314,15 +299,15 @@ async def test_a_service_whose_command_line_is_wrong_passes_bytes(
         assert "Traceback" not in agent.log()
 
 
-async def test_a_flag_of_intels_after_run_is_ignored_with_a_warning(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        status = await start(agent, "--metrics-interval", "10s")
+async def test_a_flag_of_intels_after_run_is_ignored_with_a_warning(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
+        status = await support.start(agent, "--metrics-interval", "10s")
         assert (status["mode"], status["degraded"]) == ("enforce", {})
         assert "warning: --metrics-interval has no meaning here and is ignored" in agent.log()
 
 
 @pytest.mark.parametrize("words", [("--strict", "extra"), ("extra",)], ids=["strict", "at a terminal"])
-def test_wrong_usage_ends_what_is_strict_or_was_typed(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_wrong_usage_ends_what_is_strict_or_was_typed(words, tmp_path) -> None:
     terminal, its_end = os.openpty()
     with contextlib.closing(os.fdopen(its_end)) as stderr:
         done = subprocess.run(
@@ -333,9 +318,9 @@ def test_wrong_usage_ends_what_is_strict_or_was_typed(words: tuple[str, ...], tm
     assert done.returncode == 2
 
 
-async def test_other_commands_say_what_is_broken_and_serve_nothing(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        with broken_module(agent.folder, "grpc") as environment:
+async def test_other_commands_say_what_is_broken_and_serve_nothing(runtime) -> None:
+    async with support.new_agent(runtime) as agent:
+        with support.broken_module(agent.folder, "grpc") as environment:
             process = subprocess.run(
                 [sys.executable, "-m", "cri_proxy", "--control-socket", str(agent.control), "status"],
                 env=environment, capture_output=True, text=True, timeout=30, check=False,

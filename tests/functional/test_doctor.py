@@ -14,9 +14,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.control import ABSENT_HINT
 from cri_proxy.kubelet.io.service import find_kubelet
 from tests.agent import Agent
-from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask
+from tests.functional.conftest import ask
 from tests.functional.support import cpusets, eventually, run_pod_with
 from tests.kubelet_host import KubeletHost, flags_tree
 
@@ -57,7 +55,7 @@ async def findings(host: KubeletHost, agent: Agent) -> tuple[int, dict[str, Any]
     return code, {found["check"]: found for found in json.loads(out)["findings"]}
 
 
-async def test_a_node_that_works_has_no_problem(host: KubeletHost, agent: Agent, client: CriClient) -> None:
+async def test_a_node_that_works_has_no_problem(host, agent, client) -> None:
     await run_pod_with(client, "web", cpu_limit=4000)
     code, found = await findings(host, agent)
     wanted = ("config", "daemon", "socket", "runtime", "kubelet", "topology", "l3", "state", "containers")
@@ -68,16 +66,14 @@ async def test_a_node_that_works_has_no_problem(host: KubeletHost, agent: Agent,
     assert code == 1
 
 
-async def test_no_problem_is_exit_code_0_and_the_first_line_says_so(host: KubeletHost, agent: Agent) -> None:
+async def test_no_problem_is_exit_code_0_and_the_first_line_says_so(host, agent) -> None:
     write_cgroups(agent)
     code, out, err = await doctor(host, agent)
     assert (code, err) == (0, "")
     assert out.splitlines()[0].startswith(("cri-resmgr doctor: no problem", "cri-resmgr doctor: all is well"))
 
 
-async def test_the_time_since_the_last_call_is_told(
-    host: KubeletHost, agent: Agent, client: CriClient
-) -> None:
+async def test_the_time_since_the_last_call_is_told(host, agent, client) -> None:
     _, found = await findings(host, agent)
     assert ", no call since the start " in found["kubelet"]["sentence"]
     await client.call("Version", cri.VersionRequest())  # passes as bytes
@@ -89,9 +85,7 @@ def write_cgroups(agent: Agent) -> None:
     (agent.folder / "cgroup/cgroup.controllers").write_text("cpuset cpu memory\n")
 
 
-async def test_it_changes_nothing(
-    host: KubeletHost, agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_it_changes_nothing(host, agent, client, runtime) -> None:
     await run_pod_with(client, "web", cpu_limit=4000)
     files, placed, given = host.files(), await ask(agent, "placements"), cpusets(runtime)
     # The daemon makes its own files beside the calls.
@@ -104,7 +98,7 @@ async def test_it_changes_nothing(
     assert host.asked() == []
 
 
-async def test_a_daemon_that_is_killed_is_the_first_problem(host: KubeletHost, agent: Agent) -> None:
+async def test_a_daemon_that_is_killed_is_the_first_problem(host, agent) -> None:
     write_cgroups(agent)
     await agent.kill()
     code, out, _ = await doctor(host, agent)
@@ -118,22 +112,20 @@ async def test_a_daemon_that_is_killed_is_the_first_problem(host: KubeletHost, a
     assert found["socket"]["verdict"] == PROBLEM or "listened" in found["socket"]["sentence"]
 
 
-async def test_a_runtime_that_is_gone_is_found(host: KubeletHost, agent: Agent, runtime: FakeRuntime) -> None:
+async def test_a_runtime_that_is_gone_is_found(host, agent, runtime) -> None:
     await runtime.stop()
     code, found = await findings(host, agent)
     assert (code, found["runtime"]["verdict"]) == (1, PROBLEM)
     assert runtime.socket in found["runtime"]["sentence"]
 
 
-async def test_modes_other_than_enforce_are_found(host: KubeletHost, agent: Agent) -> None:
+async def test_modes_other_than_enforce_are_found(host, agent) -> None:
     await ask(agent, "mode", mode="observe")
     _, found = await findings(host, agent)
     assert (found["daemon"]["verdict"], found["daemon"]["hint"]) == (WARNING, "cri-resmgr mode enforce")
 
 
-async def test_a_kubelet_that_was_pointed_away_is_found_with_what_to_type(
-    host: KubeletHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_a_kubelet_that_was_pointed_away_is_found_with_what_to_type(host, agent, runtime) -> None:
     for path, text in flags_tree(runtime.socket).items():
         host.write(path, text)
     host.start()
@@ -143,7 +135,7 @@ async def test_a_kubelet_that_was_pointed_away_is_found_with_what_to_type(
     assert found["kubelet"]["hint"] == "cri-resmgr kubelet enable --restart"
 
 
-async def test_files_that_were_changed_and_not_reloaded_are_found(host: KubeletHost, agent: Agent) -> None:
+async def test_files_that_were_changed_and_not_reloaded_are_found(host, agent) -> None:
     _, found = await findings(host, agent)
     assert "config-changed" not in found and "config-others" not in found
     agent.write_config({"nri": {"request_timeout": "9s"}})
@@ -155,7 +147,7 @@ async def test_files_that_were_changed_and_not_reloaded_are_found(host: KubeletH
     assert "nri.request_timeout" in found["config"]["sentence"]
 
 
-async def test_a_damaged_state_file_is_found(host: KubeletHost, agent: Agent) -> None:
+async def test_a_damaged_state_file_is_found(host, agent) -> None:
     await agent.kill()
     for path in agent.state.glob("state.db*"):
         path.write_bytes(b"garbage " * 512)
@@ -164,9 +156,7 @@ async def test_a_damaged_state_file_is_found(host: KubeletHost, agent: Agent) ->
     assert found["state-file"]["hint"] == "cri-resmgr reset-policy"
 
 
-async def test_another_machine_than_the_hygon_is_judged_by_its_topology(
-    folder: Path, start_agent: StartAgent
-) -> None:
+async def test_another_machine_than_the_hygon_is_judged_by_its_topology(folder, start_agent) -> None:
     agent = await start_agent("vm-no-cache-info")
     code, out, err = await agent.cli("doctor", "--config", str(agent.config_file), "--json")
     assert err == ""

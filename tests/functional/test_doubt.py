@@ -15,7 +15,6 @@ from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     HANG_S,
-    StartAgent,
     ask,
     charged_milli,
     cpus_of,
@@ -76,9 +75,7 @@ async def hurried(client: CriClient, pod: Pod, name: str, milliseconds: int) -> 
     return 0
 
 
-async def test_creates_with_deadlines_of_milliseconds_lose_no_cpu(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_creates_with_deadlines_of_milliseconds_lose_no_cpu(runtime, agent, client) -> None:
     pods = [await client.run_pod(f"web-{number}") for number in range(60)]
     runtime.script("CreateContainer", act_before_error=True, then_hang=True)
     # Few at a time: some deadlines then pass before the daemon, some in it, and some at the runtime.
@@ -102,9 +99,7 @@ async def test_creates_with_deadlines_of_milliseconds_lose_no_cpu(
     assert books_agree(runtime, status, await ask(agent, "placements"))
 
 
-async def test_creates_whose_clients_go_away_lose_no_cpu(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_creates_whose_clients_go_away_lose_no_cpu(runtime, agent, client) -> None:
     pods = [await client.run_pod(f"web-{number}") for number in range(20)]
     runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=10)
     runtime.script("CreateContainer", hold=asyncio.Event())
@@ -125,7 +120,7 @@ async def test_creates_whose_clients_go_away_lose_no_cpu(
 
 
 async def test_a_client_that_goes_away_before_its_create_was_sent_leaves_nothing(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     victim = await client.create(await client.run_pod("web"), "a", **SIZE)
     whole, release = runtime.cpuset(victim), asyncio.Event()
@@ -141,9 +136,7 @@ async def test_a_client_that_goes_away_before_its_create_was_sent_leaves_nothing
     assert len(runtime.calls_of("CreateContainer")) == 1
 
 
-async def test_a_create_in_doubt_is_looked_for_without_being_asked(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_create_in_doubt_is_looked_for_without_being_asked(runtime, agent, client) -> None:
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", act_before_error=True, then_hang=True)
     creating = asyncio.ensure_future(client.create(pod, "app", **SIZE))
@@ -155,7 +148,7 @@ async def test_a_create_in_doubt_is_looked_for_without_being_asked(
 
 
 async def test_a_create_that_the_runtime_has_not_begun_is_looked_for_again_until_it_has(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     pod, other = await client.run_pod("web"), CriClient(runtime.socket)
     runtime.script("CreateContainer", error=(grpc.StatusCode.DEADLINE_EXCEEDED, "slow"), times=1)
@@ -172,9 +165,7 @@ async def test_a_create_that_the_runtime_has_not_begun_is_looked_for_again_until
     assert failures(await ask(agent, "status")) == 1
 
 
-async def test_a_connection_that_breaks_during_creates_loses_no_cpu(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_connection_that_breaks_during_creates_loses_no_cpu(runtime, agent, client) -> None:
     pods = [await client.run_pod(f"web-{number}") for number in range(10)]
     runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=5)
     runtime.script("CreateContainer", hold=asyncio.Event(), times=5)
@@ -196,7 +187,7 @@ async def test_a_connection_that_breaks_during_creates_loses_no_cpu(
 @pytest.mark.parametrize("acted", [False, True], ids=["not created", "created"])
 @pytest.mark.parametrize("code", OPEN_ENDS, ids=lambda code: code.name)
 async def test_codes_that_leave_it_open_keep_the_cpus_until_the_runtime_is_asked(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, code: grpc.StatusCode, acted: bool
+    runtime, agent, client, code, acted
 ) -> None:
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", error=(code, "who knows"), act_before_error=acted, times=1)
@@ -208,9 +199,7 @@ async def test_codes_that_leave_it_open_keep_the_cpus_until_the_runtime_is_asked
     assert books_agree(runtime, status, await ask(agent, "placements"))
 
 
-async def test_codes_that_say_no_free_the_cpus_at_once(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_codes_that_say_no_free_the_cpus_at_once(runtime, agent, client) -> None:
     pod = await client.run_pod("web")
     for code in REFUSALS:
         runtime.script("CreateContainer", error=(code, "no"), times=1)
@@ -220,9 +209,7 @@ async def test_codes_that_say_no_free_the_cpus_at_once(
         assert await ask(agent, "placements") == []
 
 
-async def test_a_resize_in_doubt_ends_as_the_runtime_has_it(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_resize_in_doubt_ends_as_the_runtime_has_it(runtime, agent, client) -> None:
     app = await client.create(await client.run_pod("web"), "app", **SIZE)
     runtime.script("UpdateContainerResources", act_before_error=True, then_hang=True, times=1)
     linux = cri.LinuxContainerResources(cpu_quota=1_200_000, cpu_period=100_000)
@@ -239,7 +226,7 @@ async def test_a_resize_in_doubt_ends_as_the_runtime_has_it(
 
 
 async def test_a_daemon_killed_during_a_create_finds_the_container_after_its_start(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     pod = await client.run_pod("web")
     runtime.script("CreateContainer", act_before_error=True, then_hang=True, times=1)
@@ -300,7 +287,7 @@ async def hurried_big(client: CriClient, pod: Pod) -> int:
 @pytest.mark.parametrize("looked_first", [True, False], ids=["the list comes first", "the retry comes first"])
 @pytest.mark.parametrize(("by", "acted"), LOST)
 async def test_kubelets_retry_gets_the_place_and_no_other_cpuset_changes(
-    runtime: FakeRuntime, start_agent: StartAgent, by: str, acted: bool, looked_first: bool
+    runtime, start_agent, by, acted, looked_first
 ) -> None:
     agent = await start_agent(policy={"Active": "topology-aware"})
     async with CriClient(agent.socket) as client:

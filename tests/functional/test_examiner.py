@@ -11,7 +11,6 @@ import pytest
 from cri_api.control import ControlError
 from cri_proxy.config.io.files import Files
 from cri_proxy.doctor.io.examiner import KEPT_S, Examiner, read_findings
-from tests.agent import Agent
 from tests.functional.conftest import ask
 from tests.functional.test_view_socket import look
 
@@ -50,7 +49,7 @@ def starts(folder: Path) -> list[str]:
     return (folder / "starts").read_text().splitlines()
 
 
-async def test_the_daemon_answers_with_what_doctor_finds(agent: Agent) -> None:
+async def test_the_daemon_answers_with_what_doctor_finds(agent) -> None:
     answer = await look(agent, "doctor")
     assert set(answer) == {"problems"}
     for problem in answer["problems"]:
@@ -59,7 +58,7 @@ async def test_the_daemon_answers_with_what_doctor_finds(agent: Agent) -> None:
     assert await ask(agent, "doctor") == answer
 
 
-async def test_problems_are_errors_and_what_is_well_is_not_told(tmp_path: Path) -> None:
+async def test_problems_are_errors_and_what_is_well_is_not_told(tmp_path) -> None:
     answer = await examiner(tmp_path, FINDINGS, Clock()).problems()
     assert answer["problems"] == [
         {"severity": "warning", "check": "b", "sentence": "odd", "hint": "look"},
@@ -68,7 +67,7 @@ async def test_problems_are_errors_and_what_is_well_is_not_told(tmp_path: Path) 
     assert starts(tmp_path) == ["--control-socket /run/c.sock doctor --json --config /etc/x.yaml"]
 
 
-async def test_questions_at_one_time_and_within_a_minute_have_one_process(tmp_path: Path) -> None:
+async def test_questions_at_one_time_and_within_a_minute_have_one_process(tmp_path) -> None:
     clock = Clock()
     doctor = examiner(tmp_path, FINDINGS, clock)
     await asyncio.gather(*(doctor.problems() for _ in range(5)))
@@ -81,7 +80,7 @@ async def test_questions_at_one_time_and_within_a_minute_have_one_process(tmp_pa
 
 
 @pytest.mark.parametrize("text", ["", "Traceback", "[]", '{"findings": [{}]}'])
-async def test_a_doctor_that_fails_is_one_sentence_and_is_asked_again(tmp_path: Path, text: str) -> None:
+async def test_a_doctor_that_fails_is_one_sentence_and_is_asked_again(tmp_path, text) -> None:
     doctor = examiner(tmp_path, text, Clock())
     for _ in range(2):
         with pytest.raises(ControlError, match="doctor has failed; see: cri-resmgr doctor"):

@@ -44,7 +44,7 @@ def code_of(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> grpc.StatusCo
     return caught.value.code()
 
 
-async def test_a_container_lives_from_create_to_remove(fake: FakeRuntime, client: CriClient) -> None:
+async def test_a_container_lives_from_create_to_remove(fake, client) -> None:
     pod = await client.run_pod("web", runtime_handler="runc")
     container_id = await client.create(pod, "main", cpu_request=500, cpu_limit=2000)
     await client.start(container_id)
@@ -69,9 +69,7 @@ async def test_a_container_lives_from_create_to_remove(fake: FakeRuntime, client
     ]
 
 
-async def test_the_client_makes_kubelets_numbers_labels_and_cgroups(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_the_client_makes_kubelets_numbers_labels_and_cgroups(fake, client) -> None:
     pod = await client.run_pod("db", uid="u1", cgroup_parent=cgroup_parent("guaranteed", "u1"))
     container_id = await client.create(pod, "main", cpu_limit=1500, memory_limit=1 << 30, qos="guaranteed")
     resources = fake.containers[container_id].resources
@@ -86,7 +84,7 @@ async def test_the_client_makes_kubelets_numbers_labels_and_cgroups(
     }
 
 
-async def test_what_does_not_exist_is_not_found_and_a_used_name_is_reserved(client: CriClient) -> None:
+async def test_what_does_not_exist_is_not_found_and_a_used_name_is_reserved(client) -> None:
     pod = await client.run_pod("web")
     await client.create(pod, "main")
     with pytest.raises(grpc.aio.AioRpcError, match="is reserved for") as reserved:
@@ -104,9 +102,7 @@ async def test_what_does_not_exist_is_not_found_and_a_used_name_is_reserved(clie
         assert code_of(missing) == grpc.StatusCode.NOT_FOUND
 
 
-async def test_an_update_changes_only_what_is_set_and_not_an_exited_container(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_an_update_changes_only_what_is_set_and_not_an_exited_container(fake, client) -> None:
     pod = await client.run_pod("web")
     container_id = await client.create(pod, "main", cpu_request=1000, cpuset="0-3", mems="0")
     await client.update(container_id[:12], cpuset_cpus="4-7")
@@ -119,7 +115,7 @@ async def test_an_update_changes_only_what_is_set_and_not_an_exited_container(
     assert code_of(late) == grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_bytes_appended_to_a_create_win_over_those_before(fake: FakeRuntime, client: CriClient) -> None:
+async def test_bytes_appended_to_a_create_win_over_those_before(fake, client) -> None:
     pod = await client.run_pod("web")
     config = container_config("main", cpu_request=500, cpuset="0-7")
     request = cri.CreateContainerRequest(pod_sandbox_id=pod.id, config=config).SerializeToString()
@@ -132,7 +128,7 @@ async def test_bytes_appended_to_a_create_win_over_those_before(fake: FakeRuntim
     assert fake.containers[container_id].create_bytes == request + appended == fake.calls[-1].request[0]
 
 
-async def test_verbose_pod_status_tells_the_cgroup_and_the_numbers_as_containerd(client: CriClient) -> None:
+async def test_verbose_pod_status_tells_the_cgroup_and_the_numbers_as_containerd(client) -> None:
     pod = await client.run_pod(
         "web", uid="u2", runtime_handler="kata", overhead=cri.LinuxContainerResources(cpu_shares=256)
     )
@@ -144,9 +140,7 @@ async def test_verbose_pod_status_tells_the_cgroup_and_the_numbers_as_containerd
     assert info["config"]["linux"]["overhead"] == {"cpu_shares": 256}
 
 
-async def test_an_unknown_method_of_any_service_is_echoed_with_everything_recorded(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_an_unknown_method_of_any_service_is_echoed_with_everything_recorded(fake, client) -> None:
     reply = await client.call_bytes(
         "/invented.v9.Service/Do",
         b"\xff\x00",
@@ -164,15 +158,10 @@ async def test_an_unknown_method_of_any_service_is_echoed_with_everything_record
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
-async def test_a_scripted_error_arrives_with_details_and_both_metadata(
-    fake: FakeRuntime, client: CriClient, code: grpc.StatusCode
-) -> None:
+async def test_a_scripted_error_arrives_with_details_and_both_metadata(fake, client, code) -> None:
     trailing = (("t", "1"), ("t", "2"), ("t-bin", b"\x00\xff"))
     fake.script(
-        "Version",
-        error=(code.value[0], "no\nwäy: 100%", trailing),
-        initial_metadata=(("i", "1"),),
-        times=1,
+        "Version", error=(code.value[0], "no\nwäy: 100%", trailing), initial_metadata=(("i", "1"),), times=1
     )
     failed = await client.call_bytes(VERSION, b"")
     assert (failed.messages, failed.code, failed.details) == ((), code.value[0], "no\nwäy: 100%")
@@ -182,7 +171,7 @@ async def test_a_scripted_error_arrives_with_details_and_both_metadata(
     assert (await client.call_bytes(VERSION, b"")).code == 0
 
 
-async def test_a_scripted_reply_and_metadata_arrive_as_they_are(fake: FakeRuntime, client: CriClient) -> None:
+async def test_a_scripted_reply_and_metadata_arrive_as_they_are(fake, client) -> None:
     fake.script("Version", reply=b"not protobuf \xff", trailing_metadata=(("t", "1"),), times=1)
     fake.script(VERSION, reply=(b"one", b"two"), error=(10, "broke"), when=lambda message: message == b"")
     reply = await client.call_bytes(VERSION, b"")
@@ -197,9 +186,7 @@ async def test_a_scripted_reply_and_metadata_arrive_as_they_are(fake: FakeRuntim
     assert cri.VersionResponse.FromString(other.messages[0]).runtime_name == "containerd"
 
 
-async def test_a_held_call_answers_when_released_and_others_overtake_it(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_a_held_call_answers_when_released_and_others_overtake_it(fake, client) -> None:
     release = asyncio.Event()
     fake.script("Version", hold=release, times=1)
     held = asyncio.ensure_future(client.call_bytes(VERSION, b""))
@@ -211,9 +198,7 @@ async def test_a_held_call_answers_when_released_and_others_overtake_it(
     assert fake.calls[1].finished < first.finished
 
 
-async def test_after_a_client_deadline_the_container_exists_all_the_same(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_after_a_client_deadline_the_container_exists_all_the_same(fake, client) -> None:
     pod = await client.run_pod("web")
     fake.script("CreateContainer", then_hang=True, act_before_error=True)
     with pytest.raises(grpc.aio.AioRpcError) as late:
@@ -224,9 +209,7 @@ async def test_after_a_client_deadline_the_container_exists_all_the_same(
     assert [record.name for record in fake.containers.values()] == ["main"]
 
 
-async def test_a_cancelled_client_ends_the_held_call_without_its_deed(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_a_cancelled_client_ends_the_held_call_without_its_deed(fake, client) -> None:
     pod = await client.run_pod("web")
     fake.script("CreateContainer", hold=asyncio.Event())
     creating = asyncio.ensure_future(client.create(pod, "main"))
@@ -236,7 +219,7 @@ async def test_a_cancelled_client_ends_the_held_call_without_its_deed(
     assert not fake.containers
 
 
-async def test_each_subscriber_sees_every_event(fake: FakeRuntime, client: CriClient) -> None:
+async def test_each_subscriber_sees_every_event(fake, client) -> None:
     streams = [client.events(), client.events()]
     await fake.wait_until(lambda: fake.subscribers == 2)
     pod = await client.run_pod("web")
@@ -254,7 +237,7 @@ async def test_each_subscriber_sees_every_event(fake: FakeRuntime, client: CriCl
     await fake.wait_until(lambda: fake.subscribers == 0)
 
 
-async def test_subscribers_of_a_single_stream_steal_from_each_other(socket: str) -> None:
+async def test_subscribers_of_a_single_stream_steal_from_each_other(socket) -> None:
     async with FakeRuntime(socket, event_streams="single") as fake, CriClient(socket) as client:
         streams = [client.events(), client.events()]
         await fake.wait_until(lambda: fake.subscribers == 2)
@@ -264,7 +247,7 @@ async def test_subscribers_of_a_single_stream_steal_from_each_other(socket: str)
         assert sorted(seen) == ["a", "b"]
 
 
-async def test_a_runtime_without_events_or_without_an_api_says_unimplemented(socket: str) -> None:
+async def test_a_runtime_without_events_or_without_an_api_says_unimplemented(socket) -> None:
     async with FakeRuntime(socket, event_streams="none", api_versions=("runtime.v1",)) as fake:
         async with CriClient(socket) as client:
             with pytest.raises(grpc.aio.AioRpcError) as no_events:
@@ -277,9 +260,7 @@ async def test_a_runtime_without_events_or_without_an_api_says_unimplemented(soc
         assert [call.outcome for call in fake.calls] == ["error", "error"]
 
 
-async def test_a_returning_runtime_has_its_containers_and_ended_the_calls_it_left(
-    fake: FakeRuntime, client: CriClient
-) -> None:
+async def test_a_returning_runtime_has_its_containers_and_ended_the_calls_it_left(fake, client) -> None:
     pod_id = fake.add_pod(pod_config("old"))
     container_id = fake.add_container(pod_id, container_config("main", cpuset="0-1"))
     fake.set_cpuset(container_id, "5")
@@ -296,13 +277,13 @@ async def test_a_returning_runtime_has_its_containers_and_ended_the_calls_it_lef
         assert (await returned.status(container_id)).status.resources.linux.cpuset_cpus == "5"
 
 
-async def test_messages_of_eight_mebibytes_pass(fake: FakeRuntime, client: CriClient) -> None:
+async def test_messages_of_eight_mebibytes_pass(fake, client) -> None:
     message = bytes(8 << 20)
     reply = await client.call_bytes("/runtime.v1.RuntimeService/Invented", message)
     assert reply.messages == (message,)
 
 
-async def test_images_are_there_once_pulled(client: CriClient) -> None:
+async def test_images_are_there_once_pulled(client) -> None:
     spec = cri.ImageSpec(image="example.org/new:1")
     assert not (await client.call("ImageStatus", cri.ImageStatusRequest(image=spec))).HasField("image")
     pulled = await client.call("PullImage", cri.PullImageRequest(image=spec))
@@ -310,7 +291,7 @@ async def test_images_are_there_once_pulled(client: CriClient) -> None:
     assert status.image.id == pulled.image_ref
 
 
-async def test_only_running_containers_have_stats(fake: FakeRuntime, client: CriClient) -> None:
+async def test_only_running_containers_have_stats(fake, client) -> None:
     pod_id = fake.add_pod(pod_config("web"))
     running = fake.add_container(pod_id, container_config("main"))
     fake.add_container(pod_id, container_config("init"), state=cri.CONTAINER_EXITED)
@@ -319,7 +300,7 @@ async def test_only_running_containers_have_stats(fake: FakeRuntime, client: Cri
     assert [stats.attributes.id for stats in reply.stats] == [running]
 
 
-async def test_exec_gives_what_the_runtime_was_scripted_to_say(fake: FakeRuntime, client: CriClient) -> None:
+async def test_exec_gives_what_the_runtime_was_scripted_to_say(fake, client) -> None:
     said = cri.ExecSyncResponse(stdout=b"0-3\n", stderr=b"", exit_code=1)
     fake.script("ExecSync", reply=said.SerializeToString())
     assert await client.exec("c1", "cat", "/cpus") == ("0-3\n", "", 1)

@@ -21,8 +21,7 @@ from cri_proxy.relay.http2.requests import MAX_STREAMS
 from cri_proxy.relay.http2.wire import BURST, PER_S
 from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import HANG_S, StartAgent, ask, counter, until
+from tests.functional.conftest import HANG_S, ask, counter, until
 from tests.relay.http2.hand import goaways
 
 #: How the connection of a flood ends. Not "ignored windows": a runtime that reads fast enough gives all that credit, and
@@ -87,9 +86,7 @@ def descriptors(agent: Agent) -> int:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_a_flood_ends_its_own_connection_and_no_other(
-    agent: Agent, client: CriClient, name: str
-) -> None:
+async def test_a_flood_ends_its_own_connection_and_no_other(agent, client, name) -> None:
     assert agent.process is not None
     await version(client)
     before, resident = descriptors(agent), resident_mb(agent.process.pid)
@@ -113,7 +110,7 @@ async def test_a_flood_ends_its_own_connection_and_no_other(
     assert resident_mb(agent.process.pid) < resident + 48
 
 
-async def test_replies_that_are_never_read_are_not_kept(runtime: FakeRuntime, agent: Agent) -> None:
+async def test_replies_that_are_never_read_are_not_kept(runtime, agent) -> None:
     assert agent.process is not None
     flood = FLOODS["replies never read"]
     async with CriClient(agent.socket) as client:
@@ -133,7 +130,7 @@ async def test_replies_that_are_never_read_are_not_kept(runtime: FakeRuntime, ag
     "said", [b"", PREFACE[:12], PREFACE + write_settings()], ids=["nothing", "half a preface", "a greeting"]
 )
 async def test_of_any_number_of_connections_a_limited_number_stays_and_a_new_client_is_served(
-    start_agent: StartAgent, said: bytes
+    start_agent, said
 ) -> None:
     agent = await start_agent(constants={"relay_idle_connections": 64})
     async with CriClient(agent.socket) as kubelet:
@@ -154,9 +151,7 @@ async def test_of_any_number_of_connections_a_limited_number_stays_and_a_new_cli
         await version(kubelet)
 
 
-async def test_connections_without_a_call_cost_the_runtime_nothing(
-    runtime: FakeRuntime, agent: Agent
-) -> None:
+async def test_connections_without_a_call_cost_the_runtime_nothing(runtime, agent) -> None:
     """Of 350 half-open ones and 1,000 idle ones, which are below the limit, all stay."""
     greeting = PREFACE + write_settings()
     before = descriptors(agent)

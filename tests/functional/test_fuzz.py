@@ -237,7 +237,7 @@ def check(method: str, message: bytes, got: bytes) -> None:
 @fuzz
 @given(data=st.data())
 async def test_requests_that_are_cut_off_mangled_or_noise_arrive_unchanged(
-    runtime: FakeRuntime, client: CriClient, method: str, data: Any
+    runtime, client, method, data
 ) -> None:
     message = data.draw(messages(method))
     got, _ = await sent_and_got(runtime, client, method, message, reply_of(method))
@@ -248,7 +248,7 @@ async def test_requests_that_are_cut_off_mangled_or_noise_arrive_unchanged(
 @fuzz
 @given(data=st.data())
 async def test_replies_that_are_cut_off_mangled_or_noise_arrive_unchanged(
-    runtime: FakeRuntime, client: CriClient, method: str, data: Any
+    runtime, client, method, data
 ) -> None:
     message, reply = VALID[method].SerializeToString(), data.draw(replies(method))
     got, answer = await sent_and_got(runtime, client, method, message, reply)
@@ -258,9 +258,7 @@ async def test_replies_that_are_cut_off_mangled_or_noise_arrive_unchanged(
 
 @fuzz
 @given(data=st.data())
-async def test_a_life_of_a_pod_in_mangled_messages_arrives_unchanged(
-    runtime: FakeRuntime, client: CriClient, data: Any
-) -> None:
+async def test_a_life_of_a_pod_in_mangled_messages_arrives_unchanged(runtime, client, data) -> None:
     for method in data.draw(st.lists(st.sampled_from(METHODS), min_size=2, max_size=8)):
         valid = VALID[method].SerializeToString()
         message = data.draw(st.one_of(st.just(valid), mangled(valid)))
@@ -272,7 +270,7 @@ async def test_a_life_of_a_pod_in_mangled_messages_arrives_unchanged(
 @fuzz
 @given(message=hostile_creates())
 async def test_creates_with_values_nobody_expects_arrive_with_a_sound_cpuset_or_none(
-    runtime: FakeRuntime, client: CriClient, message: bytes
+    runtime, client, message
 ) -> None:
     got, answer = await sent_and_got(runtime, client, "CreateContainer", message, reply_of("CreateContainer"))
     assert answer.code == 0
@@ -282,7 +280,7 @@ async def test_creates_with_values_nobody_expects_arrive_with_a_sound_cpuset_or_
 @fuzz
 @given(message=hostile_updates())
 async def test_updates_with_values_nobody_expects_arrive_with_a_sound_cpuset_or_none(
-    runtime: FakeRuntime, client: CriClient, message: bytes
+    runtime, client, message
 ) -> None:
     create = VALID["CreateContainer"].SerializeToString()
     await sent_and_got(runtime, client, "CreateContainer", create, reply_of("CreateContainer"))
@@ -304,9 +302,7 @@ HUGE = {
 
 @pytest.mark.parametrize("kind", HUGE)
 @pytest.mark.parametrize("method", METHODS)
-async def test_huge_messages_arrive_unchanged(
-    runtime: FakeRuntime, client: CriClient, method: str, kind: str
-) -> None:
+async def test_huge_messages_arrive_unchanged(runtime, client, method, kind) -> None:
     valid = VALID[method].SerializeToString()
     got, answer = await sent_and_got(runtime, client, method, valid + HUGE[kind], b"")
     assert answer.code == 0

@@ -15,6 +15,7 @@ from cri_api.control import ControlError
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
+from tests.functional import support
 from tests.functional.conftest import (
     HANG_S,
     VERSION,
@@ -24,17 +25,6 @@ from tests.functional.conftest import (
     create_exclusive,
     run_guaranteed,
     until,
-)
-from tests.functional.support import (
-    cpusets,
-    live_cpusets,
-    new_agent,
-    placed,
-    reloaded,
-    restart,
-    run_pod_with,
-    start,
-    updates,
 )
 from tests.functional.test_cluster_layer import GOLD
 from tests.hanging_disk import HangingDisk, hanging_disk, is_possible
@@ -51,21 +41,21 @@ class Node:
 
 @pytest_asyncio.fixture
 async def node(runtime: FakeRuntime) -> AsyncIterator[Node]:
-    async with new_agent(runtime, constants={"state_wait_s": 0.3, "reconcile_poll_s": 0.1}) as agent:
+    async with support.new_agent(runtime, constants={"state_wait_s": 0.3, "reconcile_poll_s": 0.1}) as agent:
         with hanging_disk(agent.state, agent.folder / "on-disk") as disk:
             yield Node(agent, disk)
             disk.go()
             await agent.kill()
 
 
-async def test_calls_go_on_and_all_is_written_when_the_disk_answers(runtime: FakeRuntime, node: Node) -> None:
+async def test_calls_go_on_and_all_is_written_when_the_disk_answers(runtime, node) -> None:
     agent, disk = node.agent, node.disk
     mark = agent.control.with_name("unsaved")
-    await start(agent, environment={"WATCHDOG_USEC": "200000"})
+    await support.start(agent, environment={"WATCHDOG_USEC": "200000"})
     async with CriClient(agent.socket) as client:
-        _, before = await run_pod_with(client, "before", cpu_limit=8000)
+        _, before = await support.run_pod_with(client, "before", cpu_limit=8000)
         disk.hang()
-        ids = [(await run_pod_with(client, name, cpu_limit=8000))[1] for name in ("a", "b", "c")]
+        ids = [(await support.run_pod_with(client, name, cpu_limit=8000))[1] for name in ("a", "b", "c")]
         assert all(cpus_of(runtime, container_id) for container_id in ids)
         await client.stop(before)
         status = await ask(agent, "status")
@@ -79,16 +69,16 @@ async def test_calls_go_on_and_all_is_written_when_the_disk_answers(runtime: Fak
     names = {row["container"] for row in (await ask(agent, "history"))["entries"]}
     assert {f"default/{name}/{name}" for name in ("before", "a", "b", "c")} <= names
     assert not (await ask(agent, "explain", container=ids[0]))["unsaved"] and not mark.exists()
-    at_the_runtime = cpusets(runtime)
-    status = await restart(agent)
+    at_the_runtime = support.cpusets(runtime)
+    status = await support.restart(agent)
     assert (status["containers"], status["held"]) == ({"placed": 4}, 1)
-    assert (updates(runtime), cpusets(runtime)) == (0, at_the_runtime)
+    assert (support.updates(runtime), support.cpusets(runtime)) == (0, at_the_runtime)
 
 
-async def test_a_create_waits_for_its_record_and_nothing_else_does(runtime: FakeRuntime, node: Node) -> None:
+async def test_a_create_waits_for_its_record_and_nothing_else_does(runtime, node) -> None:
     agent, disk = node.agent, node.disk
     agent.write_config({"constants": {"state_wait_s": 3600}})
-    await start(agent)
+    await support.start(agent)
     async with CriClient(agent.socket) as client, CriClient(agent.socket) as other:
         pod = await client.run_pod("web")
         disk.hang()
@@ -100,11 +90,9 @@ async def test_a_create_waits_for_its_record_and_nothing_else_does(runtime: Fake
         assert cpus_of(runtime, await asyncio.wait_for(creating, HANG_S))
 
 
-async def test_what_was_not_saved_before_a_kill_is_found_at_the_runtime(
-    runtime: FakeRuntime, node: Node
-) -> None:
+async def test_what_was_not_saved_before_a_kill_is_found_at_the_runtime(runtime, node) -> None:
     agent, disk = node.agent, node.disk
-    await start(agent)
+    await support.start(agent)
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")
         saved = await client.create(pod, "saved", cpu_request=100, cpu_limit=2000)
@@ -115,34 +103,32 @@ async def test_what_was_not_saved_before_a_kill_is_found_at_the_runtime(
         owner = await create_exclusive(client, db, "db", own)
         await client.start(owner)
         assert not cpus_of(runtime, owner) & cpus_of(runtime, saved)
-        sent, at_the_runtime = updates(runtime), cpusets(runtime)
+        sent, at_the_runtime = support.updates(runtime), support.cpusets(runtime)
         await asyncio.wait_for(agent.kill(), HANG_S)
         disk.go()
-        status = await start(agent)
-        assert live_cpusets(runtime) == at_the_runtime
-        assert updates(runtime) == sent
+        status = await support.start(agent)
+        assert support.live_cpusets(runtime) == at_the_runtime
+        assert support.updates(runtime) == sent
         assert "did not get to save" in status["degraded"]["lost state"]
     async with CriClient(agent.socket) as client:
-        _, new = await run_pod_with(client, "new", cpu_limit=8000)
+        _, new = await support.run_pod_with(client, "new", cpu_limit=8000)
     assert not cpus_of(runtime, new) & cpus_of(runtime, owner)
-    assert (await placed(agent)).keys() >= {saved, owner, new}
+    assert (await support.placed(agent)).keys() >= {saved, owner, new}
 
 
-async def test_it_can_be_stopped_and_is_ready_and_passes_while_the_disk_hangs(
-    runtime: FakeRuntime, node: Node
-) -> None:
+async def test_it_can_be_stopped_and_is_ready_and_passes_while_the_disk_hangs(runtime, node) -> None:
     agent, disk = node.agent, node.disk
-    await start(agent)
+    await support.start(agent)
     async with CriClient(agent.socket) as client:
-        await run_pod_with(client, "a", cpu_limit=8000)
+        await support.run_pod_with(client, "a", cpu_limit=8000)
         disk.hang()
-        await run_pod_with(client, "b", cpu_limit=8000)
+        await support.run_pod_with(client, "b", cpu_limit=8000)
     assert await agent.terminate() == 0
     # 1. At its start it cannot read what it knew: bytes pass, and it says why.
     await agent.start(environment={"WATCHDOG_USEC": "200000"})
     await agent.wait_notified("WATCHDOG=1")
     async with CriClient(agent.socket) as client:
-        _, passed = await run_pod_with(client, "c", cpu_limit=8000)
+        _, passed = await support.run_pod_with(client, "c", cpu_limit=8000)
     status = await ask(agent, "status")
     assert status["mode"] == "off" and "does not answer" in status["degraded"]["state"]
     assert runtime.cpuset(passed) == ""
@@ -151,36 +137,34 @@ async def test_it_can_be_stopped_and_is_ready_and_passes_while_the_disk_hangs(
     # What was placed before its end and not saved, and what has passed meanwhile, keep what they have.
     status = await until(agent, lambda status: status["degraded"].keys() == {"lost state"})
     assert sum(status["containers"].values()) == 3
-    assert updates(runtime) == 0
+    assert support.updates(runtime) == 0
 
 
-async def test_a_reload_and_commands_do_not_wait_for_the_disk(runtime: FakeRuntime, node: Node) -> None:
+async def test_a_reload_and_commands_do_not_wait_for_the_disk(runtime, node) -> None:
     agent, disk = node.agent, node.disk
-    await start(agent)
+    await support.start(agent)
     disk.hang()
     agent.write_config({"log": {"level": "debug"}})
-    status = await asyncio.wait_for(reloaded(agent), HANG_S)
+    status = await asyncio.wait_for(support.reloaded(agent), HANG_S)
     assert "does not answer" in status["degraded"]["state"] and "last config" in status["degraded"]
     assert (await ask(agent, "mode", mode="observe"))["mode"] == "observe"
     assert (await ask(agent, "acknowledge")) == {"acknowledged": ""}
     assert "disk answers" in (await ask(agent, "reset-policy"))["state"]
     disk.go()
     await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
-    assert (await restart(agent))["mode"] == "observe"
+    assert (await support.restart(agent))["mode"] == "observe"
 
 
-async def test_a_policy_of_the_cluster_that_was_refused_for_the_disk_is_in_force_at_no_start(
-    node: Node,
-) -> None:
+async def test_a_policy_of_the_cluster_that_was_refused_for_the_disk_is_in_force_at_no_start(node) -> None:
     agent, disk = node.agent, node.disk
-    await start(agent)
+    await support.start(agent)
     disk.hang()
     with pytest.raises(ControlError, match="the disk does not answer"):
         await ask(agent, "cluster-policy", **GOLD)
     disk.go()
     await until(agent, lambda status: not status["degraded"] and not status["state_unsaved"])
-    await restart(agent)
+    await support.restart(agent)
     assert (await ask(agent, "cluster-policy"))["policy"] is None
     await ask(agent, "cluster-policy", **GOLD)
-    await restart(agent)
+    await support.restart(agent)
     assert (await ask(agent, "cluster-policy"))["policy"]["name"] == "gold"

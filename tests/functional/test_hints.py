@@ -15,7 +15,7 @@ from policies.machine.topology import Topology
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, cpus_of
+from tests.functional.conftest import cpus_of
 from tests.functional.support import start
 from tests.machines import HYGON_7285_2S, machine, write_sysfs
 
@@ -57,7 +57,7 @@ def nodes_of(runtime: FakeRuntime, container_id: str) -> frozenset[int]:
 
 
 @pytest.mark.parametrize("path", [NULL, f"/sys/bus/pci/devices/{GPU}"])
-async def test_a_container_runs_near_its_device(runtime: FakeRuntime, real: Agent, path: str) -> None:
+async def test_a_container_runs_near_its_device(runtime, real, path) -> None:
     async with CriClient(real.socket) as client:
         for number in range(3):
             made = await create_with(client, await client.run_pod(f"p{number}"), "app", path)
@@ -66,7 +66,7 @@ async def test_a_container_runs_near_its_device(runtime: FakeRuntime, real: Agen
         assert nodes_of(runtime, other) != {3}
 
 
-async def test_a_device_that_is_near_nothing_moves_nobody(runtime: FakeRuntime, sysfs: Path) -> None:
+async def test_a_device_that_is_near_nothing_moves_nobody(runtime, sysfs) -> None:
     """Else the test above would show nothing."""
     agent = Agent(runtime.socket, sysfs)
     try:
@@ -78,12 +78,8 @@ async def test_a_device_that_is_near_nothing_moves_nobody(runtime: FakeRuntime, 
         await agent.close()
 
 
-async def test_where_a_file_tells_the_machine_a_devices_address_does(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
-    agent = await start_agent()
+async def test_where_a_file_tells_the_machine_a_devices_address_does(runtime, agent, client) -> None:
     assert machine(HYGON_7285_2S).devices[GPU] == 3
-    async with CriClient(agent.socket) as client:
-        near = await create_with(client, await client.run_pod("p"), "app", f"/dev/by-path/pci-{GPU}")
-        far = await create_with(client, await client.run_pod("q"), "app", NULL)
+    near = await create_with(client, await client.run_pod("p"), "app", f"/dev/by-path/pci-{GPU}")
+    far = await create_with(client, await client.run_pod("q"), "app", NULL)
     assert (nodes_of(runtime, near), nodes_of(runtime, far)) == ({3}, {0})

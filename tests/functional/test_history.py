@@ -10,8 +10,7 @@ import pytest
 from cri_api.control import ControlError
 from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask, create_exclusive, run_guaranteed, until
+from tests.functional.conftest import ask, create_exclusive, run_guaranteed, until
 from tests.functional.support import cpusets, new_agent, restart, run_pod_with, start
 from tests.functional.test_view_socket import look
 
@@ -21,9 +20,7 @@ async def entries(agent: Agent, **arguments: Any) -> list[dict[str, Any]]:
     return list(page["entries"])
 
 
-async def test_what_moved_and_why_survives_a_kill(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_what_moved_and_why_survives_a_kill(agent, client, runtime) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=8000)
     db = await run_guaranteed(client, "db")
     await create_exclusive(client, db, "db", runtime.cpuset(web).split(",")[0])
@@ -47,16 +44,14 @@ async def test_what_moved_and_why_survives_a_kill(
     ]
 
 
-async def test_what_was_decided_just_before_a_kill_is_entered_by_the_next(
-    agent: Agent, client: CriClient
-) -> None:
+async def test_what_was_decided_just_before_a_kill_is_entered_by_the_next(agent, client) -> None:
     # Nothing has asked, and a second was not over: only the state has it.
     await run_pod_with(client, "web", cpu_limit=8000)
     await restart(agent)
     assert "default/web/web" in [row["container"] for row in await entries(agent)]
 
 
-async def test_a_page_that_reads_on_sees_what_is_new(agent: Agent, client: CriClient) -> None:
+async def test_a_page_that_reads_on_sees_what_is_new(agent, client) -> None:
     page = await look(agent, "history", most=1)
     await run_pod_with(client, "web", cpu_limit=2000)
     page = await look(agent, "history", after=page["newest"])
@@ -65,12 +60,12 @@ async def test_a_page_that_reads_on_sees_what_is_new(agent: Agent, client: CriCl
     assert page["entries"] == []
 
 
-async def test_a_question_that_makes_no_sense_is_refused(agent: Agent) -> None:
+async def test_a_question_that_makes_no_sense_is_refused(agent) -> None:
     with pytest.raises(ControlError, match="most is 0, expected a whole number of 1 or more, or null"):
         await look(agent, "history", most=0)
 
 
-async def test_bounds_follow_a_reload(start_agent: StartAgent) -> None:
+async def test_bounds_follow_a_reload(start_agent) -> None:
     agent = await start_agent(history={"entries": 3})
     async with CriClient(agent.socket) as client:
         for name in ("a", "b", "c", "d"):
@@ -78,9 +73,7 @@ async def test_bounds_follow_a_reload(start_agent: StartAgent) -> None:
         assert len(await entries(agent)) == 3
 
 
-async def test_a_file_that_cannot_be_written_is_a_warning_and_containers_are_placed(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_file_that_cannot_be_written_is_a_warning_and_containers_are_placed(runtime) -> None:
     async with new_agent(runtime) as agent:
         (agent.state / "history.db").mkdir(parents=True)
         status = await start(agent)
@@ -98,19 +91,17 @@ async def test_a_file_that_cannot_be_written_is_a_warning_and_containers_are_pla
         assert "default/web/web" in [row["container"] for row in await entries(agent)]
 
 
-async def test_a_degraded_daemon_tells_what_was(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            await run_pod_with(client, "web", cpu_limit=2000)
-        await agent.terminate()
-        agent.write_config({"topology": {"source": "/nowhere/at/all"}})
-        await agent.start()
-        assert (await ask(agent, "status"))["mode"] == "off"
-        assert "default/web/web" in [row["container"] for row in await entries(agent)]
+async def test_a_degraded_daemon_tells_what_was(agent) -> None:
+    async with CriClient(agent.socket) as client:
+        await run_pod_with(client, "web", cpu_limit=2000)
+    await agent.terminate()
+    agent.write_config({"topology": {"source": "/nowhere/at/all"}})
+    await agent.start()
+    assert (await ask(agent, "status"))["mode"] == "off"
+    assert "default/web/web" in [row["container"] for row in await entries(agent)]
 
 
-async def test_the_command_line_tells_it_with_the_daemon_up_and_down(agent: Agent, client: CriClient) -> None:
+async def test_the_command_line_tells_it_with_the_daemon_up_and_down(agent, client) -> None:
     for name in ("web", "db"):
         await run_pod_with(client, name, cpu_limit=2000)
     code, up, errors = await agent.cli("history", "default/web")
@@ -130,14 +121,14 @@ async def test_the_command_line_tells_it_with_the_daemon_up_and_down(agent: Agen
     assert (code, none) == (0, "no decisions or moves of nobody since then\n")
 
 
-async def test_the_command_line_says_what_it_expects(agent: Agent) -> None:
+async def test_the_command_line_says_what_it_expects(agent) -> None:
     code, _, errors = await agent.cli("history", "--since", "yesterday")
     assert code == 2 and "'yesterday' is no time, expected a length of time" in errors
     code, _, errors = await agent.cli("history", "")
     assert code == 2 and "expected a container, a pod or an id" in errors
 
 
-async def test_the_command_line_writes_a_trace(agent: Agent, client: CriClient) -> None:
+async def test_the_command_line_writes_a_trace(agent, client) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
     file = agent.folder / "node.pftrace"
     code, told, _ = await agent.cli("history", "--perfetto", str(file))

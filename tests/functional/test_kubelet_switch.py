@@ -15,9 +15,8 @@ import pytest_asyncio
 
 from cri_proxy.kubelet.io.service import find_kubelet, is_connected
 from tests.agent import Agent
-from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask
+from tests.functional.conftest import ask
 from tests.functional.support import eventually, run_pod_with
 from tests.kubelet_host import KubeletHost, config_tree, flags_tree
 from tests.kubelet_trees import CONFIG, INSTANCE, RANCHER
@@ -78,7 +77,7 @@ async def stance(agent: Agent, container_id: str) -> str:
 
 @pytest.mark.parametrize("tree", TREES)
 async def test_there_and_back_is_byte_identical_and_releases_all(
-    make_host: MakeHost, agent: Agent, client: CriClient, runtime: FakeRuntime, tree: str
+    make_host, agent, client, runtime, tree
 ) -> None:
     host = make_host(TREES[tree](runtime.socket))
     await restarted(host)
@@ -105,7 +104,7 @@ async def test_there_and_back_is_byte_identical_and_releases_all(
 
 
 async def test_enabling_again_says_what_stays_where_it_is_and_places_it_if_asked(
-    host: KubeletHost, agent: Agent, client: CriClient, runtime: FakeRuntime
+    host, agent, client, runtime
 ) -> None:
     _, container = await run_pod_with(client, "app", cpu_limit=4000)
     cpuset = runtime.cpuset(container)
@@ -126,9 +125,7 @@ async def test_enabling_again_says_what_stays_where_it_is_and_places_it_if_asked
     assert (await stance(agent, container), runtime.cpuset(container)) == ("placed", cpuset)
 
 
-async def test_without_restart_it_is_said_what_to_type_and_nothing_is_released(
-    host: KubeletHost, agent: Agent, client: CriClient
-) -> None:
+async def test_without_restart_it_is_said_what_to_type_and_nothing_is_released(host, agent, client) -> None:
     before, pid = host.files(), host.pid
     _, container = await run_pod_with(client, "app", cpu_limit=4000)
     code, out, _ = await host.cli(agent, "enable")
@@ -147,7 +144,7 @@ async def test_without_restart_it_is_said_what_to_type_and_nothing_is_released(
 
 
 async def test_a_kubelet_that_has_not_read_its_configuration_yet_does_not_point_at_us(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+    make_host, agent, runtime
 ) -> None:
     host = make_host(config_tree(runtime.socket))
     await restarted(host)
@@ -157,7 +154,7 @@ async def test_a_kubelet_that_has_not_read_its_configuration_yet_does_not_point_
     assert status.endpoint == f"unix://{runtime.socket}"
 
 
-async def test_enabling_twice_changes_nothing_and_restarts_nothing(host: KubeletHost, agent: Agent) -> None:
+async def test_enabling_twice_changes_nothing_and_restarts_nothing(host, agent) -> None:
     await host.cli(agent, "enable", "--restart")
     files, pid = host.files(), host.pid
     code, out, _ = await host.cli(agent, "enable", "--restart")
@@ -165,16 +162,14 @@ async def test_enabling_twice_changes_nothing_and_restarts_nothing(host: Kubelet
     assert "point at us already" in out
 
 
-async def test_disabling_what_is_not_enabled_changes_nothing(host: KubeletHost, agent: Agent) -> None:
+async def test_disabling_what_is_not_enabled_changes_nothing(host, agent) -> None:
     before, pid = host.files(), host.pid
     code, out, _ = await host.cli(agent, "disable", "--restart")
     assert (code, host.files(), host.pid) == (0, before, pid)
     assert "does not point at us" in out
 
 
-async def test_the_way_back_works_with_the_daemon_down(
-    host: KubeletHost, agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_the_way_back_works_with_the_daemon_down(host, agent, client, runtime) -> None:
     before = host.files()
     _, container = await run_pod_with(client, "app", cpu_limit=4000)
     await host.cli(agent, "enable", "--restart")
@@ -186,16 +181,14 @@ async def test_the_way_back_works_with_the_daemon_down(
     assert runtime.cpuset(container) != placed
 
 
-async def test_no_release_leaves_the_containers_where_they_are(
-    host: KubeletHost, agent: Agent, client: CriClient
-) -> None:
+async def test_no_release_leaves_the_containers_where_they_are(host, agent, client) -> None:
     _, container = await run_pod_with(client, "app", cpu_limit=4000)
     await host.cli(agent, "enable", "--restart")
     assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 0
     assert await stance(agent, container) == "placed"
 
 
-async def test_a_changed_unit_is_read_again(make_host: MakeHost, agent: Agent, runtime: FakeRuntime) -> None:
+async def test_a_changed_unit_is_read_again(make_host, agent, runtime) -> None:
     path = "/etc/systemd/system/kubelet.service.d/20-cri.conf"
     line = f"ExecStart=/usr/bin/kubelet --container-runtime-endpoint=unix://{runtime.socket}\n"
     host = make_host({path: f"[Service]\n{line}"})
@@ -206,7 +199,7 @@ async def test_a_changed_unit_is_read_again(make_host: MakeHost, agent: Agent, r
 
 @pytest.mark.parametrize("state", ["failed", "activating"])
 async def test_a_kubelet_that_failed_with_our_endpoint_comes_back_with_its_own(
-    state: str, make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+    state, make_host, agent, runtime
 ) -> None:
     host = make_host(flags_tree(runtime.socket))
     await restarted(host)
@@ -224,7 +217,7 @@ async def test_a_kubelet_that_failed_with_our_endpoint_comes_back_with_its_own(
 
 
 async def test_a_separate_image_service_is_written_for_kubelet_and_taken_back(
-    make_host: MakeHost, start_agent: StartAgent, runtime: FakeRuntime
+    make_host, start_agent, runtime
 ) -> None:
     agent = await start_agent(relay={"image_endpoint": "/run/images.sock"})
     host = make_host(config_tree(runtime.socket))
@@ -237,7 +230,7 @@ async def test_a_separate_image_service_is_written_for_kubelet_and_taken_back(
     assert host.files() == before
 
 
-async def test_a_dry_run_shows_the_change_and_makes_none(host: KubeletHost, agent: Agent) -> None:
+async def test_a_dry_run_shows_the_change_and_makes_none(host, agent) -> None:
     before = host.files()
     code, out, _ = await host.cli(agent, "enable", "--restart", "--dry-run")
     assert (code, host.files(), host.asked()) == (0, before, [])
@@ -249,7 +242,7 @@ async def test_a_dry_run_shows_the_change_and_makes_none(host: KubeletHost, agen
 
 
 async def test_a_kubelet_that_was_not_restarted_is_ours_until_it_is(
-    make_host: MakeHost, agent: Agent, client: CriClient, runtime: FakeRuntime
+    make_host, agent, client, runtime
 ) -> None:
     host = make_host(config_tree(runtime.socket))
     await restarted(host)
@@ -268,9 +261,7 @@ async def test_a_kubelet_that_was_not_restarted_is_ours_until_it_is(
     assert kept(host, agent) == []
 
 
-async def test_a_restart_that_fails_is_made_up_for_by_the_next_one(
-    make_host: MakeHost, agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_a_restart_that_fails_is_made_up_for_by_the_next_one(make_host, agent, client, runtime) -> None:
     host = make_host(config_tree(runtime.socket))
     await restarted(host)
     _, container = await run_pod_with(client, "app", cpu_limit=4000)
@@ -291,9 +282,7 @@ async def test_a_restart_that_fails_is_made_up_for_by_the_next_one(
     assert kept(host, agent) == []
 
 
-async def test_a_kubelet_restarted_by_hand_is_not_restarted_again(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_a_kubelet_restarted_by_hand_is_not_restarted_again(make_host, agent, runtime) -> None:
     host = make_host(config_tree(runtime.socket))
     await restarted(host)
     await host.cli(agent, "enable", "--restart")
@@ -307,9 +296,7 @@ async def test_a_kubelet_restarted_by_hand_is_not_restarted_again(
     assert kept(host, agent) == []
 
 
-async def test_a_second_switch_without_a_restart_raises_no_alarm(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_a_second_switch_without_a_restart_raises_no_alarm(make_host, agent, runtime) -> None:
     host = make_host(config_tree(runtime.socket))
     await restarted(host)
     await host.cli(agent, "enable", "--restart")
@@ -320,7 +307,7 @@ async def test_a_second_switch_without_a_restart_raises_no_alarm(
 
 
 async def test_a_socket_of_ours_that_has_another_name_by_now_is_no_obstacle(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
+    make_host, agent, runtime
 ) -> None:
     host = make_host(config_tree(runtime.socket))
     await restarted(host)
@@ -337,13 +324,13 @@ async def test_a_socket_of_ours_that_has_another_name_by_now_is_no_obstacle(
     assert (code, host.files()) == (0, before), err
 
 
-async def test_units_are_read_again_with_every_restart(host: KubeletHost, agent: Agent) -> None:
+async def test_units_are_read_again_with_every_restart(host, agent) -> None:
     await host.cli(agent, "enable")
     code, out, err = await host.cli(agent, "enable", "--restart")
     assert (code, host.asked()) == (0, ["daemon-reload", "restart kubelet"]), err
 
 
-async def test_a_daemon_that_is_off_after_a_boot_is_said(host: KubeletHost, agent: Agent) -> None:
+async def test_a_daemon_that_is_off_after_a_boot_is_said(host, agent) -> None:
     host.say_enabled("enabled", "disabled")
     assert "after a boot" not in (await host.cli(agent, "enable"))[2]
     host.say_enabled("disabled", "disabled")
@@ -355,7 +342,7 @@ async def test_a_daemon_that_is_off_after_a_boot_is_said(host: KubeletHost, agen
 # ---------------------------------------------------------------------- when it is refused
 
 
-async def test_a_daemon_that_is_off_gets_no_kubelet_unless_forced(host: KubeletHost, agent: Agent) -> None:
+async def test_a_daemon_that_is_off_gets_no_kubelet_unless_forced(host, agent) -> None:
     before = host.files()
     await ask(agent, "mode", mode="off")
     code, _, err = await host.cli(agent, "enable")
@@ -365,9 +352,7 @@ async def test_a_daemon_that_is_off_gets_no_kubelet_unless_forced(host: KubeletH
     assert host.files() != before
 
 
-async def test_a_degraded_daemon_gets_no_kubelet(
-    make_host: MakeHost, runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_a_degraded_daemon_gets_no_kubelet(make_host, runtime, start_agent) -> None:
     agent = await start_agent(placement={"ladder": "rope"})
     host = make_host(flags_tree(runtime.socket))
     before = host.files()
@@ -377,7 +362,7 @@ async def test_a_degraded_daemon_gets_no_kubelet(
     assert f"degraded: {next(iter(degraded.values()))}" in err
 
 
-async def test_a_daemon_of_another_runtime_gets_no_kubelet(make_host: MakeHost, agent: Agent) -> None:
+async def test_a_daemon_of_another_runtime_gets_no_kubelet(make_host, agent) -> None:
     host = make_host(flags_tree("/run/other/containerd.sock"))
     before = host.files()
     code, _, err = await host.cli(agent, "enable")
@@ -385,7 +370,7 @@ async def test_a_daemon_of_another_runtime_gets_no_kubelet(make_host: MakeHost, 
     assert "kubelet's runtime is unix:///run/other/containerd.sock, and the daemon's" in err
 
 
-async def test_no_daemon_gets_no_kubelet(host: KubeletHost, agent: Agent) -> None:
+async def test_no_daemon_gets_no_kubelet(host, agent) -> None:
     before = host.files()
     await agent.kill()
     code, _, err = await host.cli(agent, "enable")
@@ -393,9 +378,7 @@ async def test_no_daemon_gets_no_kubelet(host: KubeletHost, agent: Agent) -> Non
     assert err.startswith("cri-resmgr: ")
 
 
-async def test_no_runtime_to_go_back_to_is_refused_unless_forced(
-    host: KubeletHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_no_runtime_to_go_back_to_is_refused_unless_forced(host, agent, runtime) -> None:
     before = host.files()
     await host.cli(agent, "enable", "--restart")
     ours = host.files()
@@ -407,9 +390,7 @@ async def test_no_runtime_to_go_back_to_is_refused_unless_forced(
     assert host.files() == before
 
 
-async def test_a_setting_made_by_hand_is_not_ours_to_undo(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_a_setting_made_by_hand_is_not_ours_to_undo(make_host, agent, runtime) -> None:
     host = make_host(flags_tree(agent.socket))
     before = host.files()
     status = host.status(agent)
@@ -424,7 +405,7 @@ async def test_a_setting_made_by_hand_is_not_ours_to_undo(
 
 
 async def test_a_kubelet_that_is_connected_elsewhere_gets_no_other_files_unless_forced(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime, folder: Path
+    make_host, agent, runtime, folder
 ) -> None:
     docker = socket.socket(socket.AF_UNIX)
     docker.bind(str(folder / "docker.sock"))
@@ -443,9 +424,7 @@ async def test_a_kubelet_that_is_connected_elsewhere_gets_no_other_files_unless_
     docker.close()
 
 
-async def test_images_that_come_through_us_by_hand_are_not_cut_off(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_images_that_come_through_us_by_hand_are_not_cut_off(make_host, agent, runtime) -> None:
     files = config_tree(runtime.socket)
     files[CONFIG] += f"imageServiceEndpoint: unix://{agent.socket}\n"
     host = make_host(files)
@@ -461,9 +440,7 @@ async def test_images_that_come_through_us_by_hand_are_not_cut_off(
     assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 0
 
 
-async def test_an_endpoint_with_one_slash_is_gone_back_to(
-    make_host: MakeHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_an_endpoint_with_one_slash_is_gone_back_to(make_host, agent, runtime) -> None:
     files = config_tree(runtime.socket)
     files[CONFIG] = files[CONFIG].replace("unix://", "unix:")
     host = make_host(files)
@@ -474,7 +451,7 @@ async def test_an_endpoint_with_one_slash_is_gone_back_to(
 
 
 async def test_files_that_cannot_be_read_do_not_keep_a_package_that_was_never_switched_to(
-    host: KubeletHost, agent: Agent
+    host, agent
 ) -> None:
     host.write(CONFIG, "a: [\n")
     code, _, err = await host.cli(agent, "disable", "--restart", "--no-release")
@@ -484,17 +461,13 @@ async def test_files_that_cannot_be_read_do_not_keep_a_package_that_was_never_sw
     assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 1
 
 
-async def test_files_that_cannot_be_read_keep_a_package_that_was_switched_to(
-    host: KubeletHost, agent: Agent
-) -> None:
+async def test_files_that_cannot_be_read_keep_a_package_that_was_switched_to(host, agent) -> None:
     await host.cli(agent, "enable", "--restart")
     host.write(CONFIG, "a: [\n")
     assert (await host.cli(agent, "disable", "--restart", "--no-release"))[0] == 1
 
 
-async def test_what_a_kubeadm_upgrade_drops_is_seen(
-    host: KubeletHost, agent: Agent, runtime: FakeRuntime
-) -> None:
+async def test_what_a_kubeadm_upgrade_drops_is_seen(host, agent, runtime) -> None:
     await host.cli(agent, "enable", "--restart")
     host.write(FLAGS, flags_tree(runtime.socket)[FLAGS])
     await restarted(host)
@@ -507,7 +480,7 @@ async def test_what_a_kubeadm_upgrade_drops_is_seen(
     assert (code, json.loads(out)) == (0, {**asdict(host.status(agent)), "warnings": []})
 
 
-async def test_k3s_is_told_what_to_type(make_host: MakeHost, agent: Agent) -> None:
+async def test_k3s_is_told_what_to_type(make_host, agent) -> None:
     host = make_host(RANCHER["k3s"].files)
     before = host.files()
     code, _, err = await host.cli(agent, "enable", "--restart")
@@ -517,7 +490,7 @@ async def test_k3s_is_told_what_to_type(make_host: MakeHost, agent: Agent) -> No
     assert "kubelet-arg" in host.status(agent).hint
 
 
-async def test_a_k3s_that_points_at_us_is_not_cut_off(make_host: MakeHost, agent: Agent) -> None:
+async def test_a_k3s_that_points_at_us_is_not_cut_off(make_host, agent) -> None:
     name = "k3s, on its command line"
     files = {p: text.replace("/run/x.sock", agent.socket) for p, text in RANCHER[name].files.items()}
     host = make_host(files)
@@ -530,9 +503,7 @@ async def test_a_k3s_that_points_at_us_is_not_cut_off(make_host: MakeHost, agent
 @pytest.mark.parametrize(
     ("fault", "phrase"), [("fail", "Job for kubelet.service failed"), ("break", "no kubelet runs")]
 )
-async def test_a_kubelet_that_does_not_come_back_is_said(
-    host: KubeletHost, agent: Agent, fault: str, phrase: str
-) -> None:
+async def test_a_kubelet_that_does_not_come_back_is_said(host, agent, fault, phrase) -> None:
     (host.folder / fault).touch()
     code, _, err = await host.cli(agent, "enable", "--restart", wait_s=0.0)
     assert code == 1
@@ -541,7 +512,7 @@ async def test_a_kubelet_that_does_not_come_back_is_said(
 
 
 @pytest.mark.parametrize("command", ["enable", "status"])
-async def test_a_broken_file_is_one_sentence(host: KubeletHost, agent: Agent, command: str) -> None:
+async def test_a_broken_file_is_one_sentence(host, agent, command) -> None:
     host.write("/var/lib/kubelet/config.yaml", "a: [\n")
     code, _, err = await host.cli(agent, command)
     assert code == 1
@@ -552,7 +523,7 @@ async def test_a_broken_file_is_one_sentence(host: KubeletHost, agent: Agent, co
 # ---------------------------------------------------------------------- the process
 
 
-def test_kubelet_is_found_by_its_name_and_its_flags_are_its_own(host: KubeletHost) -> None:
+def test_kubelet_is_found_by_its_name_and_its_flags_are_its_own(host) -> None:
     found = find_kubelet(host.folder / "proc")
     assert found is not None
     assert found.pid == host.pid

@@ -21,14 +21,7 @@ from tests.agent import Agent
 from tests.cri_client import IMAGE, CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, until
-from tests.functional.support import (
-    broken_module,
-    ended,
-    eventually,
-    new_agent,
-    run_pod_with,
-    start,
-)
+from tests.functional.support import broken_module, ended, eventually, new_agent, run_pod_with, start
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -36,7 +29,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 # ---------------------------------------------------------------------- ready and alive
 
 
-async def test_ready_comes_only_once_the_socket_serves(runtime: FakeRuntime) -> None:
+async def test_ready_comes_only_once_the_socket_serves(runtime) -> None:
     async with new_agent(runtime) as agent:
         await agent.start()
         # No retry: the first connection is the one that counts.
@@ -46,7 +39,7 @@ async def test_ready_comes_only_once_the_socket_serves(runtime: FakeRuntime) -> 
         assert agent.messages[0] == "READY=1\nSTATUS=enforce, serving"
 
 
-async def test_ready_waits_for_kubelets_socket_though_others_cannot_be_served(runtime: FakeRuntime) -> None:
+async def test_ready_waits_for_kubelets_socket_though_others_cannot_be_served(runtime) -> None:
     async with new_agent(runtime) as agent:
         taken = agent.folder / "taken"
         taken.write_text("a file")
@@ -60,25 +53,23 @@ async def test_ready_waits_for_kubelets_socket_though_others_cannot_be_served(ru
         assert taken.read_text() == "a file"
 
 
-async def test_the_watchdog_is_told_twice_in_its_time(runtime: FakeRuntime) -> None:
+async def test_the_watchdog_is_told_twice_in_its_time(runtime) -> None:
     async with new_agent(runtime) as agent:
         await agent.start(environment={"WATCHDOG_USEC": "200000"})
         for _ in range(3):
             await agent.wait_notified("WATCHDOG=1")
 
 
-async def test_without_a_watchdog_none_is_told(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        await agent.terminate()
-        agent.receive_all()
-        assert not [message for message in agent.messages if "WATCHDOG" in message]
+async def test_without_a_watchdog_none_is_told(agent) -> None:
+    await agent.terminate()
+    agent.receive_all()
+    assert not [message for message in agent.messages if "WATCHDOG" in message]
 
 
 # ---------------------------------------------------------------------- stopping
 
 
-async def test_a_call_under_way_is_finished_before_the_end(runtime: FakeRuntime) -> None:
+async def test_a_call_under_way_is_finished_before_the_end(runtime) -> None:
     hold = asyncio.Event()
     runtime.script("CreateContainer", hold=hold)
     async with new_agent(runtime, constants={"relay_drain_s": 20}) as agent:
@@ -96,7 +87,7 @@ async def test_a_call_under_way_is_finished_before_the_end(runtime: FakeRuntime)
         assert (await start(agent))["containers"] == {"placed": 1}
 
 
-async def test_a_call_that_outlasts_the_drain_is_ended_and_left_in_doubt(runtime: FakeRuntime) -> None:
+async def test_a_call_that_outlasts_the_drain_is_ended_and_left_in_doubt(runtime) -> None:
     runtime.script("CreateContainer", hold=asyncio.Event(), act_before_error=True, times=1)
     async with new_agent(runtime, constants={"relay_drain_s": 0.1}) as agent:
         await start(agent)
@@ -112,7 +103,7 @@ async def test_a_call_that_outlasts_the_drain_is_ended_and_left_in_doubt(runtime
         assert (await start(agent))["containers"] == {"placed": 1}
 
 
-async def test_a_second_sigterm_ends_it_at_once(runtime: FakeRuntime) -> None:
+async def test_a_second_sigterm_ends_it_at_once(runtime) -> None:
     runtime.script("CreateContainer", hold=asyncio.Event())
     async with new_agent(runtime, constants={"relay_drain_s": 3600}) as agent:
         await start(agent)
@@ -128,7 +119,7 @@ async def test_a_second_sigterm_ends_it_at_once(runtime: FakeRuntime) -> None:
                 await create
 
 
-async def test_an_orderly_stop_leaves_no_sockets(runtime: FakeRuntime) -> None:
+async def test_an_orderly_stop_leaves_no_sockets(runtime) -> None:
     async with new_agent(runtime) as agent:
         more = agent.folder / "more.sock"
         agent.write_config({"relay": {"extra_sockets": [str(more)]}})
@@ -141,18 +132,16 @@ async def test_an_orderly_stop_leaves_no_sockets(runtime: FakeRuntime) -> None:
 # ---------------------------------------------------------------------- its sockets
 
 
-async def test_sockets_that_were_left_behind_are_replaced(runtime: FakeRuntime) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        await agent.kill()
-        assert Path(agent.socket).is_socket()
-        assert agent.control.is_socket()
-        await start(agent)
-        async with CriClient(agent.socket) as client:
-            assert await client.list_containers() == []
+async def test_sockets_that_were_left_behind_are_replaced(agent) -> None:
+    await agent.kill()
+    assert Path(agent.socket).is_socket()
+    assert agent.control.is_socket()
+    await start(agent)
+    async with CriClient(agent.socket) as client:
+        assert await client.list_containers() == []
 
 
-async def test_a_socket_that_is_served_is_not_stolen(runtime: FakeRuntime) -> None:
+async def test_a_socket_that_is_served_is_not_stolen(runtime) -> None:
     async with new_agent(runtime) as agent, new_agent(runtime) as second:
         await start(agent)
         second.write_config({"relay": {"socket": agent.socket}})
@@ -164,7 +153,7 @@ async def test_a_socket_that_is_served_is_not_stolen(runtime: FakeRuntime) -> No
             assert await client.list_containers() == []
 
 
-async def test_the_control_socket_of_another_daemon_is_left_alone(runtime: FakeRuntime) -> None:
+async def test_the_control_socket_of_another_daemon_is_left_alone(runtime) -> None:
     async with new_agent(runtime) as agent, new_agent(runtime) as second:
         await start(agent)
         second.write_config({"control": {"socket": str(agent.control)}})
@@ -174,7 +163,7 @@ async def test_the_control_socket_of_another_daemon_is_left_alone(runtime: FakeR
         assert (await ask(agent, "status"))["sockets"] == [agent.socket]
 
 
-async def test_the_launcher_does_not_steal_either(runtime: FakeRuntime) -> None:
+async def test_the_launcher_does_not_steal_either(runtime) -> None:
     async with new_agent(runtime) as agent, new_agent(runtime) as second:
         await start(agent)
         with broken_module(second.folder, "structlog") as environment:
@@ -186,7 +175,7 @@ async def test_the_launcher_does_not_steal_either(runtime: FakeRuntime) -> None:
             assert await client.list_containers() == []
 
 
-async def test_streams_and_pulls_are_ended_at_once_with_unavailable(runtime: FakeRuntime) -> None:
+async def test_streams_and_pulls_are_ended_at_once_with_unavailable(runtime) -> None:
     pull_request = cri.PullImageRequest(image=cri.ImageSpec(image=IMAGE))
     runtime.script("PullImage", hold=asyncio.Event())
     async with new_agent(runtime, constants={"relay_drain_s": 3600}) as agent:
@@ -204,7 +193,7 @@ async def test_streams_and_pulls_are_ended_at_once_with_unavailable(runtime: Fak
 
 
 @pytest.mark.parametrize("degraded", [False, True], ids=["daemon", "launcher"])
-async def test_sockets_are_as_accessible_as_the_runtimes(runtime: FakeRuntime, degraded: bool) -> None:
+async def test_sockets_are_as_accessible_as_the_runtimes(runtime, degraded) -> None:
     os.chmod(runtime.socket, 0o620)
     os.chown(runtime.socket, 1, 12)
     async with new_agent(runtime) as agent:
@@ -219,7 +208,7 @@ async def test_sockets_are_as_accessible_as_the_runtimes(runtime: FakeRuntime, d
         assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o620, 1, 12)
 
 
-async def test_a_signal_turns_debugging_on_and_off_and_ends_nothing(runtime: FakeRuntime) -> None:
+async def test_a_signal_turns_debugging_on_and_off_and_ends_nothing(runtime) -> None:
     async with new_agent(runtime) as agent:
         await start(agent)
         assert agent.process is not None
@@ -230,7 +219,7 @@ async def test_a_signal_turns_debugging_on_and_off_and_ends_nothing(runtime: Fak
             assert await client.list_containers() == []
 
 
-async def test_one_socket_under_two_names_is_served_once(runtime: FakeRuntime) -> None:
+async def test_one_socket_under_two_names_is_served_once(runtime) -> None:
     async with new_agent(runtime) as agent:
         (agent.folder / "link").symlink_to(agent.folder)
         agent.write_config(
@@ -241,7 +230,7 @@ async def test_one_socket_under_two_names_is_served_once(runtime: FakeRuntime) -
             assert await client.list_containers() == []
 
 
-async def test_a_reload_does_not_end_the_launcher(runtime: FakeRuntime) -> None:
+async def test_a_reload_does_not_end_the_launcher(runtime) -> None:
     async with new_agent(runtime) as agent:
         with broken_module(agent.folder, "structlog") as environment:
             flags = ("--relay-socket", agent.socket, "--runtime-socket", runtime.socket)
@@ -253,7 +242,7 @@ async def test_a_reload_does_not_end_the_launcher(runtime: FakeRuntime) -> None:
             assert await client.list_containers() == []
 
 
-async def test_sockets_follow_a_runtime_that_appears_later(runtime: FakeRuntime) -> None:
+async def test_sockets_follow_a_runtime_that_appears_later(runtime) -> None:
     await runtime.stop()
     Path(runtime.socket).unlink(missing_ok=True)
     async with new_agent(runtime) as agent:
@@ -331,7 +320,7 @@ async def patient(path: Path) -> AsyncIterator[Any]:
         yield call
 
 
-async def test_a_socket_of_systemd_is_served(runtime: FakeRuntime) -> None:
+async def test_a_socket_of_systemd_is_served(runtime) -> None:
     async with systemd(runtime) as manager:
         await manager.start()
         async with CriClient(str(manager.path)) as client:
@@ -341,9 +330,7 @@ async def test_a_socket_of_systemd_is_served(runtime: FakeRuntime) -> None:
 
 
 @pytest.mark.parametrize("degraded", [False, True], ids=["daemon", "launcher"])
-async def test_who_calls_while_the_daemon_is_down_is_served_by_the_next(
-    runtime: FakeRuntime, degraded: bool
-) -> None:
+async def test_who_calls_while_the_daemon_is_down_is_served_by_the_next(runtime, degraded) -> None:
     async with systemd(runtime) as manager:
         agent = manager.agent
         arguments: list[str] = []

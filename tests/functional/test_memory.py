@@ -50,7 +50,7 @@ async def create(client: CriClient, name: str, *page_sizes: str) -> str:
 
 
 async def test_a_node_without_as_much_free_memory_is_left_out_and_a_restart_moves_nothing(
-    agent: Agent, runtime: FakeRuntime, tmp_path: Path
+    agent, runtime, tmp_path
 ) -> None:
     async with CriClient(agent.socket) as client:
         await create(client, "before")
@@ -73,14 +73,13 @@ async def test_a_node_without_as_much_free_memory_is_left_out_and_a_restart_move
         assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_pools_of_huge_pages_that_are_filled_later_are_followed(agent: Agent, tmp_path: Path) -> None:
-    async with CriClient(agent.socket) as client:
-        pool = node_folder(tmp_path, 6) / "hugepages/hugepages-2048kB/nr_hugepages"
-        pool.write_text(str(4 * PAGES_PER_GIB))
-        status = await compared(agent)
-        assert [row["hugepage_bytes"] // GIB for row in status["memory"]] == [0, 0, 0, 0, 0, 0, 4, 0]
-        await create(client, "small", "2MB")
-        await create(client, "large", "1GB")
-        placed = await rows(agent)
-        assert placed["small"]["mems"] == "0,6"
-        assert placed["large"]["mems"] == "0"  # there are none of that size
+async def test_pools_of_huge_pages_that_are_filled_later_are_followed(agent, client, tmp_path) -> None:
+    pool = node_folder(tmp_path, 6) / "hugepages/hugepages-2048kB/nr_hugepages"
+    pool.write_text(str(4 * PAGES_PER_GIB))
+    status = await compared(agent)
+    assert [row["hugepage_bytes"] // GIB for row in status["memory"]] == [0, 0, 0, 0, 0, 0, 4, 0]
+    await create(client, "small", "2MB")
+    await create(client, "large", "1GB")
+    placed = await rows(agent)
+    assert placed["small"]["mems"] == "0,6"
+    assert placed["large"]["mems"] == "0"  # there are none of that size

@@ -8,12 +8,9 @@ from __future__ import annotations
 import asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     HANG_S,
-    StartAgent,
     ask,
     charged_milli,
     counter,
@@ -24,9 +21,7 @@ from tests.functional.conftest import (
 )
 
 
-async def test_everything_else_goes_on_while_a_create_is_held(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_everything_else_goes_on_while_a_create_is_held(runtime, agent, client) -> None:
     pod = await client.run_pod("web")
     running = await client.create(pod, "running", cpu_request=100)
     await client.start(running)
@@ -52,7 +47,7 @@ async def test_everything_else_goes_on_while_a_create_is_held(
 
 
 async def test_a_hundred_creates_are_at_the_runtime_at_once_and_all_are_placed(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     pods = [await client.run_pod(f"web-{number}") for number in range(100)]
     release = asyncio.Event()
@@ -72,9 +67,7 @@ async def test_a_hundred_creates_are_at_the_runtime_at_once_and_all_are_placed(
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_a_create_waits_a_limited_time_for_others_to_make_room(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_a_create_waits_a_limited_time_for_others_to_make_room(runtime, start_agent) -> None:
     # On a busy machine both updates are on their way within this time.
     agent = await start_agent(constants={"placement_shrink_wait_s": 1})
     async with CriClient(agent.socket) as client:
@@ -100,9 +93,7 @@ async def test_a_create_waits_a_limited_time_for_others_to_make_room(
     assert counter(status, "requests_total{method=CreateContainer,outcome=placed}") == 3
 
 
-async def test_a_create_waits_while_others_do_make_room(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_a_create_waits_while_others_do_make_room(runtime, start_agent) -> None:
     agent = await start_agent(constants={"placement_shrink_wait_s": 3600})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("web")

@@ -81,7 +81,7 @@ async def counted(agent: Agent, name: str) -> float:
 
 
 async def test_it_waits_for_a_host_and_names_itself_and_what_it_wants_to_hear_of(
-    folder: Path, start_plugin: StartPlugin
+    folder, start_plugin
 ) -> None:
     agent = await start_plugin(connected=False)
     status = await until(agent, lambda status: "nri" in status["degraded"])
@@ -99,9 +99,7 @@ async def test_it_waits_for_a_host_and_names_itself_and_what_it_wants_to_hear_of
         assert host.replies == [nri.SynchronizeResponse()]
 
 
-async def test_a_host_that_knows_fewer_events_is_asked_for_fewer(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_a_host_that_knows_fewer_events_is_asked_for_fewer(host, start_plugin) -> None:
     host.configure.runtime_version = "2.2.0"  # or so it says
     await start_plugin()
     assert len(host.masks) == 2
@@ -109,9 +107,7 @@ async def test_a_host_that_knows_fewer_events_is_asked_for_fewer(
     assert host.masks[1] == host.masks[0] & MASK_CLASSIC
 
 
-async def test_a_large_synchronize_comes_in_pieces_and_what_it_tells_is_adopted(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_a_large_synchronize_comes_in_pieces_and_what_it_tells_is_adopted(host, start_plugin) -> None:
     host.pods = [make_pod(f"p{i}") for i in range(9)]
     host.containers = [running(make_container(pod)) for pod in host.pods]
     host.containers[3].linux.resources.cpu.cpus = "4-7"
@@ -125,7 +121,7 @@ async def test_a_large_synchronize_comes_in_pieces_and_what_it_tells_is_adopted(
 
 
 async def test_the_hosts_configuration_counts_after_the_files_and_a_bad_one_changes_nothing(
-    host: ScriptedHost, start_plugin: StartPlugin
+    host, start_plugin
 ) -> None:
     host.configure.config = "placement:\n  unlimited: ccx\n"
     agent = await start_plugin(placement={"unlimited": "machine"})
@@ -147,9 +143,7 @@ async def test_the_hosts_configuration_counts_after_the_files_and_a_bad_one_chan
 # ---------------------------------------------------------------------- the life of a container
 
 
-async def test_a_container_is_placed_and_followed_to_its_end(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_a_container_is_placed_and_followed_to_its_end(host, start_plugin) -> None:
     agent = await start_plugin()
     for by_rpc in (True, False):
         await follow_to_its_end(agent, host, by_rpc)
@@ -196,9 +190,7 @@ async def follow_to_its_end(agent: Agent, host: ScriptedHost, by_rpc: bool) -> N
     assert await row(agent, again) == {}
 
 
-async def test_creates_that_come_to_nothing_leave_no_place_behind(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_creates_that_come_to_nothing_leave_no_place_behind(host, start_plugin) -> None:
     agent = await start_plugin()
     pod, other = make_pod("p"), make_pod("q")
     await host.run(other, make_container(other))
@@ -220,9 +212,7 @@ async def test_creates_that_come_to_nothing_leave_no_place_behind(
     assert (await ask(agent, "status"))["distrusted"] == ["default/p/app"]
 
 
-async def test_a_create_whose_end_nobody_tells_is_bound_by_what_the_host_runs(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_a_create_whose_end_nobody_tells_is_bound_by_what_the_host_runs(host, start_plugin) -> None:
     agent = await start_plugin()
     pod = make_pod("p")
     made, never = make_container(pod, "made"), make_container(pod, "never")
@@ -237,9 +227,7 @@ async def test_a_create_whose_end_nobody_tells_is_bound_by_what_the_host_runs(
     assert (status["in_doubt"], status["containers"]) == (1, {"placed": 2})
 
 
-async def test_kill_9_between_the_answer_and_the_container_loses_nothing(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_kill_9_between_the_answer_and_the_container_loses_nothing(host, start_plugin) -> None:
     agent = await start_plugin()
     pod = make_pod("p")
     container = make_container(pod)
@@ -254,9 +242,7 @@ async def test_kill_9_between_the_answer_and_the_container_loses_nothing(
     assert (status["in_doubt"], status["containers"]) == (0, {"placed": 1})
 
 
-async def test_an_update_is_answered_with_the_place_of_the_new_size(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_an_update_is_answered_with_the_place_of_the_new_size(host, start_plugin) -> None:
     agent = await start_plugin()
     pod = make_pod("p")
     container = make_container(pod, cpu_limit=2000)
@@ -274,7 +260,7 @@ async def test_an_update_is_answered_with_the_place_of_the_new_size(
     assert (await row(agent, container))["cpus"] == cpus
 
 
-async def test_others_make_room_in_the_answer(host: ScriptedHost, start_plugin: StartPlugin) -> None:
+async def test_others_make_room_in_the_answer(host, start_plugin) -> None:
     available = {"AvailableResources": {"CPU": "cpuset:0-7"}}
     agent = await start_plugin(policy={"Active": "topology-aware", **available})
     pods = [make_pod(f"p{i}") for i in range(8)]
@@ -302,7 +288,7 @@ async def test_others_make_room_in_the_answer(host: ScriptedHost, start_plugin: 
 
 
 async def test_only_a_demand_that_cannot_be_met_fails_a_pod_and_a_namespace_that_fails_closed(
-    host: ScriptedHost, start_plugin: StartPlugin
+    host, start_plugin
 ) -> None:
     agent = await start_plugin(placement={"fail_closed_namespaces": ["strict"]})
     # 1. A container without a name cannot be understood.
@@ -323,7 +309,7 @@ async def test_only_a_demand_that_cannot_be_met_fails_a_pod_and_a_namespace_that
     assert (await ask(agent, "status"))["nri"]["connected"]
 
 
-async def test_in_other_modes_nothing_is_changed(host: ScriptedHost, start_plugin: StartPlugin) -> None:
+async def test_in_other_modes_nothing_is_changed(host, start_plugin) -> None:
     agent = await start_plugin()
     for mode, stances in (("off", []), ("observe", ["observed"])):
         await ask(agent, "mode", mode=mode)
@@ -335,9 +321,7 @@ async def test_in_other_modes_nothing_is_changed(host: ScriptedHost, start_plugi
 # ---------------------------------------------------------------------- moves
 
 
-async def test_moves_go_by_nri_where_that_is_safe_and_else_by_cri(
-    runtime: FakeRuntime, host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_moves_go_by_nri_where_that_is_safe_and_else_by_cri(runtime, host, start_plugin) -> None:
     host.known = MASK_ALL
     agent = await start_plugin()
     for number, (version, by) in enumerate([("", "cri"), ("v0.12.0", "cri"), ("v0.12.1", "nri")], 1):
@@ -365,7 +349,7 @@ async def test_moves_go_by_nri_where_that_is_safe_and_else_by_cri(
 
 
 async def test_one_that_is_launched_takes_the_connection_it_is_given_and_then_the_socket(
-    host: ScriptedHost, start_plugin: StartPlugin
+    host, start_plugin
 ) -> None:
     host.chunks = 0  # as hosts before NRI 0.7: they do not synchronize those they launch
     given = await host.launch()
@@ -396,9 +380,7 @@ def script_of(folder: Path) -> Path:
     return script
 
 
-async def test_what_a_launched_one_is_told_and_asked_while_it_is_loaded_counts(
-    host: ScriptedHost, start_plugin: StartPlugin
-) -> None:
+async def test_what_a_launched_one_is_told_and_asked_while_it_is_loaded_counts(host, start_plugin) -> None:
     host.configure.config = "placement:\n  unlimited: ccx\n"
     host.pods = [make_pod("old")]
     host.containers = [running(make_container(host.pods[0]))]
@@ -424,7 +406,7 @@ async def test_what_a_launched_one_is_told_and_asked_while_it_is_loaded_counts(
 
 
 async def test_a_launch_that_was_missed_kills_the_shell_and_the_plugin_connects_to_the_socket(
-    host: ScriptedHost, start_plugin: StartPlugin, tmp_path: Path
+    host, start_plugin, tmp_path
 ) -> None:
     script = script_of(tmp_path)
     ours, given = socket.socketpair()
@@ -446,9 +428,7 @@ async def test_a_launch_that_was_missed_kills_the_shell_and_the_plugin_connects_
         await eventually(lambda: not is_alive(plugin), lambda: "the plugin ends")
 
 
-async def test_the_shell_of_a_launched_one_ends_with_it_in_order(
-    host: ScriptedHost, start_plugin: StartPlugin, tmp_path: Path
-) -> None:
+async def test_the_shell_of_a_launched_one_ends_with_it_in_order(host, start_plugin, tmp_path) -> None:
     script = script_of(tmp_path)
     agent = await start_plugin(start={"command": ("/bin/sh", str(script))})
     plugin = json.loads((agent.control.parent / "owner.lock").read_text())["pid"]
@@ -456,9 +436,7 @@ async def test_the_shell_of_a_launched_one_ends_with_it_in_order(
     assert not is_alive(plugin)
 
 
-async def test_a_resize_while_it_was_not_asked_is_followed(
-    host: ScriptedHost, start_plugin: StartPlugin, runtime: FakeRuntime
-) -> None:
+async def test_a_resize_while_it_was_not_asked_is_followed(host, start_plugin, runtime) -> None:
     agent = await start_plugin()
     runtime.scripts.clear()  # the runtime's list can be had, and says what runs
     old = run_without_us(runtime, "old", cpu_request=1000, cpu_limit=8000)

@@ -17,7 +17,6 @@ from cri_proxy.relay.http2.frames import PREFACE, write_settings
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.e2e.cgroups import killed_for_memory, leave_memory, make_memory_cgroup, remove_cgroup
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import cpus_of, create_exclusive, run_guaranteed
 from tests.functional.support import HANG_S, cpusets, new_agent, placed, start
 from tests.relay.http2.hand import data, headers
@@ -65,7 +64,7 @@ async def killed(agent: Agent, cgroup: Path) -> None:
 
 @pytest.mark.parametrize("done", [False, True], ids=["before the runtime did it", "when it was done"])
 async def test_a_daemon_that_is_killed_for_its_memory_in_the_middle_of_a_create_loses_nothing(
-    runtime: FakeRuntime, cgroup: Path, done: bool
+    runtime, cgroup, done
 ) -> None:
     async with new_agent(runtime) as agent:
         await start(agent, command=(*ENTER, str(cgroup), sys.executable, "-m", "cri_proxy"))

@@ -15,7 +15,7 @@ import pytest_asyncio
 from tests.agent import Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient, Pod, cgroup_parent
 from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask, resync, rows, until
+from tests.functional.conftest import ask, resync, rows, until
 from tests.functional.support import eventually, new_agent, reloaded
 from tests.machines import GIB
 
@@ -77,16 +77,16 @@ async def restart(site: Site) -> None:
     await until(site.agent, lambda status: "cri_resmgr_resyncs_total{result=ok}" in status["counters"])
 
 
-async def test_a_pod_is_without_quota_once_its_container_is_there(site: Site) -> None:
+async def test_a_pod_is_without_quota_once_its_container_is_there(site) -> None:
     await site.owner()
 
 
-async def test_a_container_that_shares_its_cpus_keeps_its_quota(site: Site) -> None:
+async def test_a_container_that_shares_its_cpus_keeps_its_quota(site) -> None:
     made = await site.client.create(await site.pod("app", 500), "app", **SHARER)
     assert (site.quota(made), site.limit("app")) == (50_000, "50000")
 
 
-async def test_a_pod_keeps_its_limit_as_long_as_one_container_needs_it(site: Site) -> None:
+async def test_a_pod_keeps_its_limit_as_long_as_one_container_needs_it(site) -> None:
     pod = await site.pod("both", 2500)
     owner = await site.client.create(pod, "owner", **OWNER)
     assert site.limit("both") == "max"
@@ -96,7 +96,7 @@ async def test_a_pod_keeps_its_limit_as_long_as_one_container_needs_it(site: Sit
     assert site.limit("both") == "max"
 
 
-async def test_when_the_container_is_gone_the_pod_has_its_limit_again(site: Site) -> None:
+async def test_when_the_container_is_gone_the_pod_has_its_limit_again(site) -> None:
     made = await site.owner()
     await site.client.stop(made)
     assert site.limit("app") == "max"  # its place is held for the next attempt
@@ -104,7 +104,7 @@ async def test_when_the_container_is_gone_the_pod_has_its_limit_again(site: Site
     assert site.limit("app") == "200000"
 
 
-async def test_a_resize_to_shared_cpus_brings_both_quotas_back(site: Site) -> None:
+async def test_a_resize_to_shared_cpus_brings_both_quotas_back(site) -> None:
     made = await site.owner()
     await site.client.update(made, cpu_quota=50_000, cpu_period=CPU_PERIOD_US, cpu_shares=512)
     assert (site.quota(made), site.limit("app")) == (50_000, "200000")
@@ -112,14 +112,14 @@ async def test_a_resize_to_shared_cpus_brings_both_quotas_back(site: Site) -> No
     assert (site.quota(made), site.limit("app")) == (-1, "max")
 
 
-async def test_kubelets_update_does_not_bring_a_lifted_quota_back(site: Site) -> None:
+async def test_kubelets_update_does_not_bring_a_lifted_quota_back(site) -> None:
     made = await site.owner()
     await site.client.update(made, cpu_quota=200_000, cpu_period=CPU_PERIOD_US, cpu_shares=2048)
     assert (site.quota(made), site.limit("app")) == (-1, "max")
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["daemon up", "daemon down"])
-async def test_the_way_back_brings_both_quotas_back(site: Site, up: bool) -> None:
+async def test_the_way_back_brings_both_quotas_back(site, up) -> None:
     made = [await site.owner("app"), await site.owner("other")]
     if up:
         await ask(site.agent, "release", all=True, container="")
@@ -133,14 +133,14 @@ async def test_the_way_back_brings_both_quotas_back(site: Site, up: bool) -> Non
     assert (site.limit("app"), site.limit("other")) == ("200000", "200000")
 
 
-async def test_one_container_alone_is_released_with_its_pod(site: Site) -> None:
+async def test_one_container_alone_is_released_with_its_pod(site) -> None:
     made = [await site.owner("app"), await site.owner("other")]
     await ask(site.agent, "release", all=False, container=made[0])
     assert [site.quota(i) for i in made] == [200_000, -1]
     assert (site.limit("app"), site.limit("other")) == ("200000", "max")
 
 
-async def test_a_quota_that_could_not_be_given_back_is_given_back_later(site: Site) -> None:
+async def test_a_quota_that_could_not_be_given_back_is_given_back_later(site) -> None:
     made = await site.owner()
     site.runtime.script("UpdateContainerResources", error=(2, "device busy"), times=1)
     await ask(site.agent, "release", all=True, container="")
@@ -149,7 +149,7 @@ async def test_a_quota_that_could_not_be_given_back_is_given_back_later(site: Si
     await site.runtime.wait_until(lambda: site.quota(made) == 200_000)
 
 
-async def test_it_is_known_after_a_restart_what_has_to_come_back(site: Site) -> None:
+async def test_it_is_known_after_a_restart_what_has_to_come_back(site) -> None:
     made = await site.owner()
     await restart(site)
     assert (site.quota(made), site.limit("app")) == (-1, "max")
@@ -158,9 +158,7 @@ async def test_it_is_known_after_a_restart_what_has_to_come_back(site: Site) -> 
     assert site.limit("app") == "200000"
 
 
-async def test_a_pod_whose_container_has_gone_while_the_daemon_was_away_has_its_limit_again(
-    site: Site,
-) -> None:
+async def test_a_pod_whose_container_has_gone_while_the_daemon_was_away_has_its_limit_again(site) -> None:
     made = await site.owner()
     await site.agent.kill()
     del site.runtime.containers[made]
@@ -168,7 +166,7 @@ async def test_a_pod_whose_container_has_gone_while_the_daemon_was_away_has_its_
     await eventually(lambda: site.limit("app") == "200000", "the pod's limit comes back")
 
 
-async def test_what_kubelet_writes_anew_is_lifted_again_by_the_next_comparison(site: Site) -> None:
+async def test_what_kubelet_writes_anew_is_lifted_again_by_the_next_comparison(site) -> None:
     await site.owner()
     site.limit_file("app").write_text(f"200000 {CPU_PERIOD_US}\n")
     await resync(site.agent, site.runtime)
@@ -176,13 +174,13 @@ async def test_what_kubelet_writes_anew_is_lifted_again_by_the_next_comparison(s
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
-async def test_in_other_modes_nothing_is_lifted(site: Site, mode: str) -> None:
+async def test_in_other_modes_nothing_is_lifted(site, mode) -> None:
     await ask(site.agent, "mode", mode=mode)
     made = await site.client.create(await site.pod("app", 2000), "app", **OWNER)
     assert (site.quota(made), site.limit("app")) == (200_000, "200000")
 
 
-async def test_a_change_of_mode_moves_no_quota(site: Site) -> None:
+async def test_a_change_of_mode_moves_no_quota(site) -> None:
     made = await site.owner()
     await ask(site.agent, "mode", mode="observe")
     assert (site.quota(made), site.limit("app")) == (-1, "max")
@@ -192,9 +190,7 @@ async def test_a_change_of_mode_moves_no_quota(site: Site) -> None:
 
 
 @pytest.mark.parametrize("other", ["observe", "off"])
-async def test_outside_of_enforce_nothing_is_written(
-    runtime: FakeRuntime, start_agent: StartAgent, other: str
-) -> None:
+async def test_outside_of_enforce_nothing_is_written(runtime, start_agent, other) -> None:
     agent = await start_agent(policy={"Active": "topology-aware"}, placement={"cfs_quota": "lift"})
     async with CriClient(agent.socket) as client, CriClient(runtime.socket) as direct:
         site = Site(runtime, agent, client)
@@ -245,7 +241,7 @@ async def test_outside_of_enforce_nothing_is_written(
 
 
 @pytest.mark.parametrize("other", ["observe", "off"])
-async def test_a_release_by_command_is_carried_out_in_every_mode(site: Site, other: str) -> None:
+async def test_a_release_by_command_is_carried_out_in_every_mode(site, other) -> None:
     made = await site.owner()
     await ask(site.agent, "mode", mode=other)
     await ask(site.agent, "release", all=True, container="")
@@ -254,9 +250,7 @@ async def test_a_release_by_command_is_carried_out_in_every_mode(site: Site, oth
     assert (code, "nothing is placed" in problem) == (1, True)
 
 
-async def test_where_the_pods_cgroup_cannot_be_written_the_quota_stays_and_it_is_told_why(
-    site: Site,
-) -> None:
+async def test_where_the_pods_cgroup_cannot_be_written_the_quota_stays_and_it_is_told_why(site) -> None:
     made = await site.client.create(await site.pod("app", 2000, cgroup=False), "app", **OWNER)
     assert site.quota(made) == 200_000
     row = (await rows(site.agent))["app"]
@@ -267,7 +261,7 @@ async def test_where_the_pods_cgroup_cannot_be_written_the_quota_stays_and_it_is
     await until(site.agent, lambda status: "a CPU quota is not lifted" in str(status["warnings"]))
 
 
-async def test_a_create_that_the_runtime_refuses_leaves_the_pod_its_limit(site: Site) -> None:
+async def test_a_create_that_the_runtime_refuses_leaves_the_pod_its_limit(site) -> None:
     pod = await site.pod("app", 2000)
     site.runtime.script("CreateContainer", error=(8, "no space"))
     with pytest.raises(grpc.aio.AioRpcError, match="no space"):
@@ -275,9 +269,7 @@ async def test_a_create_that_the_runtime_refuses_leaves_the_pod_its_limit(site: 
     assert site.limit("app") == "200000"
 
 
-async def test_the_preset_that_owns_cpus_lifts_where_it_is_configured(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_the_preset_that_owns_cpus_lifts_where_it_is_configured(runtime, start_agent) -> None:
     agent = await start_agent(policy={"Active": "topology-aware"}, placement={"cfs_quota": "lift"})
     async with CriClient(agent.socket) as client:
         site = Site(runtime, agent, client)
@@ -301,9 +293,7 @@ async def test_the_preset_that_owns_cpus_lifts_where_it_is_configured(
         assert (site.quota(again), site.limit("app")) == (200_000, "200000")
 
 
-async def test_quotas_come_back_when_the_configuration_keeps_them(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_quotas_come_back_when_the_configuration_keeps_them(runtime, start_agent) -> None:
     agent = await start_agent(policy={"Active": "topology-aware"}, placement={"cfs_quota": "lift"})
     async with CriClient(agent.socket) as client:
         site = Site(runtime, agent, client)
@@ -314,9 +304,7 @@ async def test_quotas_come_back_when_the_configuration_keeps_them(
         assert site.limit("app") == "200000"
 
 
-async def test_without_its_state_the_way_back_still_knows_the_quota_of_a_guaranteed_container(
-    site: Site,
-) -> None:
+async def test_without_its_state_the_way_back_still_knows_the_quota_of_a_guaranteed_container(site) -> None:
     made = await site.owner()
     await site.agent.kill()
     for file in site.agent.state.glob("state.db*"):

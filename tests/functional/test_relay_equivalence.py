@@ -199,9 +199,7 @@ def seen(call: Call) -> tuple[Any, ...]:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(st.lists(CALLS, min_size=1, max_size=6), st.booleans())
-def test_the_same_calls_past_the_relay_and_through_it_are_the_same(
-    ways: Ways, calls: list[dict[str, Any]], together: bool
-) -> None:
+def test_the_same_calls_past_the_relay_and_through_it_are_the_same(ways, calls, together) -> None:
     ways.runtime.scripts.clear()
     for number, call in enumerate(calls):
         script(ways.runtime, number, call)
@@ -231,7 +229,7 @@ SIXTEEN: list[dict[str, Any]] = [
 ]
 
 
-def test_sixteen_at_a_time_are_the_same_also_those_whose_time_is_over(ways: Ways) -> None:
+def test_sixteen_at_a_time_are_the_same_also_those_whose_time_is_over(ways) -> None:
     ways.runtime.scripts.clear()
     for number, call in enumerate(SIXTEEN):
         script(ways.runtime, number, {**call, "is_cancelled": call["is_cancelled"] or call["hangs"]})
@@ -241,7 +239,7 @@ def test_sixteen_at_a_time_are_the_same_also_those_whose_time_is_over(ways: Ways
     assert ways.looking.open_now == set()
 
 
-def test_the_runtime_sees_the_clients_own_headers(ways: Ways) -> None:
+def test_the_runtime_sees_the_clients_own_headers(ways) -> None:
     ways.runtime.scripts.clear()
     found = []
     for client in ways.clients:

@@ -15,7 +15,6 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.greeting import SETTINGS
 from tests.cri_client import CriClient, Pod
-from tests.fake_runtime import FakeRuntime
 from tests.functional.activation import Units
 from tests.functional.conftest import ask
 from tests.functional.support import broken_module, eventually, message_with
@@ -114,7 +113,7 @@ async def ended(call: Any) -> tuple[str, Optional[str]]:
 # ---------------------------------------------------------------------- under load
 
 
-async def test_no_call_of_a_thousand_fails_and_no_create_goes_unplaced(runtime: FakeRuntime) -> None:
+async def test_no_call_of_a_thousand_fails_and_no_create_goes_unplaced(runtime) -> None:
     async with Units(runtime) as units:
         await units.start()
         async with load_on(units) as load:
@@ -128,7 +127,7 @@ async def test_no_call_of_a_thousand_fails_and_no_create_goes_unplaced(runtime: 
         assert [key for key in load.created if not runtime.cpuset(key)] == []
 
 
-async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime: FakeRuntime) -> None:
+async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime) -> None:
     async with Units(runtime, constants={"relay_drain_s": 10}) as units:
         await units.start()
         hold = asyncio.Event()
@@ -149,7 +148,7 @@ async def test_calls_shorter_than_the_drain_end_well_and_hold_nobody_up(runtime:
 
 
 @pytest.mark.parametrize("method", ["GetContainerEvents", "PullImage", "StopContainer"])
-async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime: FakeRuntime, method: str) -> None:
+async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime, method) -> None:
     async with Units(runtime, constants={"relay_drain_s": 0.2, "relay_drain_stops_s": 0.5}) as units:
         await units.start()
         requests = {
@@ -173,9 +172,7 @@ async def test_a_call_longer_than_the_drain_is_told_to_call_again(runtime: FakeR
             again.cancel()
 
 
-async def test_a_stop_of_a_container_is_waited_for_beyond_the_drain_while_others_are_served(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_stop_of_a_container_is_waited_for_beyond_the_drain_while_others_are_served(runtime) -> None:
     async with Units(runtime, constants={"relay_drain_s": 0.1}) as units:
         await units.start()
         hold = asyncio.Event()
@@ -195,9 +192,7 @@ async def test_a_stop_of_a_container_is_waited_for_beyond_the_drain_while_others
             assert await other.list_containers() == []
 
 
-async def test_a_stop_of_a_container_that_hangs_is_waited_for_as_long_as_it_was_to_take(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_stop_of_a_container_that_hangs_is_waited_for_as_long_as_it_was_to_take(runtime) -> None:
     constants = {"relay_drain_s": 0.1, "relay_drain_stops_s": 3600}
     async with Units(runtime, constants=constants) as units:
         await units.start()
@@ -212,7 +207,7 @@ async def test_a_stop_of_a_container_that_hangs_is_waited_for_as_long_as_it_was_
             assert await ended(call) == ("UNAVAILABLE", STOPPING)
 
 
-async def test_an_open_event_stream_and_a_long_pull_cost_no_other_call(runtime: FakeRuntime) -> None:
+async def test_an_open_event_stream_and_a_long_pull_cost_no_other_call(runtime) -> None:
     async with Units(runtime) as units:
         await units.start()
         runtime.script("PullImage", then_hang=True)
@@ -240,7 +235,7 @@ async def _read_to_the_end(call: Any) -> None:
 # ---------------------------------------------------------------------- who waits
 
 
-async def test_who_calls_while_no_daemon_runs_is_answered_by_the_next(runtime: FakeRuntime) -> None:
+async def test_who_calls_while_no_daemon_runs_is_answered_by_the_next(runtime) -> None:
     async with Units(runtime) as units, Kubelet(units.paths[1]) as client:
         calls = [asyncio.ensure_future(client.list_containers()) for _ in range(20)]
         await units.start()
@@ -258,9 +253,7 @@ import structlog
 """
 
 
-async def test_while_a_daemon_is_being_loaded_connections_are_there_and_calls_wait(
-    runtime: FakeRuntime,
-) -> None:
+async def test_while_a_daemon_is_being_loaded_connections_are_there_and_calls_wait(runtime) -> None:
     async with Units(runtime) as units:
         go = units.agent.folder / "go"
         with broken_module(units.agent.folder, "structlog", SLOW_MODULE.format(go=str(go))) as environment:
@@ -288,9 +281,7 @@ def _connections(path: str) -> int:
     return sum(words[7:] == [path] and words[5] == "03" and words[6] != "0" for words in lines)
 
 
-async def test_a_daemon_that_was_killed_leaves_the_socket_and_calls_wait_for_the_next(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_daemon_that_was_killed_leaves_the_socket_and_calls_wait_for_the_next(runtime) -> None:
     async with Units(runtime) as units:
         await units.start()
         await units.agent.kill()
@@ -301,9 +292,7 @@ async def test_a_daemon_that_was_killed_leaves_the_socket_and_calls_wait_for_the
         assert runtime.cpuset(container) != ""
 
 
-async def test_a_client_that_never_speaks_does_not_keep_a_restart_waiting_for_ever(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_client_that_never_speaks_does_not_keep_a_restart_waiting_for_ever(runtime) -> None:
     async with Units(runtime) as units:
         await units.start()
         with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as noise:
@@ -316,7 +305,7 @@ async def test_a_client_that_never_speaks_does_not_keep_a_restart_waiting_for_ev
                 assert await client.list_containers() == []
 
 
-async def test_the_program_that_passes_bytes_takes_systemds_sockets_over(runtime: FakeRuntime) -> None:
+async def test_the_program_that_passes_bytes_takes_systemds_sockets_over(runtime) -> None:
     async with Units(runtime) as units:
         flags = ("--relay-socket", units.paths[0], "--runtime-socket", runtime.socket)
         with broken_module(units.agent.folder, "structlog") as environment:

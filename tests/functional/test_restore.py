@@ -63,7 +63,7 @@ async def wide(runtime: FakeRuntime, agent: Agent, client: CriClient) -> str:
 
 
 async def test_restored_containers_have_their_places_when_the_client_hears_of_them(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, wide: str
+    runtime, agent, client, wide
 ) -> None:
     made = await restore(client)
     assert made == {name: key for name, key in ids(runtime).items() if name != "wide"}
@@ -83,9 +83,7 @@ async def test_restored_containers_have_their_places_when_the_client_hears_of_th
     assert (await rows(agent))["big"]["state"] == "running"
 
 
-async def test_the_request_and_the_reply_pass_as_they_are(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_the_request_and_the_reply_pass_as_they_are(runtime, agent, client) -> None:
     unknown = b"\xfa\x7f\x03new"
     reply = cri.RestorePodResponse(pod_sandbox_id="p").SerializeToString() + unknown
     runtime.script("RestorePod", reply=reply, trailing_metadata=(("x-t", "1"),))
@@ -97,7 +95,7 @@ async def test_the_request_and_the_reply_pass_as_they_are(
 
 @pytest.mark.parametrize("how", ["lost", "with an unknown name"])
 async def test_what_the_reply_does_not_tell_is_placed_by_the_next_look(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, wide: str, how: str
+    runtime, agent, client, wide, how
 ) -> None:
     if how == "lost":
         runtime.script("RestorePod", act_before_error=True, then_hang=True)
@@ -122,7 +120,7 @@ async def test_what_the_reply_does_not_tell_is_placed_by_the_next_look(
 
 
 async def test_a_runtime_that_will_not_be_told_before_the_start_is_told_later_and_explain_says_so(
-    runtime: FakeRuntime, start_agent: StartAgent
+    runtime, start_agent
 ) -> None:
     agent = await start_agent(policy={"Active": "topology-aware"}, constants={"placement_shrink_wait_s": 0.1})
     answering = asyncio.Event()
@@ -136,9 +134,7 @@ async def test_a_runtime_that_will_not_be_told_before_the_start_is_told_later_an
     assert cpus_of(runtime, made["big"]) == parse_cpus(explained["cpus"])
 
 
-async def test_an_update_that_fails_never_fails_the_call_and_is_made_again(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_an_update_that_fails_never_fails_the_call_and_is_made_again(runtime, agent, client) -> None:
     runtime.script("UpdateContainerResources", error=(grpc.StatusCode.UNKNOWN, "no"))
     made = await restore(client)
     assert [runtime.cpuset(key) for key in made.values()] == ["", ""]
@@ -150,9 +146,7 @@ async def test_an_update_that_fails_never_fails_the_call_and_is_made_again(
     assert all(runtime.cpuset(key) == found[name]["cpus"] for name, key in made.items())
 
 
-async def test_a_restore_that_the_runtime_refuses_leaves_nothing(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_restore_that_the_runtime_refuses_leaves_nothing(runtime, agent, client) -> None:
     runtime.script("RestorePod", error=(grpc.StatusCode.FAILED_PRECONDITION, "not compatible"), times=1)
     got = await client.call_bytes(RESTORE, request().SerializeToString())
     assert (got.code, got.details) == (9, "not compatible")
@@ -161,16 +155,14 @@ async def test_a_restore_that_the_runtime_refuses_leaves_nothing(
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
-async def test_nothing_is_written_unless_enforcing(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, mode: str
-) -> None:
+async def test_nothing_is_written_unless_enforcing(runtime, agent, client, mode) -> None:
     await ask(agent, "mode", mode=mode)
     await restore(client)
     await compared(agent) if mode == "observe" else None
     assert updates(runtime) == 0
 
 
-async def test_a_checkpoint_passes_as_bytes(runtime: FakeRuntime, agent: Agent, client: CriClient) -> None:
+async def test_a_checkpoint_passes_as_bytes(runtime, agent, client) -> None:
     asked = cri.CheckpointPodRequest(pod_sandbox_id="p", output_path="/x", container_ids=["a"])
     sent = asked.SerializeToString() + b"\xfa\x7f\x03new"
     # The runtime here gives back what it gets, for it does not know the method.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,7 +17,6 @@ from tests.functional.conftest import (
     HANG_S,
     UPDATE,
     VERSION,
-    StartAgent,
     ask,
     charged_milli,
     resyncs,
@@ -51,9 +49,7 @@ async def again(client: CriClient) -> None:
     await asyncio.wait_for(call(), HANG_S)
 
 
-async def test_without_the_runtime_every_call_is_unavailable_at_once(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_without_the_runtime_every_call_is_unavailable_at_once(runtime, agent, client) -> None:
     pod = await client.run_pod("web")
     await runtime.stop()
     for method in METHODS:
@@ -68,9 +64,7 @@ async def test_without_the_runtime_every_call_is_unavailable_at_once(
     assert await ask(agent, "placements") == []
 
 
-async def test_calls_under_way_end_when_the_runtime_does(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_calls_under_way_end_when_the_runtime_does(runtime, agent, client) -> None:
     runtime.script("Version", then_hang=True)
     events = client.events()
     await runtime.wait_until(lambda: runtime.subscribers == 1)
@@ -84,9 +78,7 @@ async def test_calls_under_way_end_when_the_runtime_does(
     await until(agent, lambda status: status["exits"] == "polling")
 
 
-async def test_it_works_again_when_the_runtime_is_back(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_it_works_again_when_the_runtime_is_back(runtime, agent, client) -> None:
     pod = await client.run_pod("web")
     for attempt in range(3):
         await runtime.stop()
@@ -96,7 +88,7 @@ async def test_it_works_again_when_the_runtime_is_back(
         assert runtime.cpuset(await client.create(pod, "app", attempt=attempt, **SIZE))
 
 
-async def test_the_daemon_starts_without_the_runtime_and_finds_it_later(runtime: FakeRuntime) -> None:
+async def test_the_daemon_starts_without_the_runtime_and_finds_it_later(runtime) -> None:
     pod = runtime.add_pod(pod_config("web"))
     running = runtime.add_container(pod, container_config("app", cpuset="0-3", **SIZE))
     await runtime.stop()
@@ -113,7 +105,7 @@ async def test_the_daemon_starts_without_the_runtime_and_finds_it_later(runtime:
 
 
 async def test_what_was_removed_meanwhile_is_released_and_what_was_added_is_adopted(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     pod = await client.run_pod("web")
     gone, stays = [await client.create(pod, name, **SIZE) for name in ("gone", "stays")]
@@ -131,7 +123,7 @@ async def test_what_was_removed_meanwhile_is_released_and_what_was_added_is_adop
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_a_runtime_of_the_older_cri_is_spoken_to_in_its_version(folder: Path) -> None:
+async def test_a_runtime_of_the_older_cri_is_spoken_to_in_its_version(folder) -> None:
     async with FakeRuntime(f"{folder}/r.sock", api_versions=("runtime.v1alpha2",)) as runtime:
         pod = runtime.add_pod(pod_config("web"))
         runtime.add_container(pod, container_config("app", cpuset="0-3", **SIZE))
@@ -159,9 +151,7 @@ async def init_then_app(runtime: FakeRuntime, agent: Agent, client: CriClient, e
 
 
 @pytest.mark.parametrize(("exit_code", "charged"), [(0, 500), (3, 1000)], ids=["finished", "failed"])
-async def test_an_exit_and_its_code_are_noticed_by_polling(
-    runtime: FakeRuntime, start_agent: StartAgent, exit_code: int, charged: int
-) -> None:
+async def test_an_exit_and_its_code_are_noticed_by_polling(runtime, start_agent, exit_code, charged) -> None:
     agent = await start_agent(constants={"reconcile_poll_s": 0.1})
     async with CriClient(agent.socket) as client:
         # A finished init container makes room for the next; a failed one comes back, its place is held.
@@ -172,7 +162,7 @@ async def test_an_exit_and_its_code_are_noticed_by_polling(
 @pytest.mark.parametrize("subscribers", [1, 2], ids=["told once", "told twice"])
 @pytest.mark.parametrize(("exit_code", "charged"), [(0, 500), (3, 1000)], ids=["finished", "failed"])
 async def test_an_exit_and_its_code_are_read_along_on_the_clients_event_stream(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, exit_code: int, charged: int, subscribers: int
+    runtime, agent, client, exit_code, charged, subscribers
 ) -> None:
     events = [client.events() for _ in range(subscribers)]
     await runtime.wait_until(lambda: runtime.subscribers == subscribers)
@@ -183,9 +173,7 @@ async def test_an_exit_and_its_code_are_read_along_on_the_clients_event_stream(
         stream.cancel()
 
 
-async def test_an_exit_is_noticed_on_a_stream_of_our_own_where_that_takes_nothing_from_others(
-    folder: Path,
-) -> None:
+async def test_an_exit_is_noticed_on_a_stream_of_our_own_where_that_takes_nothing_from_others(folder) -> None:
     async with FakeRuntime(f"{folder}/r.sock", runtime_version="2.1.0") as runtime:
         agent = await start_in_front_of(runtime, machine(HYGON_7285_2S), {})
         try:
@@ -198,7 +186,7 @@ async def test_an_exit_is_noticed_on_a_stream_of_our_own_where_that_takes_nothin
 
 
 async def test_a_removal_past_the_daemon_is_read_along_on_the_event_stream(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, direct: CriClient
+    runtime, agent, client, direct
 ) -> None:
     app = await client.create(await client.run_pod("web"), "app", **SIZE)
     events = client.events()

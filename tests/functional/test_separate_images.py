@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask
+from tests.functional.conftest import ask
 
 LIST_IMAGES = "/runtime.v1.ImageService/ListImages"
 
 
-async def test_image_calls_are_refused_by_name_and_all_else_is_as_ever(
-    runtime: FakeRuntime, start_agent: StartAgent, folder: Path
-) -> None:
+async def test_image_calls_are_refused_by_name_and_all_else_is_as_ever(runtime, start_agent, folder) -> None:
     images = f"{folder}/images.sock"
     agent = await start_agent(relay={"image_endpoint": f"unix://{images}"})
     status = await ask(agent, "status")
@@ -34,7 +30,7 @@ async def test_image_calls_are_refused_by_name_and_all_else_is_as_ever(
 
 
 async def test_an_image_service_that_is_the_runtime_by_another_name_is_ignored(
-    runtime: FakeRuntime, start_agent: StartAgent, folder: Path
+    runtime, start_agent, folder
 ) -> None:
     os.symlink(runtime.socket, f"{folder}/linked.sock")
     agent = await start_agent(relay={"image_endpoint": f"{folder}/linked.sock"})

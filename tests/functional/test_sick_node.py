@@ -54,7 +54,7 @@ def hanging_disk(agent: Agent) -> Iterator[tuple[str, ...]]:
         os.close(waiting)
 
 
-async def test_a_disk_that_hangs_at_the_start_holds_up_neither_ready_nor_calls(runtime: FakeRuntime) -> None:
+async def test_a_disk_that_hangs_at_the_start_holds_up_neither_ready_nor_calls(runtime) -> None:
     async with new_agent(runtime) as agent:
         with hanging_disk(agent) as command:
             await agent.start(environment={"WATCHDOG_USEC": "200000"}, command=command)
@@ -70,7 +70,7 @@ async def test_a_disk_that_hangs_at_the_start_holds_up_neither_ready_nor_calls(r
         assert runtime.cpuset(container_id) != ""
 
 
-async def test_while_a_disk_hangs_it_can_be_stopped(runtime: FakeRuntime) -> None:
+async def test_while_a_disk_hangs_it_can_be_stopped(runtime) -> None:
     async with new_agent(runtime) as agent:
         with hanging_disk(agent) as command:
             await agent.start(ready=False, command=command)
@@ -100,7 +100,7 @@ def endpoint_kept(agent: Agent) -> str:
 
 
 @pytest.mark.parametrize("is_as_guessed", [True, False], ids=["where it was guessed to be", "elsewhere"])
-async def test_a_runtime_that_is_installed_later_is_found(folder: Path, is_as_guessed: bool) -> None:
+async def test_a_runtime_that_is_installed_later_is_found(folder, is_as_guessed) -> None:
     places = [str(folder / name) for name in ("containerd.sock", "crio.sock")]
     command = (sys.executable, "-c", ELSEWHERE, ",".join(places))
     agent = Agent("", topology=machine(HYGON_7285_2S))
@@ -123,7 +123,7 @@ async def test_a_runtime_that_is_installed_later_is_found(folder: Path, is_as_gu
         await agent.close()
 
 
-async def test_a_runtime_that_stays_away_is_a_reason_until_it_is_there(runtime: FakeRuntime) -> None:
+async def test_a_runtime_that_stays_away_is_a_reason_until_it_is_there(runtime) -> None:
     await runtime.stop()
     async with new_agent(runtime) as agent:
         await agent.start()
@@ -134,9 +134,7 @@ async def test_a_runtime_that_stays_away_is_a_reason_until_it_is_there(runtime: 
         await until(agent, lambda status: not status["degraded"])
 
 
-async def test_a_runtime_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_runtime_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there(runtime) -> None:
     await runtime.stop()
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(runtime.socket)
@@ -157,7 +155,7 @@ async def test_a_runtime_that_accepts_and_says_nothing_is_told_from_one_that_is_
         ("silent", "the runtime does not answer: it accepts connections at {path} and says nothing"),
     ],
 )
-def test_why_there_is_no_runtime_is_found_out_at_its_socket(state: str, sentence: str, folder: Path) -> None:
+def test_why_there_is_no_runtime_is_found_out_at_its_socket(state, sentence, folder) -> None:
     path = str(folder / "r.sock")
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.socket(socket.AF_UNIX))
@@ -170,25 +168,21 @@ def test_why_there_is_no_runtime_is_found_out_at_its_socket(state: str, sentence
         assert absence_of(path) == sentence.format(path=path)
 
 
-async def test_a_runtime_that_answers_and_does_not_list_is_a_reason_until_it_does(
-    runtime: FakeRuntime,
-) -> None:
-    async with new_agent(runtime) as agent:
-        await start(agent)
-        stuck = runtime.script("ListContainers", error=(13, "the metadata is locked"), times=None)
-        await ask(agent, "mode", mode="enforce")  # which has it look
-        status = await until(agent, lambda status: status["degraded"])
-        reason = "the runtime does not list its containers: the metadata is locked"
-        assert (status["runtime"]["connected"], status["degraded"]) == (True, {"list": reason})
-        runtime.scripts.remove(stuck)
-        await ask(agent, "mode", mode="enforce")
-        await until(agent, lambda status: not status["degraded"])
+async def test_a_runtime_that_answers_and_does_not_list_is_a_reason_until_it_does(runtime, agent) -> None:
+    stuck = runtime.script("ListContainers", error=(13, "the metadata is locked"), times=None)
+    await ask(agent, "mode", mode="enforce")  # which has it look
+    status = await until(agent, lambda status: status["degraded"])
+    reason = "the runtime does not list its containers: the metadata is locked"
+    assert (status["runtime"]["connected"], status["degraded"]) == (True, {"list": reason})
+    runtime.scripts.remove(stuck)
+    await ask(agent, "mode", mode="enforce")
+    await until(agent, lambda status: not status["degraded"])
 
 
 # ---------------------------------------------------------------------- sockets that somebody is in the way of
 
 
-async def test_the_control_socket_is_served_once_nothing_is_in_its_way(runtime: FakeRuntime) -> None:
+async def test_the_control_socket_is_served_once_nothing_is_in_its_way(runtime) -> None:
     async with new_agent(runtime) as agent:
         agent.control.write_text("in the way")
         await agent.start()
@@ -204,7 +198,7 @@ async def test_the_control_socket_is_served_once_nothing_is_in_its_way(runtime: 
         await until(agent, lambda status: not status["degraded"])
 
 
-async def test_metrics_are_served_once_their_address_is_free(runtime: FakeRuntime) -> None:
+async def test_metrics_are_served_once_their_address_is_free(runtime) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         async with new_agent(runtime, metrics={"listen": f"127.0.0.1:{port}"}) as agent:
@@ -234,9 +228,7 @@ sys.exit(main(RunOptions(Files(root=Path(sys.argv[1]), overrides={overrides}))))
 @pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv of util-linux"
 )
-async def test_a_configuration_folder_that_may_not_be_searched_is_said_and_read_once_it_may(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_configuration_folder_that_may_not_be_searched_is_said_and_read_once_it_may(runtime) -> None:
     async with new_agent(runtime) as agent:
         overrides = {
             f"{part}.{key}": value for part, found in agent.config.items() for key, value in found.items()

@@ -17,19 +17,8 @@ import pytest_asyncio
 from tests.agent import Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient, cgroup_parent
 from tests.fake_runtime import FakeRuntime
+from tests.functional import support
 from tests.functional.conftest import ask, counter, cpus_of, until
-from tests.functional.support import (
-    UPDATE,
-    broken_module,
-    ended,
-    live_cpusets,
-    new_agent,
-    reloaded,
-    run_pod_with,
-    run_without_us,
-    start,
-    updates,
-)
 from tests.machines import GIB
 
 SIZE: dict[str, Any] = {"cpu_request": 500, "cpu_limit": 4000}
@@ -53,13 +42,13 @@ async def runtime(folder: Path) -> AsyncIterator[FakeRuntime]:
 @pytest_asyncio.fixture
 async def agent(runtime: FakeRuntime) -> AsyncIterator[Agent]:
     """A standalone daemon that is not started yet."""
-    async with new_agent(runtime) as agent:
+    async with support.new_agent(runtime) as agent:
         yield agent
 
 
 async def standalone(agent: Agent) -> Any:
     """Start it; its status once it has taken over what runs."""
-    return await start(agent, "--standalone")
+    return await support.start(agent, "--standalone")
 
 
 async def placed(agent: Agent, container_id: str, **fields: Any) -> Any:
@@ -76,7 +65,8 @@ async def sent(runtime: FakeRuntime, container_id: str) -> str:
     """The cpuset of a container, once the daemon has sent one."""
     await runtime.wait_until(
         lambda: any(
-            call.message.container_id == container_id and call.finished for call in runtime.calls_of(UPDATE)
+            call.message.container_id == container_id and call.finished
+            for call in runtime.calls_of(support.UPDATE)
         )
     )
     return runtime.cpuset(container_id)
@@ -85,13 +75,13 @@ async def sent(runtime: FakeRuntime, container_id: str) -> str:
 # ---------------------------------------------------------------------- new containers
 
 
-async def test_a_container_that_was_started_behind_our_back_is_placed(folder: Path, found_by: str) -> None:
+async def test_a_container_that_was_started_behind_our_back_is_placed(folder, found_by) -> None:
     runtime = FakeRuntime(f"{folder}/r.sock", runtime_version=FOUND[found_by])
-    async with runtime, new_agent(runtime) as agent, CriClient(runtime.socket) as direct:
+    async with runtime, support.new_agent(runtime) as agent, CriClient(runtime.socket) as direct:
         await standalone(agent)
         if found_by == "events":
             await runtime.wait_until(lambda: runtime.subscribers == 1)
-        _, container_id = await run_pod_with(direct, "web", **SIZE)
+        _, container_id = await support.run_pod_with(direct, "web", **SIZE)
         cpuset = await sent(runtime, container_id)
         row = await placed(agent, container_id, stance="placed", state="running")
         status = await ask(agent, "status")
@@ -103,13 +93,11 @@ async def test_a_container_that_was_started_behind_our_back_is_placed(folder: Pa
     assert (streams, status["exits"]) == ((1, "own event stream") if found_by == "events" else (0, "polling"))
 
 
-async def test_what_was_created_is_waited_for_until_it_runs(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_what_was_created_is_waited_for_until_it_runs(runtime, agent, direct) -> None:
     await standalone(agent)
     pod = await direct.run_pod("web")
     created = await direct.create(pod, "created", **SIZE)
-    _, running = await run_pod_with(direct, "other", **SIZE)
+    _, running = await support.run_pod_with(direct, "other", **SIZE)
     await placed(agent, running)
     assert [row["id"] for row in await ask(agent, "placements")] == [running]
     await direct.start(created)
@@ -119,18 +107,18 @@ async def test_what_was_created_is_waited_for_until_it_runs(
     assert (await ask(agent, "status"))["invariants"] == []
 
 
-async def test_who_makes_room_is_told_before_who_comes(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_who_makes_room_is_told_before_who_comes(runtime, agent, direct) -> None:
     agent.write_config({"policy": {"Active": OWN, "AvailableResources": {"CPU": "cpuset:0-3"}}})
     await standalone(agent)
-    _, shared = await run_pod_with(direct, "shared", cpu_request=100)
+    _, shared = await support.run_pod_with(direct, "shared", cpu_request=100)
     await sent(runtime, shared)
     parent = cgroup_parent("guaranteed", "uid-owner")
-    _, owning = await run_pod_with(direct, "owner", pod_uid="uid-owner", pod_cgroup_parent=parent, **OWNER)
+    _, owning = await support.run_pod_with(
+        direct, "owner", pod_uid="uid-owner", pod_cgroup_parent=parent, **OWNER
+    )
     row = await placed(agent, owning, stance="placed")
     assert await sent(runtime, owning) == row["cpus"] == row["exclusive"]
-    told = [call.message.container_id for call in runtime.calls_of(UPDATE)]
+    told = [call.message.container_id for call in runtime.calls_of(support.UPDATE)]
     assert told == [shared, shared, owning]
     assert cpus_of(runtime, shared).isdisjoint(cpus_of(runtime, owning))
 
@@ -138,18 +126,16 @@ async def test_who_makes_room_is_told_before_who_comes(
 # ---------------------------------------------------------------------- what is left alone
 
 
-async def test_what_ran_before_keeps_what_it_has_until_it_is_asked_for(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
-    before = run_without_us(runtime, "before", cpuset="0-63", **SIZE)
+async def test_what_ran_before_keeps_what_it_has_until_it_is_asked_for(runtime, agent, direct) -> None:
+    before = support.run_without_us(runtime, "before", cpuset="0-63", **SIZE)
     assert (await standalone(agent))["containers"] == {"adopted": 1}
-    _, after = await run_pod_with(direct, "after", **SIZE)
+    _, after = await support.run_pod_with(direct, "after", **SIZE)
     await sent(runtime, after)
     assert runtime.cpuset(before) == "0-63"
     # A reset adopts all of them, also those that came after our start: it moves nothing.
-    there = live_cpusets(runtime)
+    there = support.live_cpusets(runtime)
     assert (await ask(agent, "reset-policy"))["adopted"] == 2
-    await run_pod_with(direct, "later", **SIZE)
+    await support.run_pod_with(direct, "later", **SIZE)
     await until(agent, lambda status: status["containers"] == {"adopted": 2, "placed": 1})
     assert {key: runtime.cpuset(key) for key in there} == there
     await ask(agent, "reset-policy", replace=True)
@@ -172,97 +158,89 @@ LEFT_ALONE: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-async def test_what_is_not_ours_is_left_as_it_is(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_what_is_not_ours_is_left_as_it_is(runtime, agent, direct) -> None:
     await standalone(agent)
     made = {
-        name: (await run_pod_with(direct, f"p{number}", **{**SIZE, **how}))[1]
+        name: (await support.run_pod_with(direct, f"p{number}", **{**SIZE, **how}))[1]
         for number, (name, (how, _, _)) in enumerate(LEFT_ALONE.items())
     }
     for name, (_, stance, cpuset) in LEFT_ALONE.items():
         await placed(agent, made[name], stance=stance)
         assert runtime.cpuset(made[name]) == cpuset
-    assert updates(runtime) == 0
+    assert support.updates(runtime) == 0
     # A cpuset of the caller is a fence.
-    _, container_id = await run_pod_with(direct, "fenced", cpuset="2-20", **SIZE)
+    _, container_id = await support.run_pod_with(direct, "fenced", cpuset="2-20", **SIZE)
     assert await sent(runtime, container_id)
     assert cpus_of(runtime, container_id) < frozenset(range(2, 21))
     assert (await ask(agent, "explain", container=container_id))["containers"][0]["fence_cpus"] == "2-20"
 
 
-async def test_a_demand_that_cannot_be_met_leaves_the_container_as_it_is(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_a_demand_that_cannot_be_met_leaves_the_container_as_it_is(runtime, agent, direct) -> None:
     await standalone(agent)
     asked = {"cri-resmgr.io/l3": "require"}
-    _, container_id = await run_pod_with(direct, "g", pod_annotations=asked, cpu_limit=12_000)
+    _, container_id = await support.run_pod_with(direct, "g", pod_annotations=asked, cpu_limit=12_000)
     row = await placed(agent, container_id, stance="untouched")
     assert row["why"].startswith("not placed: ")
     # It is looked at once, and nobody is stopped.
-    _, other = await run_pod_with(direct, "other", cpu_request=100)
+    _, other = await support.run_pod_with(direct, "other", cpu_request=100)
     await sent(runtime, other)
     status = await ask(agent, "status")
     assert counter(status, "requests_total{method=arrival,outcome=untouched: refused}") == 1
     assert (status["degraded"], runtime.cpuset(container_id)) == ({}, "")
 
 
-async def test_in_mode_observe_nothing_is_changed(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_in_mode_observe_nothing_is_changed(runtime, agent, direct) -> None:
     agent.write_config({"relay": {"mode": "observe"}})
     await standalone(agent)
-    _, container_id = await run_pod_with(direct, "web", **SIZE)
+    _, container_id = await support.run_pod_with(direct, "web", **SIZE)
     await placed(agent, container_id, stance="observed")
     await ask(agent, "mode", mode="off")
-    await run_pod_with(direct, "other", **SIZE)
+    await support.run_pod_with(direct, "other", **SIZE)
     assert len(await ask(agent, "placements")) == 1
-    assert updates(runtime) == 0
+    assert support.updates(runtime) == 0
 
 
 # ---------------------------------------------------------------------- life
 
 
-async def test_a_restart_moves_nothing(runtime: FakeRuntime, agent: Agent, direct: CriClient) -> None:
+async def test_a_restart_moves_nothing(runtime, agent, direct) -> None:
     await standalone(agent)
-    made = [(await run_pod_with(direct, f"p{i}", **SIZE))[1] for i in range(3)]
+    made = [(await support.run_pod_with(direct, f"p{i}", **SIZE))[1] for i in range(3)]
     for container_id in made:
         await sent(runtime, container_id)
     await until(agent, lambda status: status["updates_waiting"] == 0)
-    there, count = live_cpusets(runtime), updates(runtime)
+    there, count = support.live_cpusets(runtime), support.updates(runtime)
     await agent.terminate()
     assert (await standalone(agent))["containers"] == {"placed": 3}
-    assert (live_cpusets(runtime), updates(runtime)) == (there, count)
+    assert (support.live_cpusets(runtime), support.updates(runtime)) == (there, count)
 
 
 async def test_who_starts_during_a_restart_is_placed_and_who_ran_before_is_not(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
+    runtime, agent, direct
 ) -> None:
-    before = run_without_us(runtime, "before", **SIZE)
+    before = support.run_without_us(runtime, "before", **SIZE)
     await standalone(agent)
     await until(agent, lambda status: (agent.state / "standalone.looked").exists())
     await agent.kill()
-    _, meanwhile = await run_pod_with(direct, "meanwhile", **SIZE)
+    _, meanwhile = await support.run_pod_with(direct, "meanwhile", **SIZE)
     await standalone(agent)
     assert await sent(runtime, meanwhile) == (await placed(agent, meanwhile, stance="placed"))["cpus"]
     # After a long pause it is as any other that ran before.
     await agent.terminate()
-    _, late = await run_pod_with(direct, "late", **SIZE)
+    _, late = await support.run_pod_with(direct, "late", **SIZE)
     long_ago_s = (agent.state / "standalone.looked").stat().st_mtime - 3600
     os.utime(agent.state / "standalone.looked", (long_ago_s, long_ago_s))
     assert (await standalone(agent))["containers"] == {"adopted": 2, "placed": 1}
     assert (runtime.cpuset(late), runtime.cpuset(before)) == ("", "")
 
 
-async def test_the_next_attempt_gets_the_place_back(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_the_next_attempt_gets_the_place_back(runtime, agent, direct) -> None:
     agent.write_config({"constants": {"reconcile_poll_s": 0.05}})
     await standalone(agent)
-    pod, first = await run_pod_with(direct, "web", **SIZE)
+    pod, first = await support.run_pod_with(direct, "web", **SIZE)
     place = await sent(runtime, first)
     for number in range(9):  # by load alone its place would be another's by now
-        await run_pod_with(direct, f"other{number}", **SIZE)
+        await support.run_pod_with(direct, f"other{number}", **SIZE)
     runtime.exit_container(first, 3)
     await placed(agent, first, state="held")
     second = await direct.create(pod, "web", attempt=1, **SIZE)
@@ -274,10 +252,10 @@ async def test_the_next_attempt_gets_the_place_back(
     await until(agent, lambda table: not {first, second} & {row["id"] for row in table}, "placements")
 
 
-async def test_a_resize_by_kubelet_is_followed(runtime: FakeRuntime, agent: Agent, direct: CriClient) -> None:
+async def test_a_resize_by_kubelet_is_followed(runtime, agent, direct) -> None:
     agent.write_config({"constants": {"reconcile_poll_s": 0.05, "reconcile_interval_s": 0.1}})
     await standalone(agent)
-    _, container_id = await run_pod_with(direct, "web", **SIZE)
+    _, container_id = await support.run_pod_with(direct, "web", **SIZE)
     small = await sent(runtime, container_id)
     quota = 12 * CPU_PERIOD_US
     await direct.update(container_id, cpu_period=CPU_PERIOD_US, cpu_quota=quota, cpu_shares=6 * 1024)
@@ -287,28 +265,24 @@ async def test_a_resize_by_kubelet_is_followed(runtime: FakeRuntime, agent: Agen
     assert runtime.containers[container_id].resources.cpu_quota == quota
 
 
-async def test_an_update_that_fails_is_made_again(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_an_update_that_fails_is_made_again(runtime, agent, direct) -> None:
     agent.write_config({"constants": {"reconcile_poll_s": 0.05, "reconcile_interval_s": 0.1}})
-    runtime.script(UPDATE, error=(2, "not now"), times=2)
+    runtime.script(support.UPDATE, error=(2, "not now"), times=2)
     await standalone(agent)
-    _, container_id = await run_pod_with(direct, "web", **SIZE)
+    _, container_id = await support.run_pod_with(direct, "web", **SIZE)
     row = await placed(agent, container_id, stance="placed")
     await runtime.wait_until(lambda: runtime.cpuset(container_id) == row["cpus"])
 
 
-async def test_a_runtime_that_comes_back_is_followed_again(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
-) -> None:
+async def test_a_runtime_that_comes_back_is_followed_again(runtime, agent, direct) -> None:
     await standalone(agent)
-    _, first = await run_pod_with(direct, "first", **SIZE)
+    _, first = await support.run_pod_with(direct, "first", **SIZE)
     place = await sent(runtime, first)
     await runtime.stop()
     await runtime.start()
     await runtime.wait_for_call("Version", 2)
     async with CriClient(runtime.socket) as again:
-        _, second = await run_pod_with(again, "second", **SIZE)
+        _, second = await support.run_pod_with(again, "second", **SIZE)
         await sent(runtime, second)
     assert runtime.cpuset(first) == place
 
@@ -316,7 +290,7 @@ async def test_a_runtime_that_comes_back_is_followed_again(
 # ---------------------------------------------------------------------- what it says
 
 
-async def test_it_says_that_it_comes_late(runtime: FakeRuntime, agent: Agent) -> None:
+async def test_it_says_that_it_comes_late(runtime, agent) -> None:
     status = await standalone(agent)
     how = "standalone: containers are placed after they have started"
     assert (status["front_end"], status["sockets"]) == ("standalone", [])
@@ -330,22 +304,20 @@ async def test_it_says_that_it_comes_late(runtime: FakeRuntime, agent: Agent) ->
         "kubelet", "--root", str(agent.folder), "--proc", str(agent.folder), "status"
     )
     assert (code, "it need not: the daemon runs as standalone" in out, "type:" in out) == (1, True, False)
-    await reloaded(agent)
+    await support.reloaded(agent)
     assert await agent.terminate() == 0
 
 
-async def test_it_serves_no_socket_and_so_takes_no_name_of_one(runtime: FakeRuntime, agent: Agent) -> None:
+async def test_it_serves_no_socket_and_so_takes_no_name_of_one(runtime, agent) -> None:
     await agent.start("--standalone", "--relay-socket", "/tmp/k.sock", ready=False)
-    assert await ended(agent) == 2
+    assert await support.ended(agent) == 2
     assert "--standalone serves no socket" in agent.log()
 
 
-async def test_where_it_cannot_be_imported_no_bytes_are_passed(
-    runtime: FakeRuntime, agent: Agent, tmp_path: Path
-) -> None:
-    with broken_module(tmp_path, "structlog") as environment:
+async def test_where_it_cannot_be_imported_no_bytes_are_passed(runtime, agent, tmp_path) -> None:
+    with support.broken_module(tmp_path, "structlog") as environment:
         await agent.start("--standalone", environment=environment, ready=False)
-        assert await ended(agent) == 1
+        assert await support.ended(agent) == 1
     assert agent.log().endswith("ImportError: it is broken\n")
     assert "passing bytes" not in agent.log()
 
@@ -353,23 +325,23 @@ async def test_where_it_cannot_be_imported_no_bytes_are_passed(
 # ---------------------------------------------------------------------- one owner a node
 
 
-async def test_a_node_has_one_owner(runtime: FakeRuntime, agent: Agent) -> None:
+async def test_a_node_has_one_owner(runtime, agent) -> None:
     """Whoever comes second says who is there; a proxy passes bytes meanwhile, and takes over."""
     await standalone(agent)
     assert agent.process is not None
     owner = (
         f"process {agent.process.pid} (cri-resmgr run --standalone) places containers on this node already"
     )
-    async with new_agent(runtime) as second:
+    async with support.new_agent(runtime) as second:
         second.write_config({"control": {"socket": str(agent.control)}})
         await second.start("--standalone", ready=False)
-        assert await ended(second) == 1
+        assert await support.ended(second) == 1
         assert f"{owner} ({agent.folder}/owner.lock is locked); stop it first" in second.log()
         # 1. kubelet, which points at the proxy, is served.
         await second.start()
         assert owner in second.last_status()
         async with CriClient(second.socket) as client:
-            _, container_id = await run_pod_with(client, "web", **SIZE)
+            _, container_id = await support.run_pod_with(client, "web", **SIZE)
             assert runtime.containers[container_id].create_bytes
             await placed(agent, container_id, stance="placed")
             # 2. Once the other is gone, it places.
@@ -388,16 +360,16 @@ async def until_placing(agent: Agent) -> None:
 
 
 async def test_another_front_end_takes_over_from_one_that_was_killed_and_moves_nothing(
-    runtime: FakeRuntime, agent: Agent, direct: CriClient
+    runtime, agent, direct
 ) -> None:
     await standalone(agent)
-    _, container_id = await run_pod_with(direct, "web", **SIZE)
+    _, container_id = await support.run_pod_with(direct, "web", **SIZE)
     place = await sent(runtime, container_id)
     await until(agent, lambda status: status["updates_waiting"] == 0)
     await agent.kill()
     held_by = json.loads((agent.folder / "owner.lock").read_text())
     assert held_by["front_end"] == "standalone"
-    count = updates(runtime)
-    assert (await start(agent))["front_end"] == "proxy"
+    count = support.updates(runtime)
+    assert (await support.start(agent))["front_end"] == "proxy"
     assert (await placed(agent, container_id, stance="placed"))["cpus"] == place
-    assert (updates(runtime), runtime.cpuset(container_id)) == (count, place)
+    assert (support.updates(runtime), runtime.cpuset(container_id)) == (count, place)

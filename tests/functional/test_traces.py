@@ -15,7 +15,6 @@ import pytest_asyncio
 
 from tests.agent import Agent
 from tests.cri_client import CriClient, container_config, create_request
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import HANG_S, StartAgent, cpus_of
 from tests.functional.nri.support import hosting, plugin
 from tests.functional.support import reloaded
@@ -80,9 +79,7 @@ async def create(client: CriClient, traceparent: str, name: str) -> str:
     return str(reply.container_id)
 
 
-async def test_a_call_that_is_traced_has_a_span_under_its_callers(
-    runtime: FakeRuntime, traced: Agent, collector: Collector
-) -> None:
+async def test_a_call_that_is_traced_has_a_span_under_its_callers(runtime, traced, collector) -> None:
     async with CriClient(traced.socket) as client:
         await create(client, UNSAMPLED, "quiet")
         made = await create(client, SAMPLED, "web")
@@ -105,9 +102,7 @@ async def test_a_call_that_is_traced_has_a_span_under_its_callers(
     assert collector.spans.empty()
 
 
-async def test_the_header_goes_on_where_plugins_are_asked(
-    runtime: FakeRuntime, start_agent: StartAgent, collector: Collector
-) -> None:
+async def test_the_header_goes_on_where_plugins_are_asked(runtime, start_agent, collector) -> None:
     agent = await start_agent(tracing={"endpoint": collector.endpoint}, nri=hosting())
     async with plugin(agent), CriClient(agent.socket) as client:
         await create(client, SAMPLED, "web")
@@ -118,9 +113,7 @@ async def test_the_header_goes_on_where_plugins_are_asked(
     assert (metadata["traceparent"], metadata["tracestate"]) == (SAMPLED, "a=b")
 
 
-async def test_a_collector_that_is_away_is_told_of_and_costs_no_call(
-    runtime: FakeRuntime, start_agent: StartAgent, collector: Collector
-) -> None:
+async def test_a_collector_that_is_away_is_told_of_and_costs_no_call(runtime, start_agent, collector) -> None:
     away = Collector()
     away.close()
     agent = await start_agent(tracing={"endpoint": away.endpoint})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -137,9 +136,7 @@ async def test_the_list_of_methods_is_that_of_the_cri() -> None:
 
 
 @pytest.mark.parametrize("method", [*CRI_METHODS, *INVENTED])
-async def test_a_call_and_its_answer_pass_unchanged(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str
-) -> None:
+async def test_a_call_and_its_answer_pass_unchanged(runtime, direct, client, method) -> None:
     runtime.script(method, reply=GARBAGE, initial_metadata=INITIAL, trailing_metadata=TRAILING)
     plain, relayed = await both(runtime, direct, client, method, UNKNOWN, metadata=SENT)
     assert relayed[0] == plain[0]
@@ -150,9 +147,7 @@ async def test_a_call_and_its_answer_pass_unchanged(
 
 
 @pytest.mark.parametrize("method", [*CRI_METHODS, *INVENTED])
-async def test_an_error_passes_unchanged_also_after_messages(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str
-) -> None:
+async def test_an_error_passes_unchanged_also_after_messages(runtime, direct, client, method) -> None:
     runtime.script(method, reply=(b"one", b"", GARBAGE), error=(9, "then it\nbroke: 7%", TRAILING))
     plain, relayed = await both(runtime, direct, client, method, GARBAGE)
     assert relayed[0] == plain[0]
@@ -164,7 +159,7 @@ async def test_an_error_passes_unchanged_also_after_messages(
 @pytest.mark.parametrize("message", [b"", UNKNOWN, GARBAGE], ids=["empty", "unknown field", "garbage"])
 @pytest.mark.parametrize("method", [VERSION, CREATE, UPDATE])
 async def test_empty_requests_and_replies_arrive_as_messages(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str, message: bytes
+    runtime, direct, client, method, message
 ) -> None:
     runtime.script(method, reply=b"")
     plain, relayed = await both(runtime, direct, client, method, message)
@@ -174,9 +169,7 @@ async def test_empty_requests_and_replies_arrive_as_messages(
 
 @pytest.mark.parametrize("method", [VERSION, CREATE, "/runtime.v1.RuntimeService/GetContainerEvents"])
 @pytest.mark.parametrize("messages", [(), (b"",), (UNKNOWN, GARBAGE)], ids=["none", "one", "two"])
-async def test_as_many_messages_arrive_as_were_sent(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str, messages: tuple[bytes, ...]
-) -> None:
+async def test_as_many_messages_arrive_as_were_sent(runtime, direct, client, method, messages) -> None:
     runtime.script(method, error=(13, "cardinality violation"))
     for caller in (direct, client):
         call = caller._channel.stream_stream(method)(iter(messages))
@@ -190,9 +183,7 @@ async def test_as_many_messages_arrive_as_were_sent(
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
 @pytest.mark.parametrize("method", [VERSION, CREATE], ids=["Version", "CreateContainer"])
-async def test_every_status_code_passes(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str, code: grpc.StatusCode
-) -> None:
+async def test_every_status_code_passes(runtime, direct, client, method, code) -> None:
     failure = {"reply": b""} if code is grpc.StatusCode.OK else {"error": (code, "because", TRAILING)}
     runtime.script(method, **failure)
     plain, relayed = await both(runtime, direct, client, method, UNKNOWN)
@@ -201,9 +192,7 @@ async def test_every_status_code_passes(
 
 @pytest.mark.parametrize("kind", DETAILS)
 @pytest.mark.parametrize("method", [VERSION, CREATE], ids=["Version", "CreateContainer"])
-async def test_details_pass_to_the_character(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str, kind: str
-) -> None:
+async def test_details_pass_to_the_character(runtime, direct, client, method, kind) -> None:
     runtime.script(method, error=(2, DETAILS[kind]))
     plain, relayed = await both(runtime, direct, client, method, UNKNOWN)
     assert relayed[0] == plain[0] and relayed[0].details == DETAILS[kind]
@@ -241,9 +230,7 @@ def telling_request(pod: Any) -> bytes:
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_a_create_arrives_as_it_was_with_nothing_but_the_cpuset_behind_it(
-    runtime: FakeRuntime, agent: Agent, api: str
-) -> None:
+async def test_a_create_arrives_as_it_was_with_nothing_but_the_cpuset_behind_it(runtime, agent, api) -> None:
     async with CriClient(agent.socket, api=api) as client:
         pod = await client.run_pod(f"web-{api}")
         sent = telling_request(pod)
@@ -258,9 +245,7 @@ async def test_a_create_arrives_as_it_was_with_nothing_but_the_cpuset_behind_it(
     assert got == sent + delta
 
 
-async def test_what_the_runtime_reads_from_a_create_differs_in_the_cpuset_only(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_what_the_runtime_reads_from_a_create_differs_in_the_cpuset_only(runtime, client) -> None:
     pod = await client.run_pod("orders")
     sent = telling_request(pod)
     await client.call_bytes(CREATE, sent)
@@ -277,9 +262,7 @@ async def test_what_the_runtime_reads_from_a_create_differs_in_the_cpuset_only(
     assert sent.count(UNKNOWN) == 5
 
 
-async def test_a_create_and_its_reply_of_eight_mebibytes_pass(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_a_create_and_its_reply_of_eight_mebibytes_pass(runtime, client) -> None:
     pod = await client.run_pod("large")
     config = container_config("app", cpu_request=100, envs=(("BIG", "x" * (8 << 20)),))
     sent = create_request(pod, config).SerializeToString()
@@ -294,9 +277,7 @@ async def test_a_create_and_its_reply_of_eight_mebibytes_pass(
     assert runtime.calls_of("CreateContainer")[0].request[0].startswith(sent)
 
 
-async def test_any_message_of_eight_mebibytes_passes_both_ways(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_any_message_of_eight_mebibytes_passes_both_ways(runtime, client) -> None:
     message = bytes(range(256)) * (8 << 12)
     runtime.script(VERSION, reply=message)
     for method in (VERSION, INVENTED[0]):
@@ -308,9 +289,7 @@ async def test_any_message_of_eight_mebibytes_passes_both_ways(
 
 
 @pytest.mark.parametrize("method", [VERSION, CREATE, INVENTED[0]])
-async def test_the_runtime_sees_the_clients_deadline_or_none(
-    runtime: FakeRuntime, direct: CriClient, client: CriClient, method: str
-) -> None:
+async def test_the_runtime_sees_the_clients_deadline_or_none(runtime, direct, client, method) -> None:
     runtime.script(method, reply=b"")
     _, (_, late) = await both(runtime, direct, client, method, UNKNOWN, timeout=3600)
     # gRPC sends three digits of a timeout, rounded up, on each of the two ways.
@@ -322,9 +301,7 @@ async def test_the_runtime_sees_the_clients_deadline_or_none(
 @pytest.mark.parametrize(
     "method", [VERSION, CREATE, "/runtime.v1.RuntimeService/GetContainerEvents", INVENTED[0]]
 )
-async def test_a_client_that_goes_away_ends_the_call_at_the_runtime(
-    runtime: FakeRuntime, client: CriClient, method: str
-) -> None:
+async def test_a_client_that_goes_away_ends_the_call_at_the_runtime(runtime, client, method) -> None:
     runtime.script(method, then_hang=True)
     calling = asyncio.ensure_future(client.call_bytes(method, UNKNOWN))
     call = await runtime.wait_for_call(method)
@@ -333,9 +310,7 @@ async def test_a_client_that_goes_away_ends_the_call_at_the_runtime(
     await runtime.wait_until(lambda: call.outcome == "cancelled")
 
 
-async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(runtime, client) -> None:
     runtime.script(VERSION, then_hang=True)
     calling = asyncio.ensure_future(client.call_bytes(VERSION, b"", timeout=3))
     call = await runtime.wait_for_call(VERSION)
@@ -346,9 +321,7 @@ async def test_a_deadline_that_passes_ends_the_call_at_the_runtime(
 # ---------------------------------------------------------------------- streams
 
 
-async def test_an_invented_method_may_talk_both_ways_message_by_message(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_an_invented_method_may_talk_both_ways_message_by_message(runtime, client) -> None:
     call = client._channel.stream_stream(INVENTED[0])()
     for number in range(5):
         message = bytes([number]) * number
@@ -359,9 +332,7 @@ async def test_an_invented_method_may_talk_both_ways_message_by_message(
     assert runtime.calls_of(INVENTED[0])[0].outcome == "ok"
 
 
-async def test_events_come_one_by_one_while_other_calls_go_on(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_events_come_one_by_one_while_other_calls_go_on(runtime, client) -> None:
     events = client.events()
     await runtime.wait_until(lambda: runtime.subscribers == 1)
     for number in range(3):
@@ -374,7 +345,7 @@ async def test_events_come_one_by_one_while_other_calls_go_on(
     await runtime.wait_until(lambda: runtime.subscribers == 0)
 
 
-async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_daemon(folder: Path) -> None:
+async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_daemon(folder) -> None:
     wanted = [f"c{number}" for number in range(20)]
     async with FakeRuntime(f"{folder}/r.sock", event_streams="single") as runtime:
         # Often enough that a daemon with a mind to subscribe would have done it meanwhile.
@@ -399,9 +370,7 @@ async def test_a_client_of_a_single_queue_sees_the_same_events_as_without_the_da
             await agent.close()
 
 
-async def test_on_a_runtime_with_many_queues_the_daemon_reads_events_while_no_client_does(
-    folder: Path,
-) -> None:
+async def test_on_a_runtime_with_many_queues_the_daemon_reads_events_while_no_client_does(folder) -> None:
     async with FakeRuntime(f"{folder}/r.sock", runtime_version="2.1.0") as runtime:
         agent = await start_in_front_of(runtime, machine(HYGON_7285_2S), {})
         try:

@@ -39,7 +39,7 @@ async def unread(runtime: FakeRuntime) -> AsyncIterator[tuple[Agent, int]]:
 
 
 async def test_calls_go_on_while_the_log_is_not_read_and_no_line_is_lost_or_out_of_order(
-    runtime: FakeRuntime, unread: tuple[Agent, int]
+    runtime, unread
 ) -> None:
     agent, reading = unread
     async with CriClient(agent.socket) as client, CriClient(agent.socket) as probe:

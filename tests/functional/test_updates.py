@@ -9,12 +9,9 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from policies.machine.cpus import parse_cpus
-from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     UPDATE,
-    StartAgent,
     ask,
     charged_milli,
     counter,
@@ -37,9 +34,7 @@ def cpuset_delta(cpus: str) -> bytes:
 # ---------------------------------------------------------------------- the client's updates
 
 
-async def test_new_limits_reach_the_runtime_with_our_cpuset_behind_them(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_new_limits_reach_the_runtime_with_our_cpuset_behind_them(runtime, agent, client) -> None:
     app = await client.create(await client.run_pod("web"), "app", cpu_request=500, cpu_limit=2000)
     linux = cri.LinuxContainerResources(
         cpu_shares=1024, cpu_quota=400_000, cpu_period=100_000, memory_limit_in_bytes=3 << 30, oom_score_adj=7
@@ -65,7 +60,7 @@ async def test_new_limits_reach_the_runtime_with_our_cpuset_behind_them(
     ("cpus", "level", "count"), [(3, "ccx", 8), (12, "numa", 16), (20, "numa+ccx", 24), (100, "machine", 128)]
 )
 async def test_a_container_climbs_to_the_rung_of_its_new_limit(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, cpus: int, level: str, count: int
+    runtime, agent, client, cpus, level, count
 ) -> None:
     app = await client.create(await client.run_pod("web"), "app", cpu_request=500, cpu_limit=2000)
     before = cpus_of(runtime, app)
@@ -75,9 +70,7 @@ async def test_a_container_climbs_to_the_rung_of_its_new_limit(
 
 
 @pytest.mark.parametrize("code", [2, 8, 9, 13])
-async def test_what_the_runtime_refuses_has_not_happened(
-    runtime: FakeRuntime, agent: Agent, client: CriClient, code: int
-) -> None:
+async def test_what_the_runtime_refuses_has_not_happened(runtime, agent, client, code) -> None:
     pod = await client.run_pod("web")
     app = await client.create(pod, "app", cpu_request=500, cpu_limit=2000)
     await client.create(pod, "other", cpu_request=500, cpu_limit=2000)
@@ -90,9 +83,7 @@ async def test_what_the_runtime_refuses_has_not_happened(
     assert len(runtime.calls_of("UpdateContainerResources")) == 1
 
 
-async def test_a_cpuset_in_an_update_is_a_fence(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_cpuset_in_an_update_is_a_fence(runtime, agent, client) -> None:
     app = await client.create(await client.run_pod("web"), "app", cpu_request=500, cpu_limit=2000)
     await client.update(app, cpuset_cpus="20-31,84-95")
     assert cpus_of(runtime, app) == parse_cpus("20-23,84-87")
@@ -101,9 +92,7 @@ async def test_a_cpuset_in_an_update_is_a_fence(
     assert cpus_of(runtime, app) == parse_cpus("21-22")
 
 
-async def test_an_update_for_a_container_nobody_knows_passes_as_it_is(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_an_update_for_a_container_nobody_knows_passes_as_it_is(runtime, client) -> None:
     sent = cri.UpdateContainerResourcesRequest(
         container_id="nobody", linux=cri.LinuxContainerResources(cpu_shares=2, cpuset_cpus="0")
     ).SerializeToString()
@@ -115,9 +104,7 @@ async def test_an_update_for_a_container_nobody_knows_passes_as_it_is(
 # ---------------------------------------------------------------------- ours
 
 
-async def test_others_shrink_before_an_exclusive_create_and_grow_after_its_removal(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_others_shrink_before_an_exclusive_create_and_grow_after_its_removal(runtime, client) -> None:
     pod = await client.run_pod("web")
     near = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
     far = await client.create(await client.run_pod("far"), "c", cpu_request=100, cpu_limit=2000)
@@ -140,9 +127,7 @@ async def test_others_shrink_before_an_exclusive_create_and_grow_after_its_remov
     assert len(grows) == 2 and all(call.sequence > removal.finished for call in grows)
 
 
-async def test_others_grow_only_after_the_create_that_leaves_them_more(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_others_grow_only_after_the_create_that_leaves_them_more(runtime, client) -> None:
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     assert runtime.cpuset(victim) == "0-3,64-67"
     pod = await run_guaranteed(client, "db")
@@ -155,9 +140,7 @@ async def test_others_grow_only_after_the_create_that_leaves_them_more(
     assert create.finished < grow.sequence
 
 
-async def test_an_exclusive_create_that_fails_gives_back_what_others_left(
-    runtime: FakeRuntime, client: CriClient
-) -> None:
+async def test_an_exclusive_create_that_fails_gives_back_what_others_left(runtime, client) -> None:
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     whole = runtime.cpuset(victim)
     runtime.script("CreateContainer", error=(8, "no space"))
@@ -166,9 +149,7 @@ async def test_an_exclusive_create_that_fails_gives_back_what_others_left(
     await runtime.wait_until(lambda: runtime.cpuset(victim) == whole)
 
 
-async def test_a_failed_update_fails_no_create_and_is_sent_again(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_failed_update_fails_no_create_and_is_sent_again(runtime, agent, client) -> None:
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     runtime.script("UpdateContainerResources", error=(2, "device busy"), times=2)
     own = runtime.cpuset(victim).split(",")[0]
@@ -185,7 +166,7 @@ async def test_a_failed_update_fails_no_create_and_is_sent_again(
 
 
 async def test_a_failed_update_is_not_sent_again_once_the_clients_own_has_carried_a_newer_cpuset(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
+    runtime, agent, client
 ) -> None:
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     runtime.script("UpdateContainerResources", error=(2, "device busy"), times=1)
@@ -199,9 +180,7 @@ async def test_a_failed_update_is_not_sent_again_once_the_clients_own_has_carrie
     assert len(runtime.calls_of("UpdateContainerResources")) == 2
 
 
-async def test_the_clients_update_overtakes_one_of_ours_that_hangs(
-    runtime: FakeRuntime, start_agent: StartAgent
-) -> None:
+async def test_the_clients_update_overtakes_one_of_ours_that_hangs(runtime, start_agent) -> None:
     agent = await start_agent(constants={"placement_shrink_wait_s": 0.05})
     async with CriClient(agent.socket) as client:
         victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
@@ -217,9 +196,7 @@ async def test_the_clients_update_overtakes_one_of_ours_that_hangs(
         assert runtime.cpuset(victim) == (await rows(agent))["a"]["cpus"] == "4-7,64-71"
 
 
-async def test_an_update_for_a_container_that_has_ended_is_not_sent_again(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_an_update_for_a_container_that_has_ended_is_not_sent_again(runtime, agent, client) -> None:
     pod = await client.run_pod("web")
     stopped, exited = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
     runtime.script("UpdateContainerResources", error=(2, "device busy"), times=2)
@@ -232,9 +209,7 @@ async def test_an_update_for_a_container_that_has_ended_is_not_sent_again(
     await until(agent, lambda status: status["updates_waiting"] == 0)
 
 
-async def test_an_update_for_a_container_that_is_gone_is_not_sent_again(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_an_update_for_a_container_that_is_gone_is_not_sent_again(runtime, agent, client) -> None:
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     own = runtime.cpuset(victim).split(",")[0]
     del runtime.containers[victim]
@@ -245,9 +220,7 @@ async def test_an_update_for_a_container_that_is_gone_is_not_sent_again(
     assert set(await rows(agent)) == {"db"}
 
 
-async def test_a_cpuset_somebody_else_changed_is_repaired_once(
-    runtime: FakeRuntime, agent: Agent, client: CriClient
-) -> None:
+async def test_a_cpuset_somebody_else_changed_is_repaired_once(runtime, agent, client) -> None:
     app = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     ours = runtime.cpuset(app)
     runtime.set_cpuset(app, "0-127")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Callable
 
 import pytest
 
 from cri_proxy.event_loop import UVLOOP_SWITCH
-from tests.fake_runtime import FakeRuntime
 from tests.functional import test_life, test_restart_behind_socket, test_runtime_comes_and_goes
-from tests.functional.conftest import StartAgent
 
 pytest.importorskip("uvloop")
 
@@ -33,16 +29,12 @@ def with_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda claim: claim.__name__[len("test_") :],
 )
-async def test_it_holds_on_uvloop_that(
-    claim: Callable[[FakeRuntime], Awaitable[None]], runtime: FakeRuntime
-) -> None:
+async def test_it_holds_on_uvloop_that(claim, runtime) -> None:
     await claim(runtime)
 
 
 @pytest.mark.parametrize("is_wanted", [True, False], ids=["wanted", "switched off"])
-async def test_it_is_used_unless_it_is_switched_off(
-    is_wanted: bool, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_is_used_unless_it_is_switched_off(is_wanted, start_agent, monkeypatch) -> None:
     monkeypatch.setenv(UVLOOP_SWITCH, "yes" if is_wanted else "no")
     agent = await start_agent()
     assert agent.process is not None

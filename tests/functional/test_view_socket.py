@@ -15,9 +15,7 @@ from cri_api.control import ControlError, read_reply, write_request
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.commands_view import SLICE
 from tests.agent import Agent
-from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask
+from tests.functional.conftest import ask
 from tests.functional.support import new_agent, run_pod_with
 
 QUESTIONS = {
@@ -48,7 +46,7 @@ async def look(agent: Agent, command: str, **arguments: Any) -> Any:
         await writer.wait_closed()
 
 
-async def test_every_command_that_is_no_question_is_refused(agent: Agent) -> None:
+async def test_every_command_that_is_no_question_is_refused(agent) -> None:
     names = set(Commands(None).table())
     assert names > QUESTIONS
     for name in sorted(names - QUESTIONS - {"doctor"}):
@@ -57,11 +55,11 @@ async def test_every_command_that_is_no_question_is_refused(agent: Agent) -> Non
     assert (await ask(agent, "status"))["mode"] == "enforce"
 
 
-async def test_the_view_socket_is_roots_alone(agent: Agent) -> None:
+async def test_the_view_socket_is_roots_alone(agent) -> None:
     assert stat.S_IMODE(view_of(agent).stat().st_mode) == 0o600
 
 
-async def test_a_group_that_is_there_may_look(start_agent: StartAgent) -> None:
+async def test_a_group_that_is_there_may_look(start_agent) -> None:
     group = grp.getgrgid(os.getgroups()[0] if os.getgroups() else os.getgid())
     agent = await start_agent(control={"view_group": group.gr_name})
     shown = view_of(agent).stat()
@@ -69,7 +67,7 @@ async def test_a_group_that_is_there_may_look(start_agent: StartAgent) -> None:
     assert stat.S_IMODE(agent.control.stat().st_mode) == 0o600
 
 
-async def test_both_sockets_give_the_same_answers(agent: Agent, client: CriClient) -> None:
+async def test_both_sockets_give_the_same_answers(agent, client) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
     for name in sorted(QUESTIONS - {"status", "metrics", "explain"}):
         assert await look(agent, name) == await ask(agent, name), name
@@ -77,9 +75,7 @@ async def test_both_sockets_give_the_same_answers(agent: Agent, client: CriClien
     assert shown["containers"][0]["pod"] == "web"
 
 
-async def test_the_report_has_zones_containers_and_what_the_daemon_is(
-    agent: Agent, client: CriClient
-) -> None:
+async def test_the_report_has_zones_containers_and_what_the_daemon_is(agent, client) -> None:
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
     report = await look(agent, "report", events_since=None)
     assert (report["mode"], report["front_end"], report["policy"]) == ("enforce", "cri", "hygon")
@@ -91,7 +87,7 @@ async def test_the_report_has_zones_containers_and_what_the_daemon_is(
     assert report["cluster"]["state"] == "none"
 
 
-async def test_moves_and_edges_may_be_asked_for_in_a_number(agent: Agent) -> None:
+async def test_moves_and_edges_may_be_asked_for_in_a_number(agent) -> None:
     assert await look(agent, "moves", most=0) == await look(agent, "moves") == {"moves": []}
     assert "groups" in await look(agent, "affinity")
     few = await look(agent, "affinity", most=10)
@@ -102,19 +98,19 @@ async def test_moves_and_edges_may_be_asked_for_in_a_number(agent: Agent) -> Non
                 await look(agent, command, most=most)
 
 
-async def test_another_life_of_the_daemon_has_another_instance(agent: Agent) -> None:
+async def test_another_life_of_the_daemon_has_another_instance(agent) -> None:
     first = (await look(agent, "report"))["instance"]
     await agent.kill()
     await agent.start()
     assert (await look(agent, "report"))["instance"] != first
 
 
-async def test_events_since_must_be_a_number(agent: Agent) -> None:
+async def test_events_since_must_be_a_number(agent) -> None:
     with pytest.raises(ControlError, match="events_since is 'x', expected a whole number of 0 or more"):
         await look(agent, "report", events_since="x")
 
 
-async def test_a_degraded_daemon_reports_why_without_a_machine(runtime: FakeRuntime) -> None:
+async def test_a_degraded_daemon_reports_why_without_a_machine(runtime) -> None:
     async with new_agent(runtime, topology={"source": "/nowhere/at/all"}) as agent:
         await agent.start()
         report = await look(agent, "report")
@@ -122,14 +118,12 @@ async def test_a_degraded_daemon_reports_why_without_a_machine(runtime: FakeRunt
         assert "topology" in report["degraded"]
 
 
-async def test_without_a_view_socket_there_is_none(start_agent: StartAgent) -> None:
+async def test_without_a_view_socket_there_is_none(start_agent) -> None:
     agent = await start_agent(control={"view_socket": ""})
     assert not view_of(agent).exists()
 
 
-async def test_a_view_socket_that_cannot_be_had_is_a_warning_and_degrades_nothing(
-    runtime: FakeRuntime,
-) -> None:
+async def test_a_view_socket_that_cannot_be_had_is_a_warning_and_degrades_nothing(runtime) -> None:
     async with new_agent(runtime) as agent:
         view_of(agent).parent.mkdir()
         view_of(agent).write_text("in the way")
@@ -139,15 +133,13 @@ async def test_a_view_socket_that_cannot_be_had_is_a_warning_and_degrades_nothin
         assert any("control.view_socket" in sentence for sentence in status["warnings"])
 
 
-async def test_containers_of_more_than_one_slice_are_all_told(agent: Agent, client: CriClient) -> None:
+async def test_containers_of_more_than_one_slice_are_all_told(agent, client) -> None:
     await asyncio.gather(*(run_pod_with(client, f"web-{n}", cpu_limit=100) for n in range(SLICE + 1)))
     report = await look(agent, "report")
     assert len(report["placements"]) == SLICE + 1
 
 
-async def test_of_a_report_only_the_parts_that_are_asked_for_are_told(
-    agent: Agent, client: CriClient
-) -> None:
+async def test_of_a_report_only_the_parts_that_are_asked_for_are_told(agent, client) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
     whole = await look(agent, "report")
     for parts in (["cluster", "machine", "telepathy"], ["placements", "instance"], []):
@@ -155,7 +147,7 @@ async def test_of_a_report_only_the_parts_that_are_asked_for_are_told(
         assert told == {key: whole[key] for key in parts if key in whole}
 
 
-async def test_parts_must_be_a_list_of_texts(agent: Agent) -> None:
+async def test_parts_must_be_a_list_of_texts(agent) -> None:
     for parts in ("cluster", [1], {"cluster": True}):
         with pytest.raises(ControlError, match="expected a list of texts"):
             await look(agent, "report", parts=parts)

@@ -31,7 +31,7 @@ def owner(config: Config) -> Iterator[NodeLock]:
     owner.give_up()
 
 
-def test_the_second_is_told_who_is_first(owner: NodeLock, config: Config) -> None:
+def test_the_second_is_told_who_is_first(owner, config) -> None:
     second = NodeLock(config, "proxy")
     assert second.take() == (
         f"process {os.getpid()} (cri-resmgr nri run) places containers on this node already "
@@ -40,11 +40,11 @@ def test_the_second_is_told_who_is_first(owner: NodeLock, config: Config) -> Non
     assert (owner.is_held, second.is_held) == (True, False)
 
 
-def test_who_owns_it_may_ask_again(owner: NodeLock) -> None:
+def test_who_owns_it_may_ask_again(owner) -> None:
     assert owner.take() == ""
 
 
-def test_after_the_first_the_second_has_it(owner: NodeLock, config: Config) -> None:
+def test_after_the_first_the_second_has_it(owner, config) -> None:
     second = NodeLock(config, "standalone")
     assert second.take() != ""
     owner.give_up()
@@ -67,7 +67,7 @@ print(NodeLock(config, "proxy").take())
 """
 
 
-def test_on_a_full_disk_the_lock_is_had_all_the_same(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_lock_is_had_all_the_same(tmp_path) -> None:
     command = [sys.executable, "-c", NO_ROOM, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -79,20 +79,18 @@ def test_on_a_full_disk_the_lock_is_had_all_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"pid": "x"}', "\xff"], ids=["not yet", "a list", "a word", "bytes"]
 )
-def test_a_file_that_does_not_say_who_it_is_names_another_process(
-    text: str, owner: NodeLock, config: Config
-) -> None:
+def test_a_file_that_does_not_say_who_it_is_names_another_process(text, owner, config) -> None:
     owner.path.write_bytes(text.encode("latin-1"))
     assert (
         NodeLock(config, "proxy").take().startswith("another process places containers on this node already")
     )
 
 
-def test_only_root_may_read_it(owner: NodeLock) -> None:
+def test_only_root_may_read_it(owner) -> None:
     assert owner.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_lock_that_cannot_be_had_is_a_warning_and_no_reason_to_stop(config: Config, tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_had_is_a_warning_and_no_reason_to_stop(config, tmp_path) -> None:
     (tmp_path / "run").write_text("a file")
     owner = NodeLock(config, "proxy")
     assert owner.take() == ""

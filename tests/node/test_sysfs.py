@@ -20,25 +20,8 @@ from cri_proxy.node.sysfs import SysfsError, read_free_memory, read_signature, r
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData, remember
 from policies.machine.topology_json import read_topology, write_topology
+from tests import machines
 from tests.agent import ROOT
-from tests.machines import (
-    ALL_MACHINES,
-    ALTRA_1S,
-    BIG_1024,
-    CACHE_IDS_ODD,
-    FOLDER,
-    GIB,
-    HYGON_7285_2S,
-    KUNPENG_48_2S,
-    MEMORYLESS_NODE,
-    OFFLINE_CPUS,
-    ONE_CPU,
-    UNEVEN_CCX,
-    VM_NO_CACHE_INFO,
-    machine,
-    take_offline,
-    write_sysfs,
-)
 
 
 @pytest.fixture
@@ -50,31 +33,31 @@ def folder() -> Iterator[Path]:
 
 
 def test_every_machine_has_a_name() -> None:
-    assert sorted(ALL_MACHINES) == sorted(path.stem for path in FOLDER.glob("*.json"))
+    assert sorted(machines.ALL_MACHINES) == sorted(path.stem for path in machines.FOLDER.glob("*.json"))
 
 
 # ---------------------------------------------------------------------- whole machines
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_a_machine_is_read_as_it_is(name: str, folder: Path) -> None:
-    sys = write_sysfs(name, folder)
+    sys = machines.write_sysfs(name, folder)
     reading = read_sysfs(sys, folder / "proc")
-    found, wanted = Topology(reading.data), Topology(machine(name))
+    found, wanted = Topology(reading.data), Topology(machines.machine(name))
     assert _boxes(found) == _boxes(wanted)
     assert found.node_ids == wanted.node_ids
     assert found.data.distance == wanted.data.distance
     assert found.data.memory == wanted.data.memory
     assert found.memory_nodes == wanted.memory_nodes
     assert (found.online, found.data.offline) == (wanted.online, wanted.data.offline)
-    assert reading.data == machine(name)
-    assert len(reading.warnings) == (name in (VM_NO_CACHE_INFO, ALTRA_1S))
+    assert reading.data == machines.machine(name)
+    assert len(reading.warnings) == (name in (machines.VM_NO_CACHE_INFO, machines.ALTRA_1S))
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_json_gives_back_what_was_written(name: str) -> None:
-    text = json.dumps(write_topology(machine(name)))
-    assert read_topology(json.loads(text)) == machine(name)
+    text = json.dumps(write_topology(machines.machine(name)))
+    assert read_topology(json.loads(text)) == machines.machine(name)
 
 
 def test_the_machine_of_this_test_is_read() -> None:
@@ -86,7 +69,7 @@ def test_the_machine_of_this_test_is_read() -> None:
 
 
 def test_a_thousand_cpus_are_read_in_well_under_a_second(folder: Path) -> None:
-    sys = write_sysfs(BIG_1024, folder)
+    sys = machines.write_sysfs(machines.BIG_1024, folder)
     start = time.process_time()
     read_sysfs(sys, folder / "proc")
     # Of the processor, so that what else runs counts little: 0.15 s.
@@ -94,14 +77,14 @@ def test_a_thousand_cpus_are_read_in_well_under_a_second(folder: Path) -> None:
 
 
 def test_cache_ids_are_never_opened(folder: Path) -> None:
-    sys = write_sysfs(CACHE_IDS_ODD, folder)
+    sys = machines.write_sysfs(machines.CACHE_IDS_ODD, folder)
     for path in sys.glob("devices/system/cpu/cpu*/cache/index*/id"):
         path.write_text("0\n")
-    assert read_sysfs(sys, folder / "proc").data == machine(CACHE_IDS_ODD)
+    assert read_sysfs(sys, folder / "proc").data == machines.machine(machines.CACHE_IDS_ODD)
 
 
 def test_node_ids_may_be_sparse(folder: Path) -> None:
-    data = machine(MEMORYLESS_NODE)
+    data = machines.machine(machines.MEMORYLESS_NODE)
     ids = {0: 0, 1: 3, 2: 8, 3: 17}
     assert data.has_memory is not None
     sparse = replace(
@@ -110,27 +93,27 @@ def test_node_ids_may_be_sparse(folder: Path) -> None:
         memory={ids[node]: size for node, size in data.memory.items()},
         has_memory=frozenset(ids[node] for node in data.has_memory),
     )
-    assert read_sysfs(write_sysfs(sparse, folder), folder / "proc").data == sparse
+    assert read_sysfs(machines.write_sysfs(sparse, folder), folder / "proc").data == sparse
 
 
 def test_slots_without_a_cpu_are_not_offline_cpus(folder: Path) -> None:
-    sys = write_sysfs(ONE_CPU, folder)
+    sys = machines.write_sysfs(machines.ONE_CPU, folder)
     _damage(sys, {"cpu/possible": "0-239", "cpu/offline": "1-239"})
     assert read_sysfs(sys, folder / "proc").data.offline == frozenset()
 
 
 def test_a_machine_that_is_written_with_offline_places_is_read_without_them(folder: Path) -> None:
     cpus = tuple(Cpu(cpu, cpu, 0, 0, 0, 0) for cpu in range(4))
-    data = TopologyData(cpus, offline=frozenset([3]), memory={0: GIB}, has_memory=frozenset([0]))
-    found = read_sysfs(write_sysfs(data, folder), folder / "proc").data
+    data = TopologyData(cpus, offline=frozenset([3]), memory={0: machines.GIB}, has_memory=frozenset([0]))
+    found = read_sysfs(machines.write_sysfs(data, folder), folder / "proc").data
     assert (found.cpus, found.offline) == (cpus[:3], frozenset([3]))
 
 
 def test_cpus_that_go_offline_are_remembered_in_their_place(folder: Path) -> None:
-    before = Topology(machine(HYGON_7285_2S))
+    before = Topology(machines.machine(machines.HYGON_7285_2S))
     # The first CPU of a CCX, one whole core, one whole CCX.
     gone = parse_cpus("0,5,69,8-11,72-75")
-    sys = write_sysfs(take_offline(before.data, gone), folder)
+    sys = machines.write_sysfs(machines.take_offline(before.data, gone), folder)
     after = Topology(remember(before, read_sysfs(sys, folder / "proc").data))
     assert _boxes(after) == _boxes(before)
     assert after.online == before.online - gone
@@ -145,8 +128,8 @@ CORE = "cpu/cpu{}/topology/core_cpus_list"
 
 @pytest.mark.parametrize("one", ["the core", "the L3", "the socket", "nothing"])
 def test_a_list_that_is_one_core_or_all_of_an_l3_is_no_cluster(one: str, folder: Path) -> None:
-    data = machine(HYGON_7285_2S)
-    sys = write_sysfs(data, folder)
+    data = machines.machine(machines.HYGON_7285_2S)
+    sys = machines.write_sysfs(data, folder)
     group = {
         "the core": lambda c: c.core,
         "the L3": lambda c: c.l3,
@@ -169,8 +152,8 @@ def test_a_hybrid_cpus_clusters_are_no_level(folder: Path) -> None:
         Cpu(cpu, min(i for i, c in enumerate(cores) if c == core), 0, 0, 0, 0)
         for cpu, core in enumerate(cores)
     )
-    data = TopologyData(cpus, ((10,),), memory={0: GIB}, has_memory=frozenset([0]))
-    sys = write_sysfs(data, folder)
+    data = TopologyData(cpus, ((10,),), memory={0: machines.GIB}, has_memory=frozenset([0]))
+    sys = machines.write_sysfs(data, folder)
     lists = ["0-1", "0-1", "2-3", "2-3", *["4-7"] * 4, *["8-11"] * 4]
     _damage(sys, {CLUSTER.format(cpu): cpus for cpu, cpus in enumerate(lists)})
     reading = read_sysfs(sys, folder / "proc")
@@ -178,10 +161,10 @@ def test_a_hybrid_cpus_clusters_are_no_level(folder: Path) -> None:
 
 
 def test_a_cluster_keeps_cpus_that_go_offline(folder: Path) -> None:
-    before = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    before = Topology(machines.machine(machines.KUNPENG_48_2S), to_clusters=True)
     # The first CPU of a cluster, three of another, all of a third.
     gone = parse_cpus("4,9-11,16-19")
-    sys = write_sysfs(take_offline(before.data, gone), folder)
+    sys = machines.write_sysfs(machines.take_offline(before.data, gone), folder)
     reading = read_sysfs(sys, folder / "proc")
     after = Topology(remember(before, reading.data), to_clusters=True)
     assert reading.warnings == ()
@@ -208,10 +191,13 @@ def test_a_cluster_keeps_cpus_that_go_offline(folder: Path) -> None:
 def test_a_cluster_list_that_cannot_be_costs_what_the_others_do_not_say(
     files: Files, lost: str, warning: Optional[str], folder: Path
 ) -> None:
-    sys = write_sysfs(KUNPENG_48_2S, folder)
+    sys = machines.write_sysfs(machines.KUNPENG_48_2S, folder)
     _damage(sys, files)
     reading = read_sysfs(sys, folder / "proc")
-    told = {c.cpu: None if c.cpu in parse_cpus(lost) else c.cluster for c in machine(KUNPENG_48_2S).cpus}
+    told = {
+        c.cpu: None if c.cpu in parse_cpus(lost) else c.cluster
+        for c in machines.machine(machines.KUNPENG_48_2S).cpus
+    }
     assert {c.cpu: c.cluster for c in reading.data.cpus} == told
     if warning is None:
         assert reading.warnings == ()
@@ -363,14 +349,14 @@ HOLES = [
         {"node/node1/meminfo": None},
         {},
         "node/node1/meminfo does not exist; the memory of NUMA node 1 is not known.",
-        memory={0: 32 * GIB},
+        memory={0: 32 * machines.GIB},
     ),
     _hole(
         "garbage meminfo of a node",
         {"node/node1/meminfo": "Node 1 MemTotal: much"},
         {},
         "node/node1/meminfo has no MemTotal",
-        memory={0: 32 * GIB},
+        memory={0: 32 * machines.GIB},
     ),
     _hole("no has_memory", {"node/has_memory": None}, has_memory=None),
     _hole("garbage has_memory", {"node/has_memory": "-"}, {}, "node/has_memory holds '-'", has_memory=None),
@@ -402,8 +388,8 @@ def test_a_hole_costs_what_the_file_would_tell(
     warning: Optional[str],
     folder: Path,
 ) -> None:
-    whole = machine(UNEVEN_CCX)
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    whole = machines.machine(machines.UNEVEN_CCX)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     _damage(sys, files)
     reading = read_sysfs(sys, folder / "proc")
     places = tuple(replace(c, **cpus.get(c.cpu, {})) for c in whole.cpus)
@@ -417,7 +403,7 @@ def test_a_hole_costs_what_the_file_would_tell(
 
 
 def test_an_unreadable_file_is_a_hole_and_no_end(folder: Path) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     path = sys / "devices/system/cpu/cpu5/cache/index3/shared_cpu_list"
     path.unlink()
     path.mkdir()
@@ -450,7 +436,9 @@ print(nodes, len(reading.data.devices), *reading.warnings, sep="\\n")
 def test_a_folder_that_may_not_be_listed_costs_what_is_in_it(
     closed: str, nodes: str, consequence: str, folder: Path
 ) -> None:
-    root = write_sysfs(replace(machine(UNEVEN_CCX), devices={"0000:41:00.0": 1}), folder)
+    root = machines.write_sysfs(
+        replace(machines.machine(machines.UNEVEN_CCX), devices={"0000:41:00.0": 1}), folder
+    )
     (root / closed).chmod(0)
     command = [sys.executable, "-c", READER, str(root), str(folder / "proc")]
     if os.getuid() == 0:
@@ -464,31 +452,31 @@ def test_a_folder_that_may_not_be_listed_costs_what_is_in_it(
 
 
 def test_an_online_cpu_without_a_folder_is_still_a_cpu(folder: Path) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     shutil.rmtree(sys / "devices/system/cpu/cpu5")
     reading = read_sysfs(sys, folder / "proc")
-    assert reading.data.cpus[5] == replace(machine(UNEVEN_CCX).cpus[5], l3=None)
+    assert reading.data.cpus[5] == replace(machines.machine(machines.UNEVEN_CCX).cpus[5], l3=None)
     assert len(reading.warnings) == 2
 
 
 def test_without_numa_there_is_one_node_with_all_memory(folder: Path) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     shutil.rmtree(sys / "devices/system/node")
     data = read_sysfs(sys, folder / "proc").data
     assert {c.numa for c in data.cpus} == {0}
-    assert (data.memory, data.has_memory, data.distance) == ({0: 64 * GIB}, None, None)
+    assert (data.memory, data.has_memory, data.distance) == ({0: 64 * machines.GIB}, None, None)
     assert Topology(data).memory_nodes == {0}
 
 
 def test_without_numa_and_meminfo_memory_is_not_known(folder: Path) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     shutil.rmtree(sys / "devices/system/node")
     reading = read_sysfs(sys, folder / "no proc")
     assert (reading.data.memory, reading.data.vendor, reading.warnings) == ({}, "", ())
 
 
 def test_a_node_of_which_nothing_is_known_is_left_out_of_the_distances(folder: Path) -> None:
-    sys = write_sysfs("cpuless-memory-node", folder)
+    sys = machines.write_sysfs("cpuless-memory-node", folder)
     _damage(sys, {"node/node2/meminfo": None, "node/has_memory": "0-1"})
     data = read_sysfs(sys, folder / "proc").data
     assert data.distance == ((10, 21), (21, 10))
@@ -500,8 +488,8 @@ def test_a_node_of_which_nothing_is_known_is_left_out_of_the_distances(folder: P
 
 def test_hugetlb_pools_are_read_by_node_and_size(folder: Path) -> None:
     pools = {0: {2 << 20: 512}, 1: {2 << 20: 3, 1 << 30: 2}}
-    data = replace(machine(UNEVEN_CCX), hugepages=pools)
-    assert read_sysfs(write_sysfs(data, folder), folder / "proc").data == data
+    data = replace(machines.machine(machines.UNEVEN_CCX), hugepages=pools)
+    assert read_sysfs(machines.write_sysfs(data, folder), folder / "proc").data == data
 
 
 @pytest.mark.parametrize(
@@ -512,18 +500,18 @@ def test_hugetlb_pools_are_read_by_node_and_size(folder: Path) -> None:
     ],
 )
 def test_a_pool_that_cannot_be_read_is_a_hole(text: Optional[str], warning: str, folder: Path) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     _damage(sys, {"node/node1/hugepages/hugepages-2048kB/nr_hugepages": text})
     reading = read_sysfs(sys, folder / "proc")
-    assert reading.data == machine(UNEVEN_CCX)
+    assert reading.data == machines.machine(machines.UNEVEN_CCX)
     assert len(reading.warnings) == 1 and reading.warnings[0].endswith(warning)
 
 
 def test_what_is_free_now_is_free_pages_and_file_pages_out_of_use(folder: Path) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
-    assert read_free_memory(sys) == {0: 24 * GIB, 1: 24 * GIB}
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
+    assert read_free_memory(sys) == {0: 24 * machines.GIB, 1: 24 * machines.GIB}
     _damage(sys, {"node/node0/meminfo": "Node 0 MemTotal: 8 kB\nNode 0 MemFree: 4 kB"})
-    assert read_free_memory(sys) == {1: 24 * GIB}
+    assert read_free_memory(sys) == {1: 24 * machines.GIB}
     assert read_free_memory(folder / "nothing") == {}
 
 
@@ -547,7 +535,7 @@ DEVICES = [
 def test_a_device_is_near_the_node_that_it_names(
     text: Optional[str], devices: dict[str, int], warning: Optional[str], folder: Path
 ) -> None:
-    sys = write_sysfs(UNEVEN_CCX, folder)
+    sys = machines.write_sysfs(machines.UNEVEN_CCX, folder)
     device = "../../bus/pci/devices/0000:41:00.0"
     _damage(sys, {f"{device}/class": "0", f"{device}/numa_node": text})
     reading = read_sysfs(sys, folder / "proc")
@@ -564,7 +552,7 @@ def test_a_device_is_near_the_node_that_it_names(
     ],
 )
 def test_the_vendor_is_read_for_the_report(cpuinfo: str, vendor: str, folder: Path) -> None:
-    sys = write_sysfs(ONE_CPU, folder)
+    sys = machines.write_sysfs(machines.ONE_CPU, folder)
     (folder / "proc" / "cpuinfo").write_text(cpuinfo)
     assert read_sysfs(sys, folder / "proc").data.vendor == vendor
 
@@ -589,7 +577,7 @@ def test_without_any_cpu_there_is_a_sentence_and_no_reading(files: Files, tmp_pa
 
 @pytest.mark.parametrize("name", ["cpu/online", "node/online", "node/has_memory"])
 def test_the_signature_changes_with_each_of_its_files(name: str, folder: Path) -> None:
-    sys = write_sysfs(ONE_CPU, folder)
+    sys = machines.write_sysfs(machines.ONE_CPU, folder)
     before = read_signature(sys)
     assert read_signature(sys) == before
     _damage(sys, {name: "0-1"})
@@ -601,8 +589,12 @@ def test_the_signature_needs_no_file(tmp_path: Path) -> None:
 
 
 def test_the_signature_tells_offline_cpus(folder: Path) -> None:
-    online = write_sysfs(take_offline(machine(OFFLINE_CPUS), {7}), folder / "less")
-    assert read_signature(online) != read_signature(write_sysfs(OFFLINE_CPUS, folder / "more"))
+    online = machines.write_sysfs(
+        machines.take_offline(machines.machine(machines.OFFLINE_CPUS), {7}), folder / "less"
+    )
+    assert read_signature(online) != read_signature(
+        machines.write_sysfs(machines.OFFLINE_CPUS, folder / "more")
+    )
 
 
 # ---------------------------------------------------------------------- helpers

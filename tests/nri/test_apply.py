@@ -11,13 +11,7 @@ from google.protobuf import text_format
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import (
-    REACTIONS,
-    Cdi,
-    NodeCapabilities,
-    Reaction,
-    Unsupported,
-)
+from cri_proxy.config.options import nri_capabilities
 from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.nri.apply import Applied, apply
 from cri_proxy.nri.cri_translation import resources_of
@@ -62,7 +56,7 @@ def host_node(device: nri.LinuxDevice) -> str:
     return "/dev/zero" if (device.type, device.major, device.minor) == ("c", 1, 5) else ""
 
 
-V2 = NodeCapabilities(cgroup_v2=True, host_node=host_node)
+V2 = nri_capabilities.NodeCapabilities(cgroup_v2=True, host_node=host_node)
 V1 = replace(V2, cgroup_v2=False)
 
 
@@ -78,7 +72,7 @@ def asked(*answers: str, container: str = CONTAINER) -> MergedAdjustment:
     return MergedAdjustment(merge.pristine, merge.adjust, merge.owners)
 
 
-def applied(*answers: str, site: NodeCapabilities = V2) -> Applied:
+def applied(*answers: str, site: nri_capabilities.NodeCapabilities = V2) -> Applied:
     return apply(request().SerializeToString(), asked(*answers), site)
 
 
@@ -210,10 +204,7 @@ BY_UPDATE: dict[str, tuple[str, str]] = {
         "memory { limit { value: 2000 } swap { value: 3000 } }",
         "memory_limit_in_bytes: 2000 memory_swap_limit_in_bytes: 3000",
     ),
-    "a reservation": (
-        "memory { reservation { value: 7 } }",
-        'unified { key: "memory.low" value: "7" }',
-    ),
+    "a reservation": ("memory { reservation { value: 7 } }", 'unified { key: "memory.low" value: "7" }'),
     "pids": ("pids { limit: 9 }", 'unified { key: "pids.max" value: "9" }'),
     "pids without limit": ("pids { limit: -1 }", 'unified { key: "pids.max" value: "max" }'),
     "pids by both names": (
@@ -460,7 +451,7 @@ INEXPRESSIBLE: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 #: As above, where it depends on the node or the runtime.
-INEXPRESSIBLE_THERE: dict[str, tuple[NodeCapabilities, str, str, str]] = {
+INEXPRESSIBLE_THERE: dict[str, tuple[nri_capabilities.NodeCapabilities, str, str, str]] = {
     "unified on cgroup v1": (
         V1,
         'linux { resources { unified { key: "memory.high" value: "6" } } }',
@@ -486,7 +477,7 @@ INEXPRESSIBLE_THERE: dict[str, tuple[NodeCapabilities, str, str, str]] = {
         "HugepageLimits 2MB: this host has no hugetlb controller",
     ),
     "CDI devices without CDI": (
-        replace(V2, cdi=Cdi.NONE),
+        replace(V2, cdi=nri_capabilities.Cdi.NONE),
         'CDI_devices { name: "v/d=0" }',
         "cdi_devices",
         "CdiDevices v/d=0: the runtime knows no CDI devices",
@@ -512,15 +503,15 @@ INEXPRESSIBLE_THERE: dict[str, tuple[NodeCapabilities, str, str, str]] = {
     ids=[*INEXPRESSIBLE, *INEXPRESSIBLE_THERE],
 )
 def test_what_cannot_be_expressed_names_plugin_and_field_and_does_as_set(
-    site: NodeCapabilities, answer: str, name: str, said: str
+    site: nri_capabilities.NodeCapabilities, answer: str, name: str, said: str
 ) -> None:
-    for reaction in Reaction:
+    for reaction in nri_capabilities.Reaction:
         result = applied(answer, site=replace(site, reactions={name: reaction}))
-        found = result.rejected if reaction is Reaction.REJECT else result.warned
+        found = result.rejected if reaction is nri_capabilities.Reaction.REJECT else result.warned
         assert [(each.name, str(each)) for each in found] == [(name, f'plugin "10-foo" asked for {said}')]
         assert len(result.rejected) + len(result.warned) == 1
     default = applied(answer, site=site)
-    assert bool(default.rejected) == (REACTIONS[name] is Reaction.REJECT)
+    assert bool(default.rejected) == (nri_capabilities.REACTIONS[name] is nri_capabilities.Reaction.REJECT)
 
 
 def test_a_rule_for_devices_alone_is_nobodys_and_not_to_be_had() -> None:
@@ -548,15 +539,12 @@ def test_a_private_mount_of_the_host_is_not_asked_to_be_followed() -> None:
     mounts = cri.CreateContainerRequest.FromString(result.request).config.mounts
     assert {
         mount.container_path: mount.propagation for mount in mounts if mount.host_path in ("/a", "/b")
-    } == {
-        "/ma": cri.PROPAGATION_HOST_TO_CONTAINER,
-        "/mb": cri.PROPAGATION_PRIVATE,
-    }
+    } == {"/ma": cri.PROPAGATION_HOST_TO_CONTAINER, "/mb": cri.PROPAGATION_PRIVATE}
 
 
 def test_cdi_devices_are_an_annotation_where_the_runtime_has_no_field() -> None:
     answer = 'CDI_devices { name: "v/d=0" } CDI_devices { name: "v/d=1" }'
-    result = applied(answer, site=replace(V2, cdi=Cdi.ANNOTATION))
+    result = applied(answer, site=replace(V2, cdi=nri_capabilities.Cdi.ANNOTATION))
     config = cri.CreateContainerRequest.FromString(result.request).config
     assert (config.annotations["cdi.k8s.io/nri"], len(config.CDI_devices)) == ("v/d=0,v/d=1", 0)
 
@@ -601,5 +589,5 @@ def test_every_setting_has_a_default() -> None:
     names = {name for _, name, _ in INEXPRESSIBLE.values()} | {
         case[2] for case in INEXPRESSIBLE_THERE.values()
     }
-    assert set(REACTIONS) - names == {"device_rules", "seccomp_policy"}
-    assert Unsupported("hooks", "", "x", "y").plugin == ""
+    assert set(nri_capabilities.REACTIONS) - names == {"device_rules", "seccomp_policy"}
+    assert nri_capabilities.Unsupported("hooks", "", "x", "y").plugin == ""

@@ -12,18 +12,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, read_create
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
-from cri_proxy.nri.containers import (
-    cri_resources,
-    next_attempt,
-    read_attempt,
-    read_container,
-    read_exit_code,
-    read_pod,
-    read_seen,
-    read_size,
-    write_adjustment,
-    write_update,
-)
+from cri_proxy.nri import containers
 from policies.machine.cpus import parse_cpus
 from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, Qos, Quota
 from tests.cri_client import Pod as ClientPod
@@ -121,16 +110,16 @@ def test_a_container_is_the_same_by_nri_as_by_cri(config: dict[str, Any], attemp
             oom_score_adj=nri.OptionalInt(value=resources.oom_score_adj),
         ),
     )
-    by_nri = read_container(container, read_pod(pod), 0, 64 * GIB)
+    by_nri = containers.read_container(container, containers.read_pod(pod), 0, 64 * GIB)
     assert by_nri == by_cri
     assert by_nri.container.qos is Qos(qos)
     assert by_nri.container.attempt == attempt
 
 
 def test_numbers_that_are_not_there_are_as_kubelets_zero() -> None:
-    assert cri_resources(nri.LinuxResources()) == cri.LinuxContainerResources()
-    assert cri_resources(linux(0, 0, 0, memory=0)) == cri.LinuxContainerResources()
-    assert cri_resources(linux(shares=(1 << 64) - 1)).cpu_shares == (1 << 63) - 1
+    assert containers.cri_resources(nri.LinuxResources()) == cri.LinuxContainerResources()
+    assert containers.cri_resources(linux(0, 0, 0, memory=0)) == cri.LinuxContainerResources()
+    assert containers.cri_resources(linux(shares=(1 << 64) - 1)).cpu_shares == (1 << 63) - 1
 
 
 def test_devices_and_writable_bind_mounts_may_hint() -> None:
@@ -145,7 +134,7 @@ def test_devices_and_writable_bind_mounts_may_hint() -> None:
         ],
         linux=nri.LinuxContainer(devices=[nri.LinuxDevice(path="/dev/nvidia0", type="c", major=195)]),
     )
-    read = read_container(container, make_pod())
+    read = containers.read_container(container, make_pod())
     assert read.uses == (("devices", "/dev/nvidia0"), ("mounts", "/mnt/disk1"), ("mounts", "/mnt/disk2"))
 
 
@@ -174,19 +163,19 @@ def test_the_devices_of_a_privileged_container_do_not_hint(
 ) -> None:
     linux = nri.LinuxContainer(devices=[nri.LinuxDevice(path="/dev/sda", type="b", major=8)])
     linux.resources.devices.extend(rules)
-    read = read_container(nri.Container(id="c", name="app", linux=linux), make_pod())
+    read = containers.read_container(nri.Container(id="c", name="app", linux=linux), make_pod())
     assert bool(read.uses) is hints
 
 
 @pytest.mark.parametrize("container", [nri.Container(name="x"), nri.Container(id="x")], ids=["id", "name"])
 def test_a_container_without_id_or_name_is_not_understood(container: nri.Container) -> None:
     with pytest.raises(UnreadableRequest, match="without an id or a name"):
-        read_container(container, make_pod())
+        containers.read_container(container, make_pod())
 
 
 def test_a_pod_without_id_is_not_understood() -> None:
     with pytest.raises(UnreadableRequest, match="without an id"):
-        read_pod(nri.PodSandbox(name="p"))
+        containers.read_pod(nri.PodSandbox(name="p"))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +183,7 @@ def test_a_pod_without_id_is_not_understood() -> None:
 )
 def test_the_attempt_is_kubelets_count_of_restarts(text: str, attempt: Optional[int]) -> None:
     container = nri.Container(annotations={"io.kubernetes.container.restartCount": text})
-    assert read_attempt(container) == attempt
+    assert containers.read_attempt(container) == attempt
 
 
 def test_one_that_does_not_tell_its_attempt_is_the_next() -> None:
@@ -202,8 +191,12 @@ def test_one_that_does_not_tell_its_attempt_is_the_next() -> None:
     grants = [
         Grant(str(n), make_container("app", pod=pod, attempt=n), Placement(), Stance.PLACED) for n in (0, 4)
     ]
-    assert next_attempt(grants, pod.uid, "app") == 5
-    assert next_attempt(grants, pod.uid, "other") == next_attempt(grants, "other", "app") == 0
+    assert containers.next_attempt(grants, pod.uid, "app") == 5
+    assert (
+        containers.next_attempt(grants, pod.uid, "other")
+        == containers.next_attempt(grants, "other", "app")
+        == 0
+    )
 
 
 def test_the_size_of_a_pod_is_resources_and_overhead() -> None:
@@ -211,10 +204,10 @@ def test_the_size_of_a_pod_is_resources_and_overhead() -> None:
         linux_resources=linux(2048, 300_000, 100_000), overhead_linux_resources=linux(1024)
     )
     request.linux_resources.memory.limit.value = GIB
-    size, memory_limit_bytes = read_size(request)
+    size, memory_limit_bytes = containers.read_size(request)
     assert size is not None
     assert (size.milli_request, size.milli_limit, memory_limit_bytes) == (3000, 4000, GIB)
-    assert read_size(nri.UpdatePodSandboxRequest()) == (None, 0)
+    assert containers.read_size(nri.UpdatePodSandboxRequest()) == (None, 0)
 
 
 # ---------------------------------------------------------------------- Synchronize
@@ -232,7 +225,7 @@ def test_what_a_synchronize_lacks_has_ended_and_what_is_being_created_has_not() 
     }
     message = nri.Container(id="new", name="n", pod_sandbox_id="s", state=nri.CONTAINER_RUNNING)
     message.linux.resources.cpu.cpus = "0-3"
-    seen = read_seen([message], {}, grants)
+    seen = containers.read_seen([message], {}, grants)
     assert sorted(seen) == ["a", "b", "new"]
     assert [(seen[key].exited, seen[key].exit_code) for key in ("a", "b")] == [(True, None), (True, 3)]
     assert (seen["new"].running, seen["new"].cpus, seen["new"].pod_uid) == (True, parse_cpus("0-3"), "s")
@@ -243,14 +236,14 @@ def test_what_a_synchronize_lacks_has_ended_and_what_is_being_created_has_not() 
     [("CONTAINER_CREATED", False), ("CONTAINER_RUNNING", True), ("CONTAINER_PAUSED", True)],
 )
 def test_states(state: str, running: bool) -> None:
-    seen = read_seen([nri.Container(id="a", state=state)], {}, {})
+    seen = containers.read_seen([nri.Container(id="a", state=state)], {}, {})
     assert (seen["a"].running, seen["a"].exited) == (running, False)
 
 
 def test_an_exit_code_counts_only_where_an_end_is_told() -> None:
-    assert read_exit_code(nri.Container(state=nri.CONTAINER_STOPPED)) is None
-    assert read_exit_code(nri.Container(finished_at=5)) == 0
-    assert read_exit_code(nri.Container(finished_at=5, exit_code=137)) == 137
+    assert containers.read_exit_code(nri.Container(state=nri.CONTAINER_STOPPED)) is None
+    assert containers.read_exit_code(nri.Container(finished_at=5)) == 0
+    assert containers.read_exit_code(nri.Container(finished_at=5, exit_code=137)) == 137
 
 
 # ---------------------------------------------------------------------- placements out
@@ -259,7 +252,7 @@ TWO = Placement(cpus=parse_cpus("0-3"), mems=parse_cpus("0"))
 
 
 def test_an_adjustment_holds_the_placement_and_nothing_else() -> None:
-    adjust = write_adjustment(TWO, NO_CONSTRAINT)
+    adjust = containers.write_adjustment(TWO, NO_CONSTRAINT)
     assert adjust is not None
     expected = nri.ContainerAdjustment()
     expected.linux.resources.cpu.cpus, expected.linux.resources.cpu.mems = "0-3", "0"
@@ -267,29 +260,29 @@ def test_an_adjustment_holds_the_placement_and_nothing_else() -> None:
 
 
 def test_a_lifted_quota_goes_with_it() -> None:
-    adjust = write_adjustment(Placement(cpus=parse_cpus("1"), lift_quota=True), NO_CONSTRAINT)
+    adjust = containers.write_adjustment(Placement(cpus=parse_cpus("1"), lift_quota=True), NO_CONSTRAINT)
     assert adjust is not None
     assert adjust.linux.resources.cpu.quota.value == -1
 
 
 def test_what_it_has_already_is_not_set_again() -> None:
-    adjust = write_adjustment(TWO, CpusetConstraint(cpus=TWO.cpus))
+    adjust = containers.write_adjustment(TWO, CpusetConstraint(cpus=TWO.cpus))
     assert adjust is not None
     assert (adjust.linux.resources.cpu.cpus, adjust.linux.resources.cpu.mems) == ("", "0")
-    assert write_adjustment(TWO, CpusetConstraint(TWO.cpus, TWO.mems)) is None
-    assert write_adjustment(Placement(), NO_CONSTRAINT) is None
+    assert containers.write_adjustment(TWO, CpusetConstraint(TWO.cpus, TWO.mems)) is None
+    assert containers.write_adjustment(Placement(), NO_CONSTRAINT) is None
 
 
 def test_an_update_gives_back_a_quota_with_its_period_and_may_fail() -> None:
-    update = write_update(CpusetUpdate("c", TWO, False, "", Quota(50_000, 100_000)))
+    update = containers.write_update(CpusetUpdate("c", TWO, False, "", Quota(50_000, 100_000)))
     assert update is not None
     cpu = update.linux.resources.cpu
     assert (cpu.cpus, cpu.quota.value, cpu.period.value) == ("0-3", 50_000, 100_000)
     assert update.ignore_failure
-    unasked = write_update(CpusetUpdate("c", TWO, False, ""), may_fail=False)
+    unasked = containers.write_update(CpusetUpdate("c", TWO, False, ""), may_fail=False)
     assert unasked is not None
     assert not unasked.ignore_failure
-    assert write_update(CpusetUpdate("c", Placement(), False, "")) is None
+    assert containers.write_update(CpusetUpdate("c", Placement(), False, "")) is None
 
 
 sets = st.frozensets(st.integers(0, 300), max_size=9)
@@ -302,8 +295,8 @@ def test_nothing_that_is_sent_says_anything_about_memory_limits(
 ) -> None:
     """iSulad takes the limit out of whatever memory it finds, also where there is none."""
     placement = Placement(cpus=cpus, mems=mems, lift_quota=lift)
-    adjust = write_adjustment(placement, NO_CONSTRAINT)
-    update = write_update(CpusetUpdate("c", placement, False, "", quota))
+    adjust = containers.write_adjustment(placement, NO_CONSTRAINT)
+    update = containers.write_update(CpusetUpdate("c", placement, False, "", quota))
     assert adjust is None or not adjust.linux.resources.HasField("memory")
     assert update is None or not update.linux.resources.HasField("memory")
     if cpus:
@@ -317,9 +310,9 @@ def test_reading_never_raises_anything_but_unreadable(data: bytes) -> None:
         container, pod = nri.Container.FromString(data), nri.PodSandbox.FromString(data)
     except Exception:
         return
-    for read in (lambda: read_pod(pod), lambda: read_container(container, make_pod())):
+    for read in (lambda: containers.read_pod(pod), lambda: containers.read_container(container, make_pod())):
         try:
             read()
         except UnreadableRequest:
             pass
-    read_seen([container], {}, {})
+    containers.read_seen([container], {}, {})

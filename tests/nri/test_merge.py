@@ -119,10 +119,7 @@ SEEN = {
         ('devices { path: "/dev/null" type: "c" major: 1 minor: 3 }', ""),
     ),
     "a namespace removed": ('linux { namespaces { type: "-pid" } }', ('namespaces { type: "pid" }', "")),
-    "a namespace replaced": (
-        'linux { namespaces { type: "network" path: "/n" } }',
-        ("/proc/7/ns/net", "/n"),
-    ),
+    "a namespace replaced": ('linux { namespaces { type: "network" path: "/n" } }', ("/proc/7/ns/net", "/n")),
     "a sysctl removed": (
         'linux { sysctl { key: "-net.core.somaxconn" } }',
         ('sysctl { key: "net.core.somaxconn" value: "128" }', ""),

@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.nri import view
 from cri_proxy.nri.spec import read_container, read_pod
-from cri_proxy.nri.view import (
-    read_info,
-    view_again,
-    view_container,
-    view_pod,
-    view_resources,
-    view_unmade,
-)
 
 DATA = Path(__file__).parents[1] / "data" / "nri"
 
@@ -66,7 +59,7 @@ CGROUP_PARENT = f"/cri-e2e-0/kubepods/burstable/pod{POD_UID}"
 
 @CONTAINERD
 def test_a_pod_is_what_cri_and_its_spec_say(said: Captured) -> None:
-    pod = view_pod(said.pod_id, said.request.sandbox_config, said.pod)
+    pod = view.view_pod(said.pod_id, said.request.sandbox_config, said.pod)
     assert (pod.id, pod.name, pod.uid, pod.namespace) == (said.pod_id, "web-0", POD_UID, "default")
     assert pod.labels["app"] == "web"
     assert pod.annotations["noderesource.dev/x"] == "y"
@@ -83,14 +76,14 @@ def test_a_pod_is_what_cri_and_its_spec_say(said: Captured) -> None:
 
 @CONTAINERD
 def test_a_pod_is_the_same_without_the_request_that_made_it(said: Captured) -> None:
-    assert view_pod(said.pod_id, None, said.pod) == view_pod(
+    assert view.view_pod(said.pod_id, None, said.pod) == view.view_pod(
         said.pod_id, said.request.sandbox_config, said.pod
     )
 
 
 def test_a_pod_without_a_status_is_its_config() -> None:
     config = captured("containerd-1.6.20").request.sandbox_config
-    pod = view_pod("p1", config, runtime_handler="kata")
+    pod = view.view_pod("p1", config, runtime_handler="kata")
     assert (pod.id, pod.uid, pod.runtime_handler, pod.pid) == ("p1", POD_UID, "kata", 0)
     assert pod.linux.cgroup_parent == CGROUP_PARENT
     assert pod.linux.cgroups_path == ""
@@ -99,7 +92,7 @@ def test_a_pod_without_a_status_is_its_config() -> None:
 def test_a_pod_of_cri_o_has_its_cgroup_parent_in_an_annotation() -> None:
     spec = {"annotations": {"io.kubernetes.cri-o.CgroupParent": "/kubepods.slice/x.slice"}}
     status = cri.PodSandboxStatusResponse(info={"info": json.dumps({"runtimeSpec": spec})})
-    assert view_pod("p1", None, status).linux.cgroup_parent == "/kubepods.slice/x.slice"
+    assert view.view_pod("p1", None, status).linux.cgroup_parent == "/kubepods.slice/x.slice"
 
 
 # ---------------------------------------------------------------------- containers
@@ -107,7 +100,7 @@ def test_a_pod_of_cri_o_has_its_cgroup_parent_in_an_annotation() -> None:
 
 @CONTAINERD
 def test_a_container_is_what_its_spec_says(said: Captured) -> None:
-    container = view_container(said.pod_id, said.created, said.request.config)
+    container = view.view_container(said.pod_id, said.created, said.request.config)
     assert (container.pod_sandbox_id, container.name) == (said.pod_id, "main")
     assert list(container.args) == ["sleep", "1000000"]
     assert list(container.env) == ["PATH=/bin", "HOSTNAME=web-0", "GREETING=hello"]
@@ -141,14 +134,14 @@ def test_a_container_is_what_its_spec_says(said: Captured) -> None:
 
 @CONTAINERD
 def test_a_container_is_the_same_without_the_request_that_made_it(said: Captured) -> None:
-    with_it = view_container(said.pod_id, said.running, said.request.config)
-    assert view_container(said.pod_id, said.running) == with_it
+    with_it = view.view_container(said.pod_id, said.running, said.request.config)
+    assert view.view_container(said.pod_id, said.running) == with_it
 
 
 @CONTAINERD
 def test_a_container_goes_through_its_states(said: Captured) -> None:
     created, running, exited = (
-        view_container(said.pod_id, status) for status in (said.created, said.running, said.exited)
+        view.view_container(said.pod_id, status) for status in (said.created, said.running, said.exited)
     )
     assert [c.state for c in (created, running, exited)] == [
         nri.CONTAINER_CREATED,
@@ -166,7 +159,7 @@ def test_a_container_of_a_runtime_that_shows_no_spec_is_made_up_from_its_request
     said = captured("containerd-1.6.20")
     said.created.info.clear()
     said.request.config.CDI_devices.add(name="vendor.com/gpu=0")
-    container = view_container(said.pod_id, said.created, said.request.config, CGROUP_PARENT)
+    container = view.view_container(said.pod_id, said.created, said.request.config, CGROUP_PARENT)
     assert container.id == said.created.status.id
     assert list(container.args) == ["sleep", "1000000"]
     assert list(container.env) == ["GREETING=hello"]
@@ -188,7 +181,7 @@ def test_a_container_of_a_runtime_that_shows_no_spec_is_made_up_from_its_request
 def test_without_spec_and_request_a_container_is_what_its_status_lists() -> None:
     said = captured("containerd-1.6.20")
     said.created.info.clear()
-    container = view_container(said.pod_id, said.created)
+    container = view.view_container(said.pod_id, said.created)
     assert container.name == "main"
     assert [mount.destination for mount in container.mounts] == ["/data"]
     assert container.linux.resources.cpu.shares.value == 512
@@ -197,24 +190,24 @@ def test_without_spec_and_request_a_container_is_what_its_status_lists() -> None
 
 def test_the_path_of_a_cgroup_of_systemd_is_not_guessed() -> None:
     status = cri.ContainerStatusResponse(status=cri.ContainerStatus(id="c1"))
-    assert view_container("p1", status, cgroup_parent="/kubepods.slice/x.slice").linux.cgroups_path == ""
+    assert view.view_container("p1", status, cgroup_parent="/kubepods.slice/x.slice").linux.cgroups_path == ""
 
 
 @CONTAINERD
 def test_what_is_looked_at_again_is_as_if_it_were_looked_at_first(said: Captured) -> None:
-    container = view_container(said.pod_id, said.created)
+    container = view.view_container(said.pod_id, said.created)
     for status in (said.running, said.exited):
-        view_again(container, status)
-        assert container == view_container(said.pod_id, status)
+        view.view_again(container, status)
+        assert container == view.view_container(said.pod_id, status)
 
 
 @CONTAINERD
 def test_a_status_that_is_not_verbose_leaves_the_process_unless_it_has_ended(said: Captured) -> None:
-    container = view_container(said.pod_id, said.running)
-    view_again(container, cri.ContainerStatusResponse(status=said.running.status))
-    assert container == view_container(said.pod_id, said.running) and container.pid
-    view_again(container, cri.ContainerStatusResponse(status=said.exited.status))
-    assert container == view_container(said.pod_id, said.exited) and not container.pid
+    container = view.view_container(said.pod_id, said.running)
+    view.view_again(container, cri.ContainerStatusResponse(status=said.running.status))
+    assert container == view.view_container(said.pod_id, said.running) and container.pid
+    view.view_again(container, cri.ContainerStatusResponse(status=said.exited.status))
+    assert container == view.view_container(said.pod_id, said.exited) and not container.pid
 
 
 @pytest.mark.parametrize(
@@ -236,8 +229,8 @@ def test_an_image_has_the_digests_that_are_told(
     config = cri.ContainerConfig(image=cri.ImageSpec(image=asked))
     printed = {"info": json.dumps({"config": {"image": {"image": asked}}})}
     for container in (
-        view_container("p1", status, config),
-        view_container("p1", cri.ContainerStatusResponse(status=status.status, info=printed)),
+        view.view_container("p1", status, config),
+        view.view_container("p1", cri.ContainerStatusResponse(status=status.status, info=printed)),
     ):
         image = container.image
         assert (image.name, image.digest, image.config_digest) == ("x", digest, config_digest)
@@ -245,14 +238,14 @@ def test_an_image_has_the_digests_that_are_told(
 
 @CONTAINERD
 def test_what_containerd_labels_by_itself_is_there(said: Captured) -> None:
-    created = view_container(said.pod_id, said.created)
+    created = view.view_container(said.pod_id, said.created)
     assert created.labels["io.cri-containerd.kind"] == "container"
-    assert view_pod(said.pod_id, status=said.pod).labels["io.cri-containerd.kind"] == "sandbox"
+    assert view.view_pod(said.pod_id, status=said.pod).labels["io.cri-containerd.kind"] == "sandbox"
 
 
 def test_who_is_asked_how_to_make_a_container_is_shown_one_without_a_state() -> None:
     made = nri.Container(id="c", name="n", state=nri.CONTAINER_CREATED, created_at=7)
-    assert view_unmade(made) == nri.Container(id="c", name="n")
+    assert view.view_unmade(made) == nri.Container(id="c", name="n")
     assert made.created_at == 7
 
 
@@ -392,14 +385,14 @@ def test_a_spec_of_any_shape_is_read_as_far_as_it_goes(by: Any, number: int) -> 
     "text", ["", "x", "[]", "1", '{"pid": "1", "runtimeSpec": []}', '{"config": 1}', "[" * 99_999]
 )
 def test_info_that_cannot_be_read_is_not_there(text: str) -> None:
-    info = read_info({"info": text})
+    info = view.read_info({"info": text})
     assert (info.pid, dict(info.spec), dict(info.config)) == (0, {}, {})
     status = cri.ContainerStatusResponse(info={"info": text}, status=cri.ContainerStatus(id="c1"))
-    assert view_container("p1", status).id == "c1"
+    assert view.view_container("p1", status).id == "c1"
 
 
 def test_resources_of_cri_are_shown_with_their_zeroes_as_containerd_shows_them() -> None:
-    shown = view_resources(cri.LinuxContainerResources(cpuset_cpus="0-3", unified={"a": "b"}))
+    shown = view.view_resources(cri.LinuxContainerResources(cpuset_cpus="0-3", unified={"a": "b"}))
     assert all(shown.cpu.HasField(name) for name in ("shares", "quota", "period"))
     assert (shown.memory.HasField("limit"), shown.memory.HasField("swap")) == (True, False)
     assert (shown.cpu.cpus, dict(shown.unified)) == ("0-3", {"a": "b"})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import Placement
 from policies.node import Node, Resident
-from tests.machines import ALL_MACHINES, HYGON_7285_2S
+from tests.machines import ALL_MACHINES
 from tests.scenes import node_of
 
 CCX_0, CCX_1 = "0-3,64-67", "4-7,68-71"
@@ -36,16 +36,14 @@ def scan(node: Node, cpus: frozenset[int]) -> list[str]:
     return [key for _, key in sorted(found)]
 
 
-def test_the_largest_come_first_and_equal_ones_by_key() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_the_largest_come_first_and_equal_ones_by_key(node) -> None:
     for key, home, milli in (("c", CCX_0, 100), ("b", CCX_1, 100), ("a", CCX_0, 50), ("d", NODE_0, 900)):
         node.add(key, placed(home, milli))
     assert list(node.homes.largest(parse_cpus(NODE_0))) == ["d", "b", "c", "a"]
     assert list(node.homes.largest(parse_cpus(CCX_0))) == ["c", "a"]
 
 
-def test_of_those_that_request_as_much_the_smallest_come_first_and_equal_ones_by_key_backwards() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_of_those_that_request_as_much_the_smallest_come_first_and_equal_ones_by_key_backwards(node) -> None:
     for key, home, milli in (("c", CCX_0, 100), ("b", CCX_1, 100), ("a", CCX_0, 50), ("d", NODE_0, 900)):
         node.add(key, placed(home, milli))
     assert list(node.homes.at_least(parse_cpus(NODE_0), 100)) == ["c", "b", "d"]
@@ -62,15 +60,13 @@ NEVER = {
 
 
 @pytest.mark.parametrize("resident", NEVER.values(), ids=NEVER)
-def test_what_cannot_make_room_is_not_found(resident: Resident) -> None:
-    node = node_of(HYGON_7285_2S)
+def test_what_cannot_make_room_is_not_found(node, resident) -> None:
     node.add("a", resident)
     assert list(node.homes.largest(node.topology.root.cpus)) == []
     node.remove("a")
 
 
-def test_a_home_on_cpus_that_the_machine_does_not_have_is_inside_of_no_domain() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_a_home_on_cpus_that_the_machine_does_not_have_is_inside_of_no_domain(node) -> None:
     node.add("a", placed("4000-4003", 100))
     assert list(node.homes.largest(node.topology.root.cpus)) == []
     assert list(node.homes.largest(parse_cpus("0,4000-4003"))) == ["a"]
@@ -79,7 +75,7 @@ def test_a_home_on_cpus_that_the_machine_does_not_have_is_inside_of_no_domain() 
 @pytest.mark.parametrize("name", ALL_MACHINES)
 @settings(max_examples=settings().max_examples // 12, deadline=None)
 @given(data=st.data())
-def test_the_index_finds_what_a_look_at_all_containers_does(name: str, data: st.DataObject) -> None:
+def test_the_index_finds_what_a_look_at_all_containers_does(name, data) -> None:
     node = node_of(name)
     tree = node.topology
     domains = [*tree.leaves, *tree.at("numa"), *tree.at("socket"), tree.root]

@@ -32,9 +32,7 @@ from tests.scenes import HYGON, TOPOLOGY_AWARE, Number, Scene, fence, make_conta
     ("limit", "request_cpus", "n"),
     [(None, None, 0), (None, 1.5, 1500), (2, None, 2000), (2, 0.1, 2000), (0.5, 0.5, 500)],
 )
-def test_n_is_the_limit_or_the_request_of_a_container_without_one(
-    limit: Optional[Number], request_cpus: Optional[Number], n: int
-) -> None:
+def test_n_is_the_limit_or_the_request_of_a_container_without_one(limit, request_cpus, n) -> None:
     assert wanted_milli(make_container(limit=limit, request=request_cpus)) == n
 
 
@@ -56,7 +54,7 @@ HYGON_TABLE = [
 
 
 @pytest.mark.parametrize(("limit", "level", "cpus"), HYGON_TABLE)
-def test_the_table_of_the_hygon_manual(limit: Number, level: str, cpus: str) -> None:
+def test_the_table_of_the_hygon_manual(limit, level, cpus) -> None:
     decision = Scene(HYGON_7285_2S).place(make_container(limit=limit))
     assert shown(decision.placement) == (level, cpus)
     assert decision.placement.home == decision.placement.cpus
@@ -65,7 +63,7 @@ def test_the_table_of_the_hygon_manual(limit: Number, level: str, cpus: str) -> 
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
-def test_a_container_is_placed_on_every_machine_whatever_it_asks_for(name: str) -> None:
+def test_a_container_is_placed_on_every_machine_whatever_it_asks_for(name) -> None:
     scene = Scene(name)
     for limit in (None, 0.5, 1, 5, 9, 17, 33, 70, 2000):
         for qos in (Qos.GUARANTEED, Qos.BURSTABLE, Qos.BESTEFFORT):
@@ -83,7 +81,7 @@ def test_the_fine_ladder_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize("policy", [HYGON, TOPOLOGY_AWARE])
-def test_on_the_fine_ladder_small_limits_get_a_cluster(policy: PlacementSettings) -> None:
+def test_on_the_fine_ladder_small_limits_get_a_cluster(policy) -> None:
     scene = Scene(
         Topology(machine(KUNPENG_48_2S), to_clusters=True), replace(policy, ladder="fine", besteffort="ccx")
     )
@@ -101,8 +99,7 @@ def test_on_the_fine_ladder_small_limits_get_a_cluster(policy: PlacementSettings
 # ---------------------------------------------------------------------- what annotations get on shared CPUs
 
 
-def test_a_demand_for_one_l3_that_cannot_be_met_says_how_large_the_largest_free_one_is() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_demand_for_one_l3_that_cannot_be_met_says_how_large_the_largest_free_one_is(scene) -> None:
     one_l3 = PlacementPreferences(l3="require")
     with pytest.raises(PlacementRefused, match="wants 12 CPUs in one L3; the largest free L3 has 8$"):
         scene.place(make_container(limit=12, preferences=one_l3))
@@ -122,7 +119,7 @@ def test_a_demand_for_one_numa_node_says_how_large_the_largest_free_one_is() -> 
 @pytest.mark.parametrize("smt", ["spread", "hide"])
 @pytest.mark.parametrize(("limit", "more"), [(8, ", fewer than its limit"), (4, "")])
 def test_one_thread_of_each_shared_core_is_told_and_where_it_is_fewer_than_the_limit(
-    smt: str, limit: int, more: str
+    smt, limit, more
 ) -> None:
     decision = Scene(HYGON_7285_2S).place(
         make_container(limit=limit, preferences=PlacementPreferences(smt=smt))
@@ -140,7 +137,7 @@ def test_l3_spread_on_shared_cpus_is_a_socket_with_all_threads() -> None:
 
 @pytest.mark.parametrize("policy", [HYGON, TOPOLOGY_AWARE])
 @pytest.mark.parametrize("ownership", ["", "exclusive"])
-def test_a_balloon_that_there_is_no_policy_for_is_told(policy: PlacementSettings, ownership: str) -> None:
+def test_a_balloon_that_there_is_no_policy_for_is_told(policy, ownership) -> None:
     asked = PlacementPreferences(balloon="web", ownership=ownership, notes=("x",))
     container = make_container(limit=2, request=2, preferences=asked)
     scene = Scene(HYGON_7285_2S, policy)
@@ -153,19 +150,18 @@ def test_a_balloon_that_there_is_no_policy_for_is_told(policy: PlacementSettings
 
 
 @pytest.mark.parametrize("value", ["ccx", "numa", "socket", "machine"])
-def test_unlimited_is_the_level_of_containers_that_ask_but_have_no_limit(value: str) -> None:
+def test_unlimited_is_the_level_of_containers_that_ask_but_have_no_limit(value) -> None:
     scene = Scene(HYGON_7285_2S, PlacementSettings(unlimited=value, besteffort="machine"))
     assert scene.place(make_container(request=1)).placement.level == value
 
 
 @pytest.mark.parametrize("value", ["ccx", "numa", "socket", "machine"])
-def test_besteffort_is_the_level_of_best_effort_containers(value: str) -> None:
+def test_besteffort_is_the_level_of_best_effort_containers(value) -> None:
     scene = Scene(HYGON_7285_2S, PlacementSettings(unlimited="machine", besteffort=value))
     assert scene.place(make_container()).placement.level == value
 
 
-def test_both_are_a_numa_node_by_default() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_both_are_a_numa_node_by_default(scene) -> None:
     assert scene.place(make_container()).placement.level == "numa"
     assert scene.place(make_container(request=1)).placement.level == "numa"
 
@@ -180,7 +176,7 @@ def test_without_a_limit_a_container_is_never_below_the_rung_of_its_request() ->
 @pytest.mark.parametrize(
     ("name", "cpus"), [(SNC_2S, "0-7,32-39"), (VM_NO_CACHE_INFO, "0-3"), (MONOLITHIC_2S, "0-15,32-47")]
 )
-def test_unlimited_ccx_is_the_lowest_rung_of_a_machine_without_smaller_l3s(name: str, cpus: str) -> None:
+def test_unlimited_ccx_is_the_lowest_rung_of_a_machine_without_smaller_l3s(name, cpus) -> None:
     decision = Scene(name, PlacementSettings(unlimited="ccx")).place(make_container(request=1))
     assert format_cpus(decision.placement.cpus) == cpus
 
@@ -198,8 +194,7 @@ SIZE_SOURCES = {"announced": True, "learnt": False}
 
 
 @pytest.mark.parametrize("announced", SIZE_SOURCES.values(), ids=SIZE_SOURCES)
-def test_a_pod_that_fits_one_ccx_is_in_one_ccx(announced: bool) -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_pod_that_fits_one_ccx_is_in_one_ccx(scene, announced) -> None:
     scene.occupy("0-3,64-67", request=0.5)
     app, sidecar = sized((4, 8) if announced else None, 6, 2)
     first, second = scene.put(app), scene.put(sidecar)
@@ -209,8 +204,7 @@ def test_a_pod_that_fits_one_ccx_is_in_one_ccx(announced: bool) -> None:
 
 
 @pytest.mark.parametrize("announced", SIZE_SOURCES.values(), ids=SIZE_SOURCES)
-def test_a_pod_too_large_for_a_ccx_is_in_two_ccxs_of_one_node(announced: bool) -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_pod_too_large_for_a_ccx_is_in_two_ccxs_of_one_node(scene, announced) -> None:
     app, sidecar = sized((5, 10) if announced else None, 8, 2)
     first, second = scene.put(app), scene.put(sidecar)
     # The sidecar keeps its own rung: a pod never widens that.
@@ -220,8 +214,7 @@ def test_a_pod_too_large_for_a_ccx_is_in_two_ccxs_of_one_node(announced: bool) -
 
 
 @pytest.mark.parametrize("announced", SIZE_SOURCES.values(), ids=SIZE_SOURCES)
-def test_a_pod_too_large_for_a_node_stays_in_its_socket(announced: bool) -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_pod_too_large_for_a_node_stays_in_its_socket(scene, announced) -> None:
     scene.occupy("0-31", request=1)
     containers = sized((16, 32) if announced else None, 8, 8, 8, 8)
     placed = [scene.put(c).placement for c in containers]
@@ -230,15 +223,13 @@ def test_a_pod_too_large_for_a_node_stays_in_its_socket(announced: bool) -> None
     assert all(p.cpus <= parse_cpus("32-63,96-127") for p in placed)
 
 
-def test_a_pod_of_one_container_has_no_domain_of_its_own() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_pod_of_one_container_has_no_domain_of_its_own(scene) -> None:
     decision = scene.put(make_container(limit=2, pod=make_pod("web", size=(0, 2))))
     assert "its pod" not in decision.why
 
 
-def test_an_announced_size_counts_before_the_other_containers_exist() -> None:
+def test_an_announced_size_counts_before_the_other_containers_exist(scene) -> None:
     # L3 0 would hold the app alone (2 of 8 CPUs are free), but not the pod of 4.
-    scene = Scene(HYGON_7285_2S)
     scene.occupy("0-3,64-67", request=5)
     for leaf in scene.node.topology.leaves[1:]:
         scene.occupy(format_cpus(leaf.cpus), request=6.5)
@@ -258,15 +249,13 @@ def test_an_announced_size_smaller_than_the_container_is_not_believed() -> None:
     assert decision.placement.level == "numa"
 
 
-def test_a_size_without_a_limit_counts_its_request() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_size_without_a_limit_counts_its_request(scene) -> None:
     pod = make_pod("web", size=(6, None))
     placed = [scene.put(make_container(f"c{i}", limit=3, request=2, pod=pod)).placement for i in range(3)]
     assert len({p.cpus for p in placed}) == 1
 
 
-def test_the_pods_own_containers_do_not_take_its_room() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_the_pods_own_containers_do_not_take_its_room(scene) -> None:
     pod = make_pod("web", size=(8, 8))
     for i in range(4):
         assert (
@@ -275,9 +264,8 @@ def test_the_pods_own_containers_do_not_take_its_room() -> None:
         )
 
 
-def test_a_pod_is_not_torn_apart_for_a_smaller_domain_elsewhere() -> None:
+def test_a_pod_is_not_torn_apart_for_a_smaller_domain_elsewhere(scene) -> None:
     # The CCX of the app is full. A whole free CCX of the other socket holds the pod, but the app is not there.
-    scene = Scene(HYGON_7285_2S)
     pod = make_pod("web")
     scene.put(make_container("app", limit=6, request=6, pod=pod))
     scene.occupy("0-3,64-67", request=2)
@@ -285,8 +273,7 @@ def test_a_pod_is_not_torn_apart_for_a_smaller_domain_elsewhere() -> None:
     assert format_cpus(decision.placement.cpus) == "4-7,68-71"
 
 
-def test_of_two_domains_that_hold_the_pod_the_one_with_most_of_it_comes_first() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_of_two_domains_that_hold_the_pod_the_one_with_most_of_it_comes_first(scene) -> None:
     pod = make_pod("web")
     sidecar = make_container("sidecar", limit=1, request=0.1, pod=pod)
     scene.book(make_container("a", limit=1, request=0.1, pod=pod), scene.place(sidecar).placement)
@@ -297,7 +284,7 @@ def test_of_two_domains_that_hold_the_pod_the_one_with_most_of_it_comes_first() 
 
 
 @pytest.mark.parametrize("name", [UNEVEN_CCX, OFFLINE_CPUS])
-def test_a_smaller_ccx_does_not_draw_pods_away_from_where_they_are(name: str) -> None:
+def test_a_smaller_ccx_does_not_draw_pods_away_from_where_they_are(name) -> None:
     # CCXs of 6 and 8 CPUs are equals: "smallest domain" is a level, not a count.
     scene = Scene(name)
     whole = [leaf for leaf in scene.node.topology.leaves if len(leaf.cpus & scene.node.usable) == 8]
@@ -318,8 +305,7 @@ def test_reserved_cpus_do_not_make_their_ccx_the_first_choice_of_every_pod() -> 
     assert all(scene.node.containers_on(leaf.cpus) in (0, 2) for leaf in scene.node.topology.leaves)
 
 
-def test_pods_of_a_known_size_spread_over_the_machine() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_pods_of_a_known_size_spread_over_the_machine(scene) -> None:
     for i in range(16):
         scene.put(make_container("app", limit=1, request=0.5, pod=make_pod(f"web-{i}", size=(1, 2))))
     assert all(scene.node.containers_on(leaf.cpus) == 1 for leaf in scene.node.topology.leaves)
@@ -344,8 +330,7 @@ def test_peers_pull_a_container_to_their_ccx() -> None:
     assert decision.why.endswith("by affinity (0, next 100)")
 
 
-def test_peers_pull_a_whole_pod_to_their_ccx() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_peers_pull_a_whole_pod_to_their_ccx(scene) -> None:
     decision = scene.place(make_container(limit=2, pod=make_pod("web", size=(1, 6))), affinity=Pull(50))
     assert 50 in decision.placement.cpus
 
@@ -377,8 +362,7 @@ def test_offline_cpus_are_part_of_the_home_only() -> None:
     assert format_cpus(decision.placement.home) == "0-7,64-71"
 
 
-def test_a_place_of_its_own_rung_without_room_does_not_fit() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_place_of_its_own_rung_without_room_does_not_fit(scene) -> None:
     for leaf in scene.node.topology.leaves:
         scene.occupy(format_cpus(leaf.cpus), request=3)
     wider = scene.place(make_container(limit=8, request=6))
@@ -416,7 +400,7 @@ def test_reserved_namespaces_share_all_reserved_cpus() -> None:
         ((), "kube-system", False),
     ],
 )
-def test_reserved_namespaces_are_globs(patterns: tuple[str, ...], namespace: str, reserved: bool) -> None:
+def test_reserved_namespaces_are_globs(patterns, namespace, reserved) -> None:
     scene = Scene(HYGON_7285_2S, PlacementSettings(reserved_namespaces=patterns), reserved="0,64")
     container = make_container(request=0.1, pod=make_pod("p", namespace=namespace))
     assert (scene.place(container).placement.level == "reserved") is reserved
@@ -426,9 +410,7 @@ def test_reserved_namespaces_are_globs(patterns: tuple[str, ...], namespace: str
     ("limit", "request_cpus", "level"),
     [(None, 1.9, "reserved"), (2, 0.1, "reserved"), (2.1, 0.1, "ccx"), (None, 2.1, "numa")],
 )
-def test_what_is_larger_than_the_reserved_cpus_is_placed_like_others(
-    limit: Optional[Number], request_cpus: Number, level: str
-) -> None:
+def test_what_is_larger_than_the_reserved_cpus_is_placed_like_others(limit, request_cpus, level) -> None:
     decision = Scene(HYGON_7285_2S, reserved="0,64").place(in_kube_system(limit=limit, request=request_cpus))
     assert decision.placement.level == level
 
@@ -473,8 +455,7 @@ def test_a_reserved_cpu_that_kubelet_gave_to_one_container_is_not_shared() -> No
 # ---------------------------------------------------------------------- one NUMA node demanded
 
 
-def test_a_numa_node_with_room_is_one_though_no_l3_of_it_has_any() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_numa_node_with_room_is_one_though_no_l3_of_it_has_any(scene) -> None:
     for leaf in scene.node.topology.leaves:
         scene.occupy(format_cpus(leaf.cpus), request=3)
     decision = scene.put(make_container(limit=8, request=6, preferences=PlacementPreferences(numa="require")))
@@ -482,8 +463,7 @@ def test_a_numa_node_with_room_is_one_though_no_l3_of_it_has_any() -> None:
     assert decision.why.startswith("no room in one CCX; ")
 
 
-def test_where_no_numa_node_has_room_one_that_is_demanded_is_refused() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_where_no_numa_node_has_room_one_that_is_demanded_is_refused(scene) -> None:
     scene.occupy("0-127", request=112)
     with pytest.raises(PlacementRefused) as refusal:
         scene.put(make_container(limit=4, request=4, preferences=PlacementPreferences(numa="require")))

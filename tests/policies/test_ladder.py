@@ -11,29 +11,7 @@ from policies.ladder import ANY_LEVEL, BUDGET, FLOORS, Climb, Ladder, RungChoice
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import BudgetSpent
-from tests.machines import (
-    ALL_MACHINES,
-    ALTRA_1S,
-    BIG_1024,
-    CACHE_IDS_ODD,
-    CPULESS_MEMORY_NODE,
-    E_CORES_1S,
-    EPYC_NPS1_1S,
-    EPYC_NPS4_1S,
-    HYGON_7285_2S,
-    KUNPENG_48_2S,
-    KUNPENG_64_2S,
-    KUNPENG_64_OLD_KERNEL,
-    MEMORYLESS_NODE,
-    MONOLITHIC_2S,
-    NODE_INTERLEAVED,
-    OFFLINE_CPUS,
-    ONE_CPU,
-    SNC_2S,
-    UNEVEN_CCX,
-    VM_NO_CACHE_INFO,
-    machine,
-)
+from tests import machines
 from tests.scenes import Scene, topology
 
 
@@ -64,205 +42,108 @@ def climb(
 
 # ---------------------------------------------------------------------- the rung
 
-#: By machine: (n, the level it gets, how many CPUs that is). The last n of each level is its capacity.
+
+def rows_of(table: dict[str, dict[str, list[float]]]) -> list[tuple[str, float, str, int]]:
+    """Machine, n, level, size."""
+    rows = [(name, rung.split(), ns) for name, rungs in table.items() for rung, ns in rungs.items()]
+    return [(name, n, level, int(size)) for name, (level, size), ns in rows for n in ns]
+
+
+#: By machine: the level, how many CPUs that is, and n that get it. The last n of each level is its capacity.
 MANUAL = {
-    HYGON_7285_2S: [
-        (0.001, "ccx", 8),
-        (1, "ccx", 8),
-        (8, "ccx", 8),
-        (8.001, "numa", 16),
-        (9, "numa", 16),
-        (16, "numa", 16),
-        (17, "numa+ccx", 24),
-        (24, "numa+ccx", 24),
-        (25, "2numa", 32),
-        (32, "2numa", 32),
-        (33, "socket", 64),
-        (64, "socket", 64),
-        (65, "machine", 128),
-        (128, "machine", 128),
-        (129, "machine", 128),
-    ],
-    EPYC_NPS1_1S: [(1, "ccx", 8), (8, "ccx", 8), (9, "numa", 64), (64, "numa", 64), (65, "machine", 64)],
-    EPYC_NPS4_1S: [
-        (8, "ccx", 8),
-        (9, "numa", 16),
-        (16, "numa", 16),
-        (17, "numa+ccx", 24),
-        (24, "numa+ccx", 24),
-        (25, "2numa", 32),
-        (32, "2numa", 32),
-        (33, "socket", 64),
-        (64, "socket", 64),
-        (65, "machine", 64),
-    ],
-    MONOLITHIC_2S: [
-        (1, "ccx", 32),
-        (32, "ccx", 32),
-        (33, "numa+ccx", 64),
-        (64, "numa+ccx", 64),
-        (65, "machine", 64),
-    ],
-    SNC_2S: [
-        (1, "numa", 16),
-        (16, "numa", 16),
-        (17, "2numa", 32),
-        (32, "2numa", 32),
-        (33, "machine", 64),
-        (65, "machine", 64),
-    ],
-    VM_NO_CACHE_INFO: [(1, "numa", 4), (4, "numa", 4), (5, "2numa", 8), (8, "2numa", 8), (9, "machine", 8)],
-    UNEVEN_CCX: [
-        (6, "ccx", 6),
-        (7, "ccx", 8),
-        (8, "ccx", 8),
-        (9, "numa", 14),
-        (14, "numa", 14),
-        (15, "numa+ccx", 20),
-        (21, "numa+ccx", 22),
-        (22, "numa+ccx", 22),
-        (23, "2numa", 28),
-        (29, "machine", 28),
-    ],
-    OFFLINE_CPUS: [
-        (6, "ccx", 8),
-        (8, "ccx", 8),
-        (9, "numa", 14),
-        (14, "numa", 14),
-        (15, "numa", 15),
-        (16, "numa", 16),
-        (17, "numa+ccx", 21),
-        (24, "numa+ccx", 24),
-        (31, "2numa", 31),
-        (32, "socket", 60),
-        (60, "socket", 60),
-        (61, "machine", 60),
-    ],
-    MEMORYLESS_NODE: [
-        (8, "ccx", 8),
-        (16, "numa", 16),
-        (24, "numa+ccx", 24),
-        (32, "2numa", 32),
-        (33, "machine", 64),
-    ],
-    CACHE_IDS_ODD: [
-        (8, "ccx", 8),
-        (16, "numa", 16),
-        (24, "numa+ccx", 24),
-        (32, "2numa", 32),
-        (33, "machine", 64),
-    ],
-    ONE_CPU: [(0.5, "ccx", 1), (1, "ccx", 1), (2, "machine", 1)],
-    BIG_1024: [
-        (16, "ccx", 16),
-        (17, "numa", 128),
-        (128, "numa", 128),
-        (129, "numa+ccx", 144),
-        (144, "numa+ccx", 144),
-        (145, "2numa", 256),
-        (256, "2numa", 256),
-        (257, "socket", 512),
-        (512, "socket", 512),
-        (513, "machine", 1024),
-    ],
-    CPULESS_MEMORY_NODE: [(32, "ccx", 32), (33, "numa+ccx", 64), (65, "machine", 64)],
+    machines.HYGON_7285_2S: {
+        "ccx 8": [0.001, 1, 8], "numa 16": [8.001, 9, 16], "numa+ccx 24": [17, 24], "2numa 32": [25, 32],
+        "socket 64": [33, 64], "machine 128": [65, 128, 129],
+    },
+    machines.EPYC_NPS1_1S: {"ccx 8": [1, 8], "numa 64": [9, 64], "machine 64": [65]},
+    machines.EPYC_NPS4_1S: {
+        "ccx 8": [8], "numa 16": [9, 16], "numa+ccx 24": [17, 24], "2numa 32": [25, 32],
+        "socket 64": [33, 64], "machine 64": [65],
+    },
+    machines.MONOLITHIC_2S: {"ccx 32": [1, 32], "numa+ccx 64": [33, 64], "machine 64": [65]},
+    machines.SNC_2S: {"numa 16": [1, 16], "2numa 32": [17, 32], "machine 64": [33, 65]},
+    machines.VM_NO_CACHE_INFO: {"numa 4": [1, 4], "2numa 8": [5, 8], "machine 8": [9]},
+    machines.UNEVEN_CCX: {
+        "ccx 6": [6], "ccx 8": [7, 8], "numa 14": [9, 14], "numa+ccx 20": [15], "numa+ccx 22": [21, 22],
+        "2numa 28": [23], "machine 28": [29],
+    },
+    machines.OFFLINE_CPUS: {
+        "ccx 8": [6, 8], "numa 14": [9, 14], "numa 15": [15], "numa 16": [16], "numa+ccx 21": [17],
+        "numa+ccx 24": [24], "2numa 31": [31], "socket 60": [32, 60], "machine 60": [61],
+    },
+    machines.MEMORYLESS_NODE: {
+        "ccx 8": [8], "numa 16": [16], "numa+ccx 24": [24], "2numa 32": [32], "machine 64": [33],
+    },
+    machines.CACHE_IDS_ODD: {"ccx 8": [8], "numa 16": [16], "numa+ccx 24": [24], "2numa 32": [32], "machine 64": [33]},
+    machines.ONE_CPU: {"ccx 1": [0.5, 1], "machine 1": [2]},
+    machines.BIG_1024: {
+        "ccx 16": [16], "numa 128": [17, 128], "numa+ccx 144": [129, 144], "2numa 256": [145, 256],
+        "socket 512": [257, 512], "machine 1024": [513],
+    },
+    machines.CPULESS_MEMORY_NODE: {"ccx 32": [32], "numa+ccx 64": [33], "machine 64": [65]},
     # Sockets are smaller than the one NUMA node here, so they come before it.
-    NODE_INTERLEAVED: [
-        (8, "ccx", 8),
-        (9, "socket", 32),
-        (32, "socket", 32),
-        (33, "numa", 64),
-        (65, "machine", 64),
-    ],
-    KUNPENG_48_2S: [
-        (1, "ccx", 24),
-        (24, "ccx", 24),
-        (25, "numa+ccx", 48),
-        (48, "numa+ccx", 48),
-        (49, "machine", 96),
-    ],
-    KUNPENG_64_2S: [
-        (4, "ccx", 32),
-        (32, "ccx", 32),
-        (33, "numa+ccx", 64),
-        (64, "numa+ccx", 64),
-        (65, "machine", 128),
-    ],
-    KUNPENG_64_OLD_KERNEL: [(4, "ccx", 32), (33, "numa+ccx", 64), (65, "machine", 128)],
-    ALTRA_1S: [(1, "numa", 80), (80, "numa", 80), (81, "machine", 80)],
-    E_CORES_1S: [(4, "ccx", 144), (144, "ccx", 144), (145, "machine", 144)],
-}
+    machines.NODE_INTERLEAVED: {"ccx 8": [8], "socket 32": [9, 32], "numa 64": [33], "machine 64": [65]},
+    machines.KUNPENG_48_2S: {"ccx 24": [1, 24], "numa+ccx 48": [25, 48], "machine 96": [49]},
+    machines.KUNPENG_64_2S: {"ccx 32": [4, 32], "numa+ccx 64": [33, 64], "machine 128": [65]},
+    machines.KUNPENG_64_OLD_KERNEL: {"ccx 32": [4], "numa+ccx 64": [33], "machine 128": [65]},
+    machines.ALTRA_1S: {"numa 80": [1, 80], "machine 80": [81]},
+    machines.E_CORES_1S: {"ccx 144": [4, 144], "machine 144": [145]},
+}  # fmt: skip
 
 
 def test_every_named_machine_has_its_table() -> None:
-    assert set(MANUAL) == set(ALL_MACHINES)
+    assert set(MANUAL) == set(machines.ALL_MACHINES)
 
 
-@pytest.mark.parametrize(
-    ("name", "cpus", "level", "size"), [(name, *row) for name, rows in MANUAL.items() for row in rows]
-)
-def test_n_cpus_get_the_lowest_rung_that_holds_them(name: str, cpus: float, level: str, size: int) -> None:
+@pytest.mark.parametrize(("name", "cpus", "level", "size"), rows_of(MANUAL))
+def test_n_cpus_get_the_lowest_rung_that_holds_them(name, cpus, level, size) -> None:
     choice = climb(Scene(name), cpus)
     assert (choice.site.level, len(choice.cpus)) == (level, size)
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
-def test_a_larger_n_never_gets_fewer_cpus(name: str) -> None:
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
+def test_a_larger_n_never_gets_fewer_cpus(name) -> None:
     scene = Scene(name)
     sizes = [len(climb(scene, n).cpus) for n in range(1, len(scene.node.usable) + 2)]
     assert sizes == sorted(sizes)
     assert sizes[-1] == len(scene.node.usable)
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
-def test_every_n_up_to_the_whole_machine_gets_at_least_n_cpus(name: str) -> None:
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
+def test_every_n_up_to_the_whole_machine_gets_at_least_n_cpus(name) -> None:
     scene = Scene(name)
     for n in range(1, len(scene.node.usable) + 1):
         assert len(climb(scene, n).cpus) >= n
 
 
 FINE = {
-    EPYC_NPS1_1S: [
-        (8, "ccx", 8),
-        (9, "nccx", 16),
-        (16, "nccx", 16),
-        (17, "nccx", 24),
-        (49, "nccx", 56),
-        (56, "nccx", 56),
-        (57, "numa", 64),
-    ],
-    BIG_1024: [(16, "ccx", 16), (17, "nccx", 32), (33, "nccx", 48), (112, "nccx", 112), (113, "numa", 128)],
+    machines.EPYC_NPS1_1S: {"ccx 8": [8], "nccx 16": [9, 16], "nccx 24": [17], "nccx 56": [49, 56], "numa 64": [57]},
+    machines.BIG_1024: {"ccx 16": [16], "nccx 32": [17], "nccx 48": [33], "nccx 112": [112], "numa 128": [113]},
     # A node of two CCXs has nothing between one of them and the whole.
-    HYGON_7285_2S: [(8, "ccx", 8), (9, "numa", 16), (17, "numa+ccx", 24)],
-    VM_NO_CACHE_INFO: [(4, "numa", 4), (5, "2numa", 8)],
-    NODE_INTERLEAVED: [(9, "socket", 32), (33, "nccx", 40)],
-}
+    machines.HYGON_7285_2S: {"ccx 8": [8], "numa 16": [9], "numa+ccx 24": [17]},
+    machines.VM_NO_CACHE_INFO: {"numa 4": [4], "2numa 8": [5]},
+    machines.NODE_INTERLEAVED: {"socket 32": [9], "nccx 40": [33]},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "cpus", "level", "size"), [(name, *row) for name, rows in FINE.items() for row in rows]
-)
-def test_the_fine_ladder_adds_the_fewest_ccxs_of_one_node(
-    name: str, cpus: float, level: str, size: int
-) -> None:
+@pytest.mark.parametrize(("name", "cpus", "level", "size"), rows_of(FINE))
+def test_the_fine_ladder_adds_the_fewest_ccxs_of_one_node(name, cpus, level, size) -> None:
     choice = climb(Scene(name), cpus, kind="fine")
     assert (choice.site.level, len(choice.cpus)) == (level, size)
 
 
 CLUSTERS = {
-    KUNPENG_48_2S: [(0.1, "cluster", 4), (4, "cluster", 4), (4.001, "ccx", 24), (25, "numa+ccx", 48)],
-    ALTRA_1S: [(2, "cluster", 2), (3, "numa", 80)],
-    E_CORES_1S: [(4, "cluster", 4), (5, "ccx", 144)],
-    HYGON_7285_2S: [(4, "ccx", 8), (9, "numa", 16)],
-    EPYC_NPS1_1S: [(8, "ccx", 8), (9, "nccx", 16), (57, "numa", 64)],
-}
+    machines.KUNPENG_48_2S: {"cluster 4": [0.1, 4], "ccx 24": [4.001], "numa+ccx 48": [25]},
+    machines.ALTRA_1S: {"cluster 2": [2], "numa 80": [3]},
+    machines.E_CORES_1S: {"cluster 4": [4], "ccx 144": [5]},
+    machines.HYGON_7285_2S: {"ccx 8": [4], "numa 16": [9]},
+    machines.EPYC_NPS1_1S: {"ccx 8": [8], "nccx 16": [9], "numa 64": [57]},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "cpus", "level", "size"), [(name, *row) for name, rows in CLUSTERS.items() for row in rows]
-)
-def test_the_fine_ladder_begins_at_clusters(name: str, cpus: float, level: str, size: int) -> None:
-    scene = Scene(Topology(machine(name), to_clusters=True))
+@pytest.mark.parametrize(("name", "cpus", "level", "size"), rows_of(CLUSTERS))
+def test_the_fine_ladder_begins_at_clusters(name, cpus, level, size) -> None:
+    scene = Scene(Topology(machines.machine(name), to_clusters=True))
     choice = climb(scene, cpus, kind="fine", floor=ANY_LEVEL)
     assert (choice.site.level, len(choice.cpus)) == (level, size)
     # Of containers without a limit the lowest level that may be configured is the L3.
@@ -286,14 +167,14 @@ def test_several_ccxs_may_have_clusters() -> None:
 
 
 def test_a_pods_containers_share_a_cluster() -> None:
-    scene = Scene(Topology(machine(KUNPENG_48_2S), to_clusters=True))
+    scene = Scene(Topology(machines.machine(machines.KUNPENG_48_2S), to_clusters=True))
     scene.occupy("0-3", request=1)
     assert format_cpus(climb(scene, 1, kind="fine", floor=ANY_LEVEL).cpus) == "4-7"
     assert format_cpus(climb(scene, 1, kind="fine", floor=ANY_LEVEL, pod="0-3").cpus) == "0-3"
 
 
 def test_the_fine_ladder_takes_the_least_loaded_ccxs() -> None:
-    scene = Scene(EPYC_NPS1_1S)
+    scene = Scene(machines.EPYC_NPS1_1S)
     for ccx in ("0-7", "8-15", "24-31"):
         scene.occupy(ccx, request=1)
     choice = climb(scene, 16, kind="fine")
@@ -302,7 +183,7 @@ def test_the_fine_ladder_takes_the_least_loaded_ccxs() -> None:
 
 
 def test_the_fine_ladder_leaves_the_pods_ccxs_where_they_have_no_room() -> None:
-    scene = Scene(EPYC_NPS1_1S)
+    scene = Scene(machines.EPYC_NPS1_1S)
     scene.occupy("0-15", request=16)
     choice = climb(scene, 16, request=16, kind="fine", pod="0-15")
     assert (choice.site.level, format_cpus(choice.cpus)) == ("nccx", "16-31")
@@ -310,7 +191,7 @@ def test_the_fine_ladder_leaves_the_pods_ccxs_where_they_have_no_room() -> None:
 
 def test_the_fine_ladder_counts_ccxs_of_different_sizes() -> None:
     # CCXs of 6, 7, 8, 8, ... CPUs. The two small ones are the least loaded, but hold 22 with no third one.
-    scene = Scene(EPYC_NPS1_1S, usable="2-7,9-63")
+    scene = Scene(machines.EPYC_NPS1_1S, usable="2-7,9-63")
     for ccx in ("16-23", "24-31", "32-39", "40-47", "48-55", "56-63"):
         scene.occupy(ccx, request=1)
     choice = climb(scene, 22, kind="fine")
@@ -323,41 +204,40 @@ def test_the_fine_ladder_counts_ccxs_of_different_sizes() -> None:
 @pytest.mark.parametrize(
     ("name", "floor", "level", "size"),
     [
-        (HYGON_7285_2S, "ccx", "ccx", 8),
-        (HYGON_7285_2S, "numa", "numa", 16),
-        (HYGON_7285_2S, "socket", "socket", 64),
-        (HYGON_7285_2S, "machine", "machine", 128),
-        (VM_NO_CACHE_INFO, "ccx", "numa", 4),
-        (VM_NO_CACHE_INFO, "numa", "numa", 4),
-        (VM_NO_CACHE_INFO, "socket", "socket", 4),
-        (SNC_2S, "ccx", "numa", 16),
-        (SNC_2S, "numa", "numa", 16),
-        (SNC_2S, "socket", "socket", 32),
-        (NODE_INTERLEAVED, "numa", "numa", 64),
-        (NODE_INTERLEAVED, "socket", "socket", 32),
-        (ONE_CPU, "machine", "machine", 1),
+        (machines.HYGON_7285_2S, "ccx", "ccx", 8),
+        (machines.HYGON_7285_2S, "numa", "numa", 16),
+        (machines.HYGON_7285_2S, "socket", "socket", 64),
+        (machines.HYGON_7285_2S, "machine", "machine", 128),
+        (machines.VM_NO_CACHE_INFO, "ccx", "numa", 4),
+        (machines.VM_NO_CACHE_INFO, "numa", "numa", 4),
+        (machines.VM_NO_CACHE_INFO, "socket", "socket", 4),
+        (machines.SNC_2S, "ccx", "numa", 16),
+        (machines.SNC_2S, "numa", "numa", 16),
+        (machines.SNC_2S, "socket", "socket", 32),
+        (machines.NODE_INTERLEAVED, "numa", "numa", 64),
+        (machines.NODE_INTERLEAVED, "socket", "socket", 32),
+        (machines.ONE_CPU, "machine", "machine", 1),
     ],
 )
-def test_a_floor_is_the_lowest_level_given(name: str, floor: str, level: str, size: int) -> None:
+def test_a_floor_is_the_lowest_level_given(name, floor, level, size) -> None:
     choice = climb(Scene(name), 1, floor=floor)
     assert (choice.site.level, len(choice.cpus)) == (level, size)
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 @pytest.mark.parametrize("floor", FLOORS)
-def test_every_machine_has_a_rung_for_every_floor(name: str, floor: str) -> None:
+def test_every_machine_has_a_rung_for_every_floor(name, floor) -> None:
     assert climb(Scene(name), 1, floor=floor).cpus
 
 
 def test_a_floor_does_not_keep_a_container_below_what_it_needs() -> None:
-    assert climb(Scene(HYGON_7285_2S), 40, floor="numa").site.level == "socket"
+    assert climb(Scene(machines.HYGON_7285_2S), 40, floor="numa").site.level == "socket"
 
 
 # ---------------------------------------------------------------------- pairs
 
 
-def test_the_ccx_beside_a_node_is_one_of_the_nearest_node_of_its_socket() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_the_ccx_beside_a_node_is_one_of_the_nearest_node_of_its_socket(scene) -> None:
     # All of socket 0 is busier than socket 1, so the pair would be torn apart if distance did not count.
     scene.occupy("0-31", request=8)
     choice = climb(scene, 20)
@@ -365,8 +245,7 @@ def test_the_ccx_beside_a_node_is_one_of_the_nearest_node_of_its_socket() -> Non
     assert choice.site.nodes == {4, 5}
 
 
-def test_two_nodes_are_of_one_socket_where_a_socket_has_two() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_two_nodes_are_of_one_socket_where_a_socket_has_two(scene) -> None:
     # One node of each socket is empty: still no pair across the sockets.
     scene.occupy("8-31,72-95", request=10)
     scene.occupy("40-63,104-127", request=10)
@@ -375,11 +254,11 @@ def test_two_nodes_are_of_one_socket_where_a_socket_has_two() -> None:
 
 
 def test_two_nodes_are_of_two_sockets_where_a_socket_is_one_node() -> None:
-    assert climb(Scene(VM_NO_CACHE_INFO), 8).site.name == "NUMA node 0 + NUMA node 1"
+    assert climb(Scene(machines.VM_NO_CACHE_INFO), 8).site.name == "NUMA node 0 + NUMA node 1"
 
 
 def test_the_nearest_pair_is_found_where_distances_differ_in_a_socket() -> None:
-    data = machine(EPYC_NPS4_1S)
+    data = machines.machine(machines.EPYC_NPS4_1S)
     rows = ((10, 12, 30, 30), (12, 10, 30, 30), (30, 30, 10, 11), (30, 30, 11, 10))
     scene = Scene(Topology(type(data)(**{**vars(data), "distance": rows})))
     assert climb(scene, 32).site.name == "NUMA node 2 + NUMA node 3"
@@ -389,8 +268,7 @@ def test_the_nearest_pair_is_found_where_distances_differ_in_a_socket() -> None:
 # ---------------------------------------------------------------------- the order of candidates, one test a criterion
 
 
-def test_room_comes_first() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_room_comes_first(scene) -> None:
     # L3 0 is where the pod is and where its peers pull it, but there is no room.
     scene.occupy("0-3,64-67", request=7)
     choice = climb(scene, 2, request=2, pod="0-3,64-67", affinity=lambda cpus: 0.0 if 0 in cpus else 9.0)
@@ -398,20 +276,18 @@ def test_room_comes_first() -> None:
     assert "15 with room" in choice.why
 
 
-def test_the_pods_domain_comes_before_affinity() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_the_pods_domain_comes_before_affinity(scene) -> None:
     choice = climb(scene, 2, pod="4-7,68-71", affinity=lambda cpus: 0.0 if 8 in cpus else 9.0)
     assert choice.site.name == "L3 1"
     assert choice.why.endswith("near its pod or its former place")
 
 
 def test_a_place_around_the_pods_domain_is_as_good_as_one_inside_it() -> None:
-    choice = climb(Scene(HYGON_7285_2S), 12, pod="20-23,84-87")
+    choice = climb(Scene(machines.HYGON_7285_2S), 12, pod="20-23,84-87")
     assert choice.site.name == "NUMA node 2"
 
 
-def test_affinity_comes_before_distance_and_load() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_affinity_comes_before_distance_and_load(scene) -> None:
     scene.occupy("12-15,76-79", request=4)
     choice = climb(scene, 2, affinity=lambda cpus: 1.0 if 12 in cpus else 2.5)
     assert choice.site.name == "L3 3"
@@ -419,7 +295,7 @@ def test_affinity_comes_before_distance_and_load() -> None:
 
 
 def test_distance_comes_before_load() -> None:
-    data = machine(EPYC_NPS4_1S)
+    data = machines.machine(machines.EPYC_NPS4_1S)
     rows = ((10, 11, 30, 30), (11, 10, 30, 30), (30, 30, 10, 12), (30, 30, 12, 10))
     scene = Scene(Topology(type(data)(**{**vars(data), "distance": rows})))
     scene.occupy("0-31", request=8)
@@ -428,8 +304,7 @@ def test_distance_comes_before_load() -> None:
     assert choice.why.endswith("by distance (22, next 24)")
 
 
-def test_the_smallest_charged_share_comes_before_the_number_of_containers() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_the_smallest_charged_share_comes_before_the_number_of_containers(scene) -> None:
     for _ in range(5):
         scene.occupy("0-3,64-67", request=0.1)
     for ccx in range(1, 16):
@@ -440,7 +315,7 @@ def test_the_smallest_charged_share_comes_before_the_number_of_containers() -> N
 
 
 def test_the_share_is_per_cpu_so_that_small_ccxs_are_not_preferred() -> None:
-    scene = Scene(UNEVEN_CCX)
+    scene = Scene(machines.UNEVEN_CCX)
     sizes = [len(leaf) for leaf in scene.node.survey().cpus]
     assert sizes == [6, 8, 6, 8]
     for index, leaf in enumerate(scene.node.topology.leaves):
@@ -448,8 +323,7 @@ def test_the_share_is_per_cpu_so_that_small_ccxs_are_not_preferred() -> None:
     assert climb(scene, 2).site.name == "L3 1"  # 1/8 < 1.1/8 < 1/6
 
 
-def test_containers_without_a_request_count_ten_milli_cpus_and_so_spread() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_containers_without_a_request_count_ten_milli_cpus_and_so_spread(scene) -> None:
     names = []
     for _ in range(16):
         choice = climb(scene, 2)
@@ -458,8 +332,7 @@ def test_containers_without_a_request_count_ten_milli_cpus_and_so_spread() -> No
     assert sorted(names) == sorted(f"L3 {i}" for i in range(16))
 
 
-def test_the_number_of_containers_comes_before_the_id() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_the_number_of_containers_comes_before_the_id(scene) -> None:
     # Charged alike, but on L3 0 by two containers.
     scene.occupy("0-3,64-67", request=0.1)
     scene.occupy("0-3,64-67", request=0.1)
@@ -470,7 +343,7 @@ def test_the_number_of_containers_comes_before_the_id() -> None:
 
 
 def test_the_number_of_containers_is_named_where_it_decides() -> None:
-    scene = Scene(VM_NO_CACHE_INFO)
+    scene = Scene(machines.VM_NO_CACHE_INFO)
     scene.occupy("0-3", request=0.1)
     scene.occupy("0-3", request=0.1)
     scene.occupy("4-7", request=0.2)
@@ -480,14 +353,14 @@ def test_the_number_of_containers_is_named_where_it_decides() -> None:
 
 
 def test_the_lowest_id_is_last() -> None:
-    choice = climb(Scene(HYGON_7285_2S), 2)
+    choice = climb(Scene(machines.HYGON_7285_2S), 2)
     assert choice.site.name == "L3 0"
     assert choice.why == "2 CPUs wanted: one CCX (8 CPUs), L3 0 (of 16 that hold it), by lowest id"
 
 
 def test_a_candidate_without_rivals_is_the_only_one() -> None:
     assert (
-        climb(Scene(ONE_CPU), 1).why
+        climb(Scene(machines.ONE_CPU), 1).why
         == "1 CPU wanted: one CCX (1 CPU), L3 0 (of 1 that hold it), the only one"
     )
 
@@ -495,14 +368,12 @@ def test_a_candidate_without_rivals_is_the_only_one() -> None:
 # ---------------------------------------------------------------------- no room
 
 
-def test_a_rung_is_open_when_some_domain_holds_n_whatever_is_charged_there() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_rung_is_open_when_some_domain_holds_n_whatever_is_charged_there(scene) -> None:
     scene.occupy("0-127", request=128)
     assert climb(scene, 8).site.level == "ccx"
 
 
-def test_where_the_rung_has_no_room_a_later_one_that_has_is_taken_and_why_says_so() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_where_the_rung_has_no_room_a_later_one_that_has_is_taken_and_why_says_so(scene) -> None:
     for leaf in scene.node.topology.leaves:
         scene.occupy(format_cpus(leaf.cpus), request=3)
     choice = climb(scene, 8, request=6)
@@ -510,8 +381,7 @@ def test_where_the_rung_has_no_room_a_later_one_that_has_is_taken_and_why_says_s
     assert choice.why.startswith("no room in one CCX; 8 CPUs wanted: one NUMA node (16 CPUs)")
 
 
-def test_where_nothing_has_room_the_least_loaded_of_the_rung_is_taken() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_where_nothing_has_room_the_least_loaded_of_the_rung_is_taken(scene) -> None:
     for index, leaf in enumerate(scene.node.topology.leaves):
         scene.occupy(format_cpus(leaf.cpus), request=8 if index != 5 else 7.9)
     choice = climb(scene, 4, request=4)
@@ -519,8 +389,7 @@ def test_where_nothing_has_room_the_least_loaded_of_the_rung_is_taken() -> None:
     assert choice.why == "no room anywhere for 4000m: the least loaded one CCX, L3 5"
 
 
-def test_more_than_the_machine_gets_all_of_it() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_more_than_the_machine_gets_all_of_it(scene) -> None:
     choice = climb(scene, 200, request=100)
     assert (choice.site.level, len(choice.cpus), choice.has_room) == ("machine", 128, True)
     assert choice.why == "200 CPUs wanted: the whole machine has 128, all of them"
@@ -529,7 +398,7 @@ def test_more_than_the_machine_gets_all_of_it() -> None:
 
 
 def test_no_usable_cpu_at_all_is_an_error() -> None:
-    scene = Scene(HYGON_7285_2S, usable="0-63")
+    scene = Scene(machines.HYGON_7285_2S, usable="0-63")
     with pytest.raises(LookupError, match="no CPU may be used"):
         climb(scene, 1, fence="64-127")
 
@@ -537,8 +406,7 @@ def test_no_usable_cpu_at_all_is_an_error() -> None:
 # ---------------------------------------------------------------------- what may be used
 
 
-def test_cpus_of_others_are_not_counted() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_cpus_of_others_are_not_counted(scene) -> None:
     for leaf in scene.node.topology.leaves[:15]:
         scene.occupy(format_cpus(sorted(leaf.cpus)[:1]), exclusive=True)
     assert climb(scene, 8).site.name == "L3 15"
@@ -549,27 +417,26 @@ def test_cpus_of_others_are_not_counted() -> None:
 
 
 def test_reserved_cpus_are_not_counted() -> None:
-    scene = Scene(HYGON_7285_2S, reserved="0,64")
+    scene = Scene(machines.HYGON_7285_2S, reserved="0,64")
     choices = [climb(scene, 8, pod="0-3,64-67") for _ in range(2)]
     assert choices[0].site.name == "L3 1"
     assert not choices[0].cpus & {0, 64}
 
 
 def test_reserved_cpus_are_used_when_no_shared_cpu_is_left_at_all() -> None:
-    scene = Scene(HYGON_7285_2S, reserved="0,64")
+    scene = Scene(machines.HYGON_7285_2S, reserved="0,64")
     scene.occupy("1-63,65-127", exclusive=True)
     assert climb(scene, 1).cpus == {0, 64}
 
 
-def test_a_fence_bounds_both_the_choice_and_the_capacity() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_fence_bounds_both_the_choice_and_the_capacity(scene) -> None:
     choice = climb(scene, 8, fence="2-15")
     assert (choice.site.level, format_cpus(choice.cpus)) == ("numa", "8-15")
     assert format_cpus(climb(scene, 4, fence="2-15").cpus) == "4-7"
 
 
 def test_offline_cpus_belong_to_the_home_but_are_not_sent() -> None:
-    scene = Scene(HYGON_7285_2S, usable="1-127")
+    scene = Scene(machines.HYGON_7285_2S, usable="1-127")
     choice = climb(scene, 2, pod="0-3,64-67")
     assert format_cpus(choice.cpus) == "1-3,64-67"
     assert format_cpus(choice.site.home) == "0-3,64-67"
@@ -579,18 +446,18 @@ def test_offline_cpus_belong_to_the_home_but_are_not_sent() -> None:
 
 
 def test_the_largest_machine_is_far_from_the_budget() -> None:
-    ladder = Ladder(topology(BIG_1024), "fine")
+    ladder = Ladder(topology(machines.BIG_1024), "fine")
     assert sum(len(sites) for _, sites in ladder.rungs) < BUDGET // 100
 
 
-def test_a_spent_budget_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spent_budget_is_an_error(monkeypatch) -> None:
     monkeypatch.setattr("policies.ladder.BUDGET", 100)
     with pytest.raises(BudgetSpent, match="more than 100 places"):
-        climb(Scene(HYGON_7285_2S), 20)
+        climb(Scene(machines.HYGON_7285_2S), 20)
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
-def test_the_same_inputs_give_the_same_choice(name: str) -> None:
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
+def test_the_same_inputs_give_the_same_choice(name) -> None:
     for n in (1, 7, 20, 40):
         first, second = (climb(Scene(name), n, request=n, kind="fine") for _ in range(2))
         assert first == second

@@ -68,12 +68,11 @@ MODES = [
 
 
 @pytest.mark.parametrize(("mode", "cpus", "gib", "nodes"), MODES)
-def test_the_nodes_of_a_container_on_an_empty_machine(mode: str, cpus: str, gib: float, nodes: str) -> None:
+def test_the_nodes_of_a_container_on_an_empty_machine(mode, cpus, gib, nodes) -> None:
     assert shown(choose(node_of(HYGON_7285_2S), cpus, gib, mode)) == nodes
 
 
-def test_prefer_widens_by_the_nearest_node_when_the_limits_would_fill_its_own_above_90_percent() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_prefer_widens_by_the_nearest_node_when_the_limits_would_fill_its_own_above_90_percent(node) -> None:
     fill(node, n0=50)
     assert shown(choose(node, "0-3", 7)) == "0"
     memory = choose(node, "0-3", 8)
@@ -81,22 +80,19 @@ def test_prefer_widens_by_the_nearest_node_when_the_limits_would_fill_its_own_ab
     assert memory.why == "memory widened from NUMA node 0 to 0-1"
 
 
-def test_prefer_widens_across_the_socket_before_it_leaves_it() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_prefer_widens_across_the_socket_before_it_leaves_it(node) -> None:
     fill(node, n4=57, n5=57)
     assert shown(choose(node, "32-35", 50)) == "4-6"
 
 
-def test_prefer_does_not_widen_by_a_full_node() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_prefer_does_not_widen_by_a_full_node(node) -> None:
     fill(node, n0=57.6, n1=57.6, n2=57.6)
     memory = choose(node, "0-3", 10)
     assert shown(memory) == "0,3"
     assert charged_gib(memory) == {3: 10}
 
 
-def test_pin_does_not_look_at_what_others_were_promised() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_pin_does_not_look_at_what_others_were_promised(node) -> None:
     fill(node, n0=64)
     assert shown(choose(node, "0-3", 30, "pin")) == "0"
 
@@ -110,15 +106,13 @@ def test_widening_goes_by_distance_from_the_cpus_not_by_node_id() -> None:
     assert shown(choose(node, "0-3", 60)) == "0,6"
 
 
-def test_a_limit_is_charged_in_proportion_to_what_is_free() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_a_limit_is_charged_in_proportion_to_what_is_free(node) -> None:
     fill(node, n0=47.6)
     memory = choose(node, "0-15", 40.56)
     assert charged_gib(memory) == pytest.approx({0: 6, 1: 34.56})
 
 
-def test_charges_add_up_to_the_limit_to_the_byte() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_charges_add_up_to_the_limit_to_the_byte(node) -> None:
     for odd in (1, 2, 3, 7, 100 * GIB + 1, 57 * GIB - 1):
         memory = choose_memory(node, parse_cpus("0-23"), odd, "prefer", NO_CPUS, None)
         assert sum(size for _, size in memory.charge) == odd
@@ -157,7 +151,7 @@ def test_nodes_that_kubelets_cgroup_does_not_allow_are_never_used() -> None:
     ("within", "gib", "nodes"),
     [("0", 60, "0"), ("1-2", 1, "1"), ("1-2", 60, "1-2"), ("0-7", 1, "0"), ("9", 1, "")],
 )
-def test_the_callers_mems_are_a_fence(within: str, gib: float, nodes: str) -> None:
+def test_the_callers_mems_are_a_fence(within, gib, nodes) -> None:
     memory = choose(node_of(HYGON_7285_2S), "0-3", gib, within=within)
     assert shown(memory) == nodes
     if not nodes:
@@ -190,32 +184,26 @@ FREE_NOW = [
 
 
 @pytest.mark.parametrize(("free_gib", "gib", "nodes"), FREE_NOW)
-def test_a_node_that_has_not_as_much_free_now_is_left_out(
-    free_gib: dict[int, float], gib: float, nodes: str
-) -> None:
-    node = node_of(HYGON_7285_2S)
+def test_a_node_that_has_not_as_much_free_now_is_left_out(node, free_gib, gib, nodes) -> None:
     node.free_memory = {n: round(size * GIB) for n, size in free_gib.items()}
     memory = choose(node, "0-3", gib)
     assert shown(memory) == nodes
     assert sum(charged_gib(memory).values()) == gib
 
 
-def test_why_names_the_node_that_has_too_little_free() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_why_names_the_node_that_has_too_little_free(node) -> None:
     node.free_memory = {0: GIB}
     assert choose(node, "0-3", 10).why == "memory on NUMA node 1: NUMA node 0 has too little free now"
     node.free_memory = dict.fromkeys(range(8), GIB)
     assert choose(node, "0-3", 10).why == "no NUMA node has as much free memory now"
 
 
-def test_pin_does_not_look_at_what_is_free_now() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_pin_does_not_look_at_what_is_free_now(node) -> None:
     node.free_memory = dict.fromkeys(range(8), 0)
     assert shown(choose(node, "0-3", 10, "pin")) == "0"
 
 
-def test_what_a_container_was_charged_before_need_not_be_free_again() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_what_a_container_was_charged_before_need_not_be_free_again(node) -> None:
     node.free_memory = {0: 3 * GIB}
     anew = choose_memory(node, parse_cpus("0-3"), 10 * GIB, "prefer", NO_CPUS, None)
     grown = choose_memory(
@@ -234,16 +222,11 @@ def with_pools(pools: dict[int, dict[int, int]]) -> Node:
 
 
 #: 64 GiB a node, of which 24 on node 0 are huge pages: 36 may be promised.
-POOLS = [
-    ("prefer", 36, "0"),
-    ("prefer", 36.1, "0-1"),
-    ("pin", 40, "0"),
-    ("pin", 40.1, "0-1"),
-]
+POOLS = [("prefer", 36, "0"), ("prefer", 36.1, "0-1"), ("pin", 40, "0"), ("pin", 40.1, "0-1")]
 
 
 @pytest.mark.parametrize(("mode", "gib", "nodes"), POOLS)
-def test_hugetlb_pools_are_no_memory_for_limits(mode: str, gib: float, nodes: str) -> None:
+def test_hugetlb_pools_are_no_memory_for_limits(mode, gib, nodes) -> None:
     node = with_pools({0: {TWO_MIB: 8 * 512, ONE_GIB: 16}})
     assert shown(choose(node, "0-3", gib, mode)) == nodes
 
@@ -262,9 +245,7 @@ PAGES = [
 
 @pytest.mark.parametrize("mode", ["prefer", "pin"])
 @pytest.mark.parametrize(("pools", "sizes", "within", "nodes"), PAGES)
-def test_a_container_is_not_fenced_off_the_nodes_of_its_huge_pages(
-    pools: dict[int, dict[int, int]], sizes: set[int], within: Optional[str], nodes: str, mode: str
-) -> None:
+def test_a_container_is_not_fenced_off_the_nodes_of_its_huge_pages(pools, sizes, within, nodes, mode) -> None:
     need = MemoryNeed(page_sizes=frozenset(sizes))
     allowed = None if within is None else parse_cpus(within)
     memory = choose_memory(with_pools(pools), parse_cpus("0-3"), GIB, mode, NO_CPUS, allowed, need)
@@ -289,8 +270,7 @@ def test_the_policy_reads_the_sizes_of_huge_pages_from_the_container() -> None:
 # ---------------------------------------------------------------------- the limit of a whole pod
 
 
-def test_containers_with_the_limit_of_their_pod_are_charged_it_once() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_containers_with_the_limit_of_their_pod_are_charged_it_once(scene) -> None:
     pod = replace(make_pod("shared"), memory_limit_bytes=40 * GIB)
     for name in ("a", "b", "c"):
         decision = scene.put(make_container(name, limit=2, memory=40, pod=pod), key=name)
@@ -303,8 +283,7 @@ def test_containers_with_the_limit_of_their_pod_are_charged_it_once() -> None:
         assert scene.node.memory_charged(0) == left * GIB, name
 
 
-def test_a_second_container_under_a_pods_limit_needs_nothing_free() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_a_second_container_under_a_pods_limit_needs_nothing_free(scene) -> None:
     pod = replace(make_pod("shared"), memory_limit_bytes=40 * GIB)
     scene.put(make_container("a", limit=2, memory=40, pod=pod))
     scene.node.free_memory = {0: 5 * GIB}
@@ -316,8 +295,7 @@ def test_a_second_container_under_a_pods_limit_needs_nothing_free() -> None:
 # ---------------------------------------------------------------------- with the policy
 
 
-def test_the_policy_sends_mems_for_limited_containers_only() -> None:
-    scene = Scene(HYGON_7285_2S)
+def test_the_policy_sends_mems_for_limited_containers_only(scene) -> None:
     assert scene.place(make_container(limit=2, memory=1)).placement.mems == {0}
     assert not scene.place(make_container(limit=2)).placement.mems
 
@@ -349,7 +327,7 @@ MACHINES_WITH_NODES = [name for name in ALL_MACHINES if name != "big-1024"]
 @pytest.mark.parametrize("name", MACHINES_WITH_NODES)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_no_node_is_promised_more_than_90_percent_unless_all_are_full(name: str, data: st.DataObject) -> None:
+def test_no_node_is_promised_more_than_90_percent_unless_all_are_full(name, data) -> None:
     scene = Scene(name)
     tree = topology(name)
     limits = {n: (tree.memory_bytes(n) or 0) * FILL_PERCENT // 100 for n in scene.node.mems & tree.root.nodes}

@@ -40,8 +40,7 @@ def recount(node: Node, fence: frozenset[int]) -> Survey:
 # ---------------------------------------------------------------------- charges
 
 
-def test_a_request_is_spread_evenly_over_the_cpuset() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_a_request_is_spread_evenly_over_the_cpuset(node) -> None:
     node.add("a", resident("0-15", 1600))
     assert node.charge_milli(parse_cpus("0-3")) == 400
     assert node.charge_milli(parse_cpus("0")) == 100
@@ -61,17 +60,15 @@ MIXED = {
 
 @pytest.mark.parametrize(("cpus", "exclusive", "request_milli", "charged"), MIXED.values(), ids=MIXED)
 def test_cpus_of_its_own_carry_the_whole_part_of_a_request_and_shared_ones_the_rest(
-    cpus: str, exclusive: str, request_milli: int, charged: dict[str, int]
+    node, cpus, exclusive, request_milli, charged
 ) -> None:
-    node = node_of(HYGON_7285_2S)
     node.add("a", resident(cpus, request_milli, exclusive=exclusive))
     assert {there: node.charge_milli(parse_cpus(there)) for there in charged} == charged
     node.remove("a")
     assert node.charge_milli(node.usable) == 0
 
 
-def test_room_is_capacity_less_charges_at_every_level() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_room_is_capacity_less_charges_at_every_level(node) -> None:
     node.add("a", resident("0-3,64-67", 2000))
     survey = node.survey()
     by_level = {"l3": 6000, "numa": 14000, "socket": 62000, "machine": 126000}
@@ -79,14 +76,12 @@ def test_room_is_capacity_less_charges_at_every_level() -> None:
         assert survey.room_nano(node.topology.at(level)[0].leaves) == room * NANO_PER_MILLI
 
 
-def test_room_is_negative_where_requests_exceed_the_cpus() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_room_is_negative_where_requests_exceed_the_cpus(node) -> None:
     node.add("a", resident("0-3,64-67", 9000))
     assert node.survey().room_nano([0]) == -1000 * NANO_PER_MILLI
 
 
-def test_for_ordering_every_container_counts_ten_milli_cpus_at_least() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_for_ordering_every_container_counts_ten_milli_cpus_at_least(node) -> None:
     node.add("a", resident("0-3,64-67", 0))
     survey = node.survey()
     assert survey.room_nano([0]) == 8000 * NANO_PER_MILLI
@@ -96,7 +91,7 @@ def test_for_ordering_every_container_counts_ten_milli_cpus_at_least() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_removing_gives_back_exactly_what_adding_took(data: st.DataObject) -> None:
+def test_removing_gives_back_exactly_what_adding_took(data) -> None:
     node = node_of(HYGON_7285_2S, reserved="0,64")
     empty = node.survey()
     cpu_sets = st.frozensets(st.integers(0, 127), max_size=40)
@@ -112,7 +107,7 @@ def test_removing_gives_back_exactly_what_adding_took(data: st.DataObject) -> No
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_survey_is_what_adding_up_all_containers_gives(data: st.DataObject) -> None:
+def test_a_survey_is_what_adding_up_all_containers_gives(data) -> None:
     node = node_of(HYGON_7285_2S, reserved="0,64")
     cpu_sets = st.frozensets(st.integers(0, 130), max_size=40)
     fences = [frozenset(range(128)), frozenset(range(1, 60)), NO_CPUS]
@@ -128,8 +123,7 @@ def test_a_survey_is_what_adding_up_all_containers_gives(data: st.DataObject) ->
         assert node.survey() == recount(node, fences[0])
 
 
-def test_many_fences_do_not_pile_up() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_many_fences_do_not_pile_up(node) -> None:
     node.add("a", resident("0-7", 1000))
     for last in range(3 * CONSTRAINTS_KEPT):
         fence = frozenset(range(last + 1))
@@ -137,8 +131,7 @@ def test_many_fences_do_not_pile_up() -> None:
     assert len(node._sums) <= CONSTRAINTS_KEPT
 
 
-def test_one_key_is_one_container() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_one_key_is_one_container(node) -> None:
     node.add("a", resident("0"))
     with pytest.raises(KeyError, match="in the books already"):
         node.add("a", resident("1"))
@@ -152,8 +145,7 @@ def test_cpus_the_machine_does_not_have_are_not_charged() -> None:
     assert node.charge_milli(parse_cpus("6-7")) == 0
 
 
-def test_memory_is_charged_by_node() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_memory_is_charged_by_node(node) -> None:
     node.add("a", resident("0", memory=((0, 100), (3, 50))))
     assert [node.memory_charged(n) for n in (0, 1, 3)] == [100, 0, 50]
     node.remove("a")
@@ -200,7 +192,7 @@ def test_the_pool_version_tells_when_the_pools_may_have_changed() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
-def test_nothing_offline_is_usable(name: str) -> None:
+def test_nothing_offline_is_usable(name) -> None:
     tree = topology(name)
     node = Node(tree, frozenset(range(5000)), frozenset(range(100)), frozenset(range(5000)))
     assert node.usable == tree.online
@@ -216,16 +208,14 @@ def test_offline_cpus_have_no_capacity() -> None:
 # ---------------------------------------------------------------------- questions about pods and containers
 
 
-def test_containers_are_counted_where_they_may_run() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_containers_are_counted_where_they_may_run(node) -> None:
     node.add("a", resident("0-3"))
     node.add("b", resident("0-3"))
     node.add("c", resident("2-9"))
     assert [node.containers_on(parse_cpus(cpus)) for cpus in ("0", "2", "9", "10")] == [2, 3, 1, 0]
 
 
-def test_a_pod_is_known_by_its_uid() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_a_pod_is_known_by_its_uid(node) -> None:
     node.add("a", resident("0-3", pod="one"))
     node.add("b", resident("0-3", pod="two"))
     assert set(node.of_pod("one")) == {"a"}
@@ -234,7 +224,7 @@ def test_a_pod_is_known_by_its_uid() -> None:
 
 
 @pytest.mark.parametrize("name", [HYGON_7285_2S, OFFLINE_CPUS, BIG_1024])
-def test_credit_takes_one_pod_out_exactly(name: str) -> None:
+def test_credit_takes_one_pod_out_exactly(name) -> None:
     node = node_of(name)
     cpus = [format_cpus(sorted(node.usable)[start : start + 13]) for start in (0, 5, 20)]
     node.add("other", resident(cpus[1], 777))
@@ -259,8 +249,7 @@ def test_a_group_claims_its_cpus_once_and_is_told_apart_from_what_owns_them_alon
     assert (node.claims, node.claims_alone) == ({(1, 1)}, set())
 
 
-def test_the_cpus_of_a_place_are_one_set_until_its_shared_cpus_change() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_the_cpus_of_a_place_are_one_set_until_its_shared_cpus_change(node) -> None:
     leaves = range(2)
     before = node.survey().allowed(leaves)
     node.add("a", resident("8", 100))

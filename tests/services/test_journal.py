@@ -42,7 +42,7 @@ def stream(path: Path) -> Iterator[JournalStream]:
     made.close()
 
 
-def test_a_line_is_an_entry_however_it_is_written(read: Read, stream: JournalStream) -> None:
+def test_a_line_is_an_entry_however_it_is_written(read, stream) -> None:
     for part in ("one ", "line\n\ntwo", " lines\nthe rest"):
         stream.write(part)
     assert read() == {"PRIORITY": "6", "SYSLOG_IDENTIFIER": "cri-resmgr", "MESSAGE": "one line"}
@@ -53,7 +53,7 @@ def test_a_line_is_an_entry_however_it_is_written(read: Read, stream: JournalStr
 
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_the_level_of_a_log_line_is_the_priority_and_its_traceback_has_the_same(
-    read: Read, stream: JournalStream, monkeypatch: pytest.MonkeyPatch, form: str
+    read, stream, monkeypatch, form
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     log = logs.set_up("info", form)
@@ -74,21 +74,19 @@ def test_the_level_of_a_log_line_is_the_priority_and_its_traceback_has_the_same(
     assert entries[-1]["PRIORITY"] == "6"
 
 
-def test_a_line_that_is_too_long_is_cut(read: Read, stream: JournalStream) -> None:
+def test_a_line_that_is_too_long_is_cut(read, stream) -> None:
     stream.write("x" * (1 << 20) + "\n")
     assert len(read()["MESSAGE"]) == LINE_BYTES
 
 
-def test_a_journal_that_went_away_costs_lines_only(path: Path) -> None:
+def test_a_journal_that_went_away_costs_lines_only(path) -> None:
     stream = JournalStream("cri-resmgr", path)
     stream.write("to nobody\n")
     stream.close()
     stream.write("closed\n")
 
 
-def test_only_a_process_whose_output_nobody_reads_logs_there(
-    read: Read, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_process_whose_output_nobody_reads_logs_there(read, path, tmp_path, monkeypatch) -> None:
     with (tmp_path / "file").open("w") as somewhere:
         monkeypatch.setattr(sys, "stderr", somewhere)
         assert log_to_journal("cri-resmgr", path) is None

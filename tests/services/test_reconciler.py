@@ -53,7 +53,7 @@ DEVICES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("info", "devices"), DEVICES.values(), ids=DEVICES)
-def test_devices_and_mounts_are_what_was_asked_for(info: dict[str, Any], devices: list[str]) -> None:
+def test_devices_and_mounts_are_what_was_asked_for(info, devices) -> None:
     status = cri.ContainerStatus(
         mounts=[
             cri.Mount(container_path="/data", host_path=DATA),
@@ -66,7 +66,7 @@ def test_devices_and_mounts_are_what_was_asked_for(info: dict[str, Any], devices
 # ---------------------------------------------------------------------- what is told of a comparison
 
 
-async def test_the_line_about_a_comparison_names_the_containers(found: Found) -> None:
+async def test_the_line_about_a_comparison_names_the_containers(found) -> None:
     seen, levels = structlog.testing.LogCapture(), structlog.make_filtering_bound_logger(0)
     found.node_state.log = structlog.wrap_logger(None, processors=[seen], wrapper_class=levels)
     await found.reconciler.run()
@@ -150,7 +150,7 @@ async def found(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Found]:
 
 @pytest.mark.parametrize("info", ODD_PODS.values(), ids=ODD_PODS)
 async def test_a_pod_that_cannot_be_understood_is_known_by_its_name_and_the_others_by_all_there_is(
-    found: Found, info: Any
+    found, info
 ) -> None:
     found.tell("PodSandboxStatus", cri.PodSandboxStatusResponse(info={"info": json.dumps(info)}))
     await found.reconciler.run()
@@ -161,7 +161,7 @@ async def test_a_pod_that_cannot_be_understood_is_known_by_its_name_and_the_othe
 
 @pytest.mark.parametrize("info", ODD_CONTAINERS.values(), ids=ODD_CONTAINERS)
 async def test_a_container_that_cannot_be_understood_does_not_keep_others_from_being_known(
-    found: Found, info: Any
+    found, info
 ) -> None:
     status = cri.ContainerStatus(id=found.odd, metadata=cri.ContainerMetadata(name="app"))
     found.tell("ContainerStatus", cri.ContainerStatusResponse(status=status, info={"info": json.dumps(info)}))
@@ -183,7 +183,7 @@ DECLARED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("spec", "path"), DECLARED.values(), ids=DECLARED)
-def test_the_specification_says_which_cgroup_a_container_was_to_have(spec: Any, path: str) -> None:
+def test_the_specification_says_which_cgroup_a_container_was_to_have(spec, path) -> None:
     assert declared_cgroup({"runtimeSpec": spec}) == path
 
 
@@ -192,7 +192,7 @@ def test_the_specification_says_which_cgroup_a_container_was_to_have(spec: Any, 
 POD_GROUP = "/kubepods.slice/kubepods-podx.slice"
 
 
-async def test_what_a_container_does_below_its_cgroup_is_no_drift(found: Found) -> None:
+async def test_what_a_container_does_below_its_cgroup_is_no_drift(found) -> None:
     own = f"{POD_GROUP}/cri-containerd-{found.good}.scope"
     found.process(found.good, f"{own}/init")
     found.cgroup(own, "2-3", "2-3")
@@ -208,7 +208,7 @@ async def test_what_a_container_does_below_its_cgroup_is_no_drift(found: Found) 
     assert found.reconciler.cgroup_of(found.good) == own
 
 
-async def test_a_cpuset_that_was_emptied_is_drift_and_one_that_never_was_is_inherited(found: Found) -> None:
+async def test_a_cpuset_that_was_emptied_is_drift_and_one_that_never_was_is_inherited(found) -> None:
     good, odd = (f"{POD_GROUP}/cri-containerd-{key}.scope" for key in (found.good, found.odd))
     found.process(found.good, f"{good}/init")
     found.process(found.odd, odd)
@@ -229,9 +229,7 @@ def numa_stat(found: Found, path: str, anon: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["prefer", "off"])
-async def test_what_a_container_without_a_limit_holds_is_read_at_each_comparison(
-    found: Found, mode: str
-) -> None:
+async def test_what_a_container_without_a_limit_holds_is_read_at_each_comparison(found, mode) -> None:
     own = f"{POD_GROUP}/cri-containerd-{found.good}.scope"
     found.process(found.good, own)
     found.cgroup(own, "", "0-127")
@@ -243,7 +241,7 @@ async def test_what_a_container_without_a_limit_holds_is_read_at_each_comparison
         assert charge == (((0, held_mib << 20),) if mode == "prefer" else ())
 
 
-async def test_of_a_container_with_a_limit_it_is_not_read(found: Found) -> None:
+async def test_of_a_container_with_a_limit_it_is_not_read(found) -> None:
     own = f"{POD_GROUP}/cri-containerd-{found.good}.scope"
     found.process(found.good, own)
     found.cgroup(own, "", "0-127")
@@ -256,7 +254,7 @@ async def test_of_a_container_with_a_limit_it_is_not_read(found: Found) -> None:
     assert len(grant.memory_charge) == 8
 
 
-async def test_the_limit_of_a_pod_is_found_in_its_cgroup(found: Found) -> None:
+async def test_the_limit_of_a_pod_is_found_in_its_cgroup(found) -> None:
     for key in (found.good, found.odd):
         resources = cri.LinuxContainerResources(memory_limit_in_bytes=4 << 30)
         found.runtime.containers[key].resources.CopyFrom(resources)
@@ -273,7 +271,7 @@ async def test_the_limit_of_a_pod_is_found_in_its_cgroup(found: Found) -> None:
 
 
 async def test_a_container_whose_processes_are_outside_of_its_cgroup_is_said_to_be_bound_by_nothing(
-    found: Found,
+    found,
 ) -> None:
     sandbox, own = f"{POD_GROUP}/sandbox", f"{POD_GROUP}/cri-containerd-{found.odd}.scope"
     specification = {"linux": {"cgroupsPath": f"kubepods-podx.slice:cri-containerd:{found.odd}"}}
@@ -331,9 +329,7 @@ def statuses(found: Found) -> int:
     return sum(call.message.container_id == found.good for call in found.runtime.calls_of("ContainerStatus"))
 
 
-async def test_what_the_cgroup_says_is_followed_and_the_runtime_is_asked_only_where_it_is_news(
-    found: Found,
-) -> None:
+async def test_what_the_cgroup_says_is_followed_and_the_runtime_is_asked_only_where_it_is_news(found) -> None:
     path = await on_its_cgroup(found)
     before = statuses(found)
     assert (await found.reconciler.run()).resized == ()
@@ -357,7 +353,7 @@ async def test_what_the_cgroup_says_is_followed_and_the_runtime_is_asked_only_wh
 
 
 async def test_the_limits_of_a_container_in_a_child_of_its_cgroup_are_where_its_runtime_wrote_them(
-    found: Found,
+    found,
 ) -> None:
     path = await on_its_cgroup(found)
     cpus = found.runtime.cpuset(found.good)
@@ -374,7 +370,7 @@ async def test_the_limits_of_a_container_in_a_child_of_its_cgroup_are_where_its_
     assert (await found.reconciler.run()).resized == ()
 
 
-async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(found: Found) -> None:
+async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(found) -> None:
     await found.reconciler.run()
     [sandbox] = [pod for pod in found.engine.pods if found.engine.pods[pod].name == "good"]
     assert found.engine.pods[sandbox].size is None
@@ -391,7 +387,7 @@ async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(
     assert found.engine.version == version
 
 
-async def test_files_of_cgroup_v1_are_followed(runtime: FakeRuntime, tmp_path: Path) -> None:
+async def test_files_of_cgroup_v1_are_followed(runtime, tmp_path) -> None:
     for mount in ("cpuset", "cpu,cpuacct", "memory"):
         (tmp_path / "cgroup" / mount).mkdir(parents=True)
     cgroups = Cgroups(tmp_path / "cgroup", tmp_path / "proc")

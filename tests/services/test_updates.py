@@ -63,9 +63,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_that_is_wanted_as_the_one_before_it_ends_is_sent(
-    updates: Updates, runtime: Runtime
-) -> None:
+async def test_one_that_is_wanted_as_the_one_before_it_ends_is_sent(updates, runtime) -> None:
     updates.send([update("c", "0-1")])
     await turn()
     answered = runtime.answers["c"]
@@ -84,9 +82,7 @@ async def test_one_that_is_wanted_as_the_one_before_it_ends_is_sent(
     assert updates.pending == frozenset()
 
 
-async def test_what_has_waited_behind_others_is_sent_as_it_is_wanted_by_then(
-    updates: Updates, runtime: Runtime
-) -> None:
+async def test_what_has_waited_behind_others_is_sent_as_it_is_wanted_by_then(updates, runtime) -> None:
     updates.send(update(f"slow{n}", "9") for n in range(AT_A_TIME))
     updates.send([update("grows", "0-3"), update("gone", "4")])
     await turn()
@@ -101,17 +97,11 @@ async def test_what_has_waited_behind_others_is_sent_as_it_is_wanted_by_then(
     assert updates.pending == frozenset()
 
 
-ENDS = {
-    "is done": None,
-    "fails": grpc.StatusCode.INTERNAL,
-    "is not answered": grpc.StatusCode.UNAVAILABLE,
-}
+ENDS = {"is done": None, "fails": grpc.StatusCode.INTERNAL, "is not answered": grpc.StatusCode.UNAVAILABLE}
 
 
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
-async def test_a_later_one_is_tried_however_the_earlier_ends(
-    updates: Updates, runtime: Runtime, code: Optional[grpc.StatusCode]
-) -> None:
+async def test_a_later_one_is_tried_however_the_earlier_ends(updates, runtime, code) -> None:
     updates.send([update("c", "0-1")])
     await turn()
     room = asyncio.ensure_future(updates.send_and_wait([update("c", "0")], WAIT_S))
@@ -124,7 +114,7 @@ async def test_a_later_one_is_tried_however_the_earlier_ends(
     assert updates.pending == frozenset() and updates.refusal("c") == ""
 
 
-async def test_the_same_again_is_sent_again(updates: Updates, runtime: Runtime) -> None:
+async def test_the_same_again_is_sent_again(updates, runtime) -> None:
     updates.send([update("c", "0")])
     await turn()
     updates.send([update("c", "0")])
@@ -134,9 +124,7 @@ async def test_the_same_again_is_sent_again(updates: Updates, runtime: Runtime) 
     assert runtime.got == ["c: 0", "c: 0"] and updates.pending == frozenset()
 
 
-async def test_one_that_fails_waits_for_a_retry_and_what_was_refused_is_known(
-    updates: Updates, runtime: Runtime
-) -> None:
+async def test_one_that_fails_waits_for_a_retry_and_what_was_refused_is_known(updates, runtime) -> None:
     updates.send([update("c", "0")])
     await turn()
     runtime.answer("c", grpc.StatusCode.INTERNAL)
@@ -150,7 +138,7 @@ async def test_one_that_fails_waits_for_a_retry_and_what_was_refused_is_known(
     assert updates.pending == frozenset()
 
 
-async def test_a_container_that_is_gone_is_wanted_nowhere(updates: Updates, runtime: Runtime) -> None:
+async def test_a_container_that_is_gone_is_wanted_nowhere(updates, runtime) -> None:
     updates.send([update("c", "0")])
     await turn()
     runtime.answer("c", grpc.StatusCode.NOT_FOUND)
@@ -158,7 +146,7 @@ async def test_a_container_that_is_gone_is_wanted_nowhere(updates: Updates, runt
     assert updates.pending == frozenset()
 
 
-async def test_when_it_is_closed_nothing_is_on_its_way(updates: Updates, runtime: Runtime) -> None:
+async def test_when_it_is_closed_nothing_is_on_its_way(updates, runtime) -> None:
     updates.send(update(f"c{n}", "0") for n in range(AT_A_TIME + 1))
     await turn()
     await updates.close()
@@ -168,7 +156,7 @@ async def test_when_it_is_closed_nothing_is_on_its_way(updates: Updates, runtime
 # ---------------------------------------------------------------------- while nothing may be sent
 
 
-async def test_what_waits_is_dropped_and_what_comes_is_not_sent(updates: Updates, runtime: Runtime) -> None:
+async def test_what_waits_is_dropped_and_what_comes_is_not_sent(updates, runtime) -> None:
     flying = [f"flying{n}" for n in range(AT_A_TIME)]
     updates.send(update(key, "1") for key in (*flying, "behind"))
     await turn()
@@ -188,7 +176,7 @@ async def test_what_waits_is_dropped_and_what_comes_is_not_sent(updates: Updates
     assert runtime.got[-1] == "later: 1"
 
 
-async def test_what_a_command_asks_for_is_sent_all_the_same(updates: Updates, runtime: Runtime) -> None:
+async def test_what_a_command_asks_for_is_sent_all_the_same(updates, runtime) -> None:
     updates.park(True)
     asked = asyncio.ensure_future(updates.send_and_wait([update("c", "0-7")], WAIT_S, by_command=True))
     await turn()

@@ -139,10 +139,7 @@ def test_the_size_of_a_pod_is_read_back() -> None:
 def test_a_create_makes_its_pod_in_its_namespace() -> None:
     text = "placement: {unmanaged_namespaces: [ops]}"
     one, other, elsewhere = run(
-        create("a", 1, pod="p", namespace="ops"),
-        create("b", 1, pod="p"),
-        create("c", 1),
-        text=text,
+        create("a", 1, pod="p", namespace="ops"), create("b", 1, pod="p"), create("c", 1), text=text
     )
     assert one["why"] == other["why"] == "namespace ops is not managed"
     assert elsewhere["cpus"] == CCX[0]

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import pytest
 import pytest_asyncio
 import structlog
 
@@ -92,15 +91,13 @@ def records_in(directory: Path) -> set[str]:
     return set(loaded.of("distrust"))
 
 
-async def test_when_a_wait_is_over_the_change_is_in_the_file(it: Writing) -> None:
+async def test_when_a_wait_is_over_the_change_is_in_the_file(it) -> None:
     it.writer.write(change("a"))
     await it.writer.settled()
     assert records_in(it.store.directory) == {"a"} and it.problems == []
 
 
-async def test_what_comes_while_the_disk_is_busy_goes_together_in_the_order_of_its_coming(
-    it: Writing,
-) -> None:
+async def test_what_comes_while_the_disk_is_busy_goes_together_in_the_order_of_its_coming(it) -> None:
     it.store.hang()
     ended: list[str] = []
 
@@ -122,7 +119,7 @@ async def test_what_comes_while_the_disk_is_busy_goes_together_in_the_order_of_i
     assert len(it.store.transactions) <= 2
 
 
-async def test_what_no_call_waits_for_goes_with_what_comes_then(it: Writing) -> None:
+async def test_what_no_call_waits_for_goes_with_what_comes_then(it) -> None:
     for key in ("stopped", "pod ended", "removed"):
         it.writer.write_together(change(key))
     await asyncio.sleep(0)
@@ -135,22 +132,20 @@ async def test_what_no_call_waits_for_goes_with_what_comes_then(it: Writing) -> 
     assert len(it.store.transactions) == 1
 
 
-async def test_what_no_call_waits_for_is_written_where_nothing_follows(it: Writing) -> None:
+async def test_what_no_call_waits_for_is_written_where_nothing_follows(it) -> None:
     it.writer.write_together(change("stopped"))
     it.writer.write_together(change("removed"))
     await it.until(lambda: records_in(it.store.directory) == {"stopped", "removed"})
     assert len(it.store.transactions) == 1
 
 
-async def test_the_end_of_the_service_writes_what_no_call_waits_for(it: Writing) -> None:
+async def test_the_end_of_the_service_writes_what_no_call_waits_for(it) -> None:
     it.writer.write_together(change("stopped"))
     await it.writer.close()
     assert records_in(it.store.directory) == {"stopped"}
 
 
-async def test_past_its_time_a_call_goes_on_and_later_ones_do_not_wait_until_all_is_written(
-    it: Writing,
-) -> None:
+async def test_past_its_time_a_call_goes_on_and_later_ones_do_not_wait_until_all_is_written(it) -> None:
     it.writer.wait_s = SHORT_S
     it.store.hang()
     it.writer.write(change("a"))
@@ -168,7 +163,7 @@ async def test_past_its_time_a_call_goes_on_and_later_ones_do_not_wait_until_all
     assert records_in(it.store.directory) == {"a", "b"}
 
 
-async def test_those_who_have_waited_go_on_before_those_who_do_not(it: Writing) -> None:
+async def test_those_who_have_waited_go_on_before_those_who_do_not(it) -> None:
     """What calls tell the runtime after it keeps the order of their decisions."""
     it.writer.wait_s = SHORT_S
     it.store.hang()
@@ -186,7 +181,7 @@ async def test_those_who_have_waited_go_on_before_those_who_do_not(it: Writing) 
     assert ended == ["a", "b", "c"]
 
 
-async def test_what_cannot_be_written_ends_the_wait_and_is_tried_again(it: Writing) -> None:
+async def test_what_cannot_be_written_ends_the_wait_and_is_tried_again(it) -> None:
     it.store._disconnect()
     kept = it.store.directory.rename(it.store.directory.with_name("kept"))
     it.store.directory.write_text("in the way")
@@ -203,7 +198,7 @@ async def test_what_cannot_be_written_ends_the_wait_and_is_tried_again(it: Writi
     assert records_in(it.store.directory) == {"a"}
 
 
-async def test_a_start_that_takes_long_says_so_until_it_is_over(tmp_path: Path) -> None:
+async def test_a_start_that_takes_long_says_so_until_it_is_over(tmp_path) -> None:
     it = Writing(tmp_path)
     it.writer.wait_s = SHORT_S
     it.store.hang()
@@ -216,7 +211,7 @@ async def test_a_start_that_takes_long_says_so_until_it_is_over(tmp_path: Path) 
     await it.writer.close()
 
 
-async def test_the_end_waits_a_limited_time(it: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_waits_a_limited_time(it, monkeypatch) -> None:
     monkeypatch.setattr("cri_proxy.state.writer.END_S", SHORT_S)
     it.store.hang()
     it.writer.write(change("a"))
@@ -224,7 +219,7 @@ async def test_the_end_waits_a_limited_time(it: Writing, monkeypatch: pytest.Mon
     assert it.store.waiting == 1
 
 
-async def test_what_is_set_aside_takes_with_it_what_was_being_written(it: Writing) -> None:
+async def test_what_is_set_aside_takes_with_it_what_was_being_written(it) -> None:
     it.writer.write(change("old"))
     await it.writer.settled()
     it.store.hang()
@@ -238,7 +233,7 @@ async def test_what_is_set_aside_takes_with_it_what_was_being_written(it: Writin
     assert records_in(it.store.directory) == {"new"}
 
 
-async def test_other_files_are_kept_in_their_turn_and_one_that_fails_stops_nothing(it: Writing) -> None:
+async def test_other_files_are_kept_in_their_turn_and_one_that_fails_stops_nothing(it) -> None:
     done: list[str] = []
     it.writer.later(lambda: done.append("first"))
     it.writer.later(lambda: 1 / 0)
@@ -250,9 +245,7 @@ async def test_other_files_are_kept_in_their_turn_and_one_that_fails_stops_nothi
     assert records_in(it.store.directory) == {"a"}
 
 
-async def test_a_bug_in_the_thread_is_a_problem_and_does_not_end_it(
-    it: Writing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_in_the_thread_is_a_problem_and_does_not_end_it(it, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(it.store, "_reopen", lambda: 1 / 0)
         it.writer.write(change("a"))

@@ -77,6 +77,11 @@ class SimulatedNode:
         return asked
 
 
+@pytest.fixture
+def node() -> SimulatedNode:
+    return SimulatedNode("a")
+
+
 def test_containers_at_the_rung_of_their_limit_are_looked_at_every_few_seconds_only():
     node = SimulatedNode("ab")
     node.run(50, {})
@@ -84,8 +89,7 @@ def test_containers_at_the_rung_of_their_limit_are_looked_at_every_few_seconds_o
     assert node.controller.wants_trigger == frozenset()
 
 
-def test_one_in_a_shrunk_set_is_looked_at_twice_a_second_unless_it_has_a_trigger():
-    node = SimulatedNode("a")
+def test_one_in_a_shrunk_set_is_looked_at_twice_a_second_unless_it_has_a_trigger(node):
     node.sets["a"] = ContainerSet(STEPS, 8_000, 1_000, 64_000)
     node.controller.follow(node.sets)
     assert node.controller.wants_trigger == {"a"}
@@ -104,8 +108,7 @@ def test_the_next_look_is_when_the_first_of_them_is_due():
     assert DemandController(SETTINGS).next_due_s(5.0) == float("inf")
 
 
-def test_one_that_loses_its_trigger_is_looked_at_soon():
-    node = SimulatedNode("a")
+def test_one_that_loses_its_trigger_is_looked_at_soon(node):
     node.sets["a"] = ContainerSet(STEPS, 8_000, 1_000, 64_000)
     node.controller.follow(node.sets)
     node.controller.set_triggers({"a"})
@@ -124,8 +127,7 @@ def test_sets_shrink_to_what_is_used_one_step_a_window_and_no_more_of_them_a_min
     assert {each.milli_set for each in node.sets.values()} == {8_000}
 
 
-def test_a_trigger_grows_a_set_at_once_and_to_twice_of_it():
-    node = SimulatedNode("a")
+def test_a_trigger_grows_a_set_at_once_and_to_twice_of_it(node):
     node.run(1_000, {"a": 2_000})
     assert node.sets["a"].milli_set == 8_000
     node.controller.set_triggers({"a"})
@@ -137,8 +139,7 @@ def test_a_trigger_grows_a_set_at_once_and_to_twice_of_it():
     assert "waited" in resize.why
 
 
-def test_a_trigger_says_that_what_was_waited_came_at_the_end_of_the_time_since_the_last_look():
-    node = SimulatedNode("a")
+def test_a_trigger_says_that_what_was_waited_came_at_the_end_of_the_time_since_the_last_look(node):
     node.run(1_000, {"a": 2_000})
     node.controller.set_triggers({"a"})
     node.run(5, {"a": 2_000})
@@ -148,15 +149,13 @@ def test_a_trigger_says_that_what_was_waited_came_at_the_end_of_the_time_since_t
     assert [resize.action for resize in node.answer()] == ["grow"]
 
 
-def test_a_size_is_more_than_the_step_below_holds_so_that_the_place_is_of_that_step():
-    node = SimulatedNode("a")
+def test_a_size_is_more_than_the_step_below_holds_so_that_the_place_is_of_that_step(node):
     asked = node.run(2_000, {"a": 2_000})
     assert [resize.action for resize in asked] == ["shrink"] * 5
     assert [resize.milli_size for resize in asked] == [32_001, 24_001, 16_001, 8_001, 2_500]
 
 
-def test_a_container_that_grows_back_to_the_rung_of_its_limit_has_no_size_of_its_own():
-    node = SimulatedNode("a")
+def test_a_container_that_grows_back_to_the_rung_of_its_limit_has_no_size_of_its_own(node):
     node.run(1_000, {"a": 2_000})
     [*_, last] = node.run(5, {"a": 60_000}, waiting=0.5)
     assert (last.step, last.milli_size) == (5, None)
@@ -182,8 +181,7 @@ def test_without_psi_a_set_that_is_nearly_full_grows():
 
 
 @pytest.mark.parametrize(("is_growth", "again_s"), [(True, GROW_AGAIN_S), (False, SHRINK_AGAIN_S)])
-def test_what_could_not_be_made_is_asked_for_again_after_a_while(is_growth, again_s):
-    node = SimulatedNode("a")
+def test_what_could_not_be_made_is_asked_for_again_after_a_while(node, is_growth, again_s):
     node.refuses = True
     load, waiting = {"a": 2_000}, 0.0
     if is_growth:
@@ -197,8 +195,7 @@ def test_what_could_not_be_made_is_asked_for_again_after_a_while(is_growth, agai
     assert len(node.run(7, load, waiting)) >= 1
 
 
-def test_a_container_that_is_new_or_comes_back_has_seen_nothing_of_its_window():
-    node = SimulatedNode("a")
+def test_a_container_that_is_new_or_comes_back_has_seen_nothing_of_its_window(node):
     node.run(30, {"a": 2_000})
     assert node.controller.report("a", node.now_s).seen_s > 20
     sets = dict(node.sets)
@@ -222,8 +219,7 @@ def test_a_report_tells_both_rungs_the_window_and_the_growths_with_their_cause()
     assert node.controller.counts() == (1, 1)
 
 
-def test_other_settings_count_from_then_on_and_what_was_seen_stays():
-    node = SimulatedNode("a")
+def test_other_settings_count_from_then_on_and_what_was_seen_stays(node):
     node.run(50, {"a": 2_000})
     node.controller.settings = DemandSettings(window_s=30.0, headroom=1.0)
     report = node.controller.report("a", node.now_s)

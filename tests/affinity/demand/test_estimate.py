@@ -73,35 +73,35 @@ class Load:
             self.carry_out(self.runs(milli))
 
 
-def test_it_starts_at_the_rung_of_its_limit_whatever_it_uses():
-    load = Load()
+@pytest.fixture
+def load() -> Load:
+    return Load()
+
+
+def test_it_starts_at_the_rung_of_its_limit_whatever_it_uses(load):
     verdict = load.runs(500)
     assert (verdict.action, load.steps[verdict.step]) == ("keep", 64_000)
     assert "window" in verdict.why
 
 
-def test_a_full_window_of_little_use_shrinks_it_by_one_rung_and_another_window_by_another():
-    load = Load()
+def test_a_full_window_of_little_use_shrinks_it_by_one_rung_and_another_window_by_another(load):
     actions = [load.carry_out(load.runs(3_000)).action for _ in range(30)]
     assert [at for at, action in enumerate(actions) if action == "shrink"] == [12, 25]
     assert load.steps[load.step] == 32_000
 
 
-def test_in_the_end_it_has_the_smallest_place_that_holds_its_demand_with_headroom():
-    load = Load()
+def test_in_the_end_it_has_the_smallest_place_that_holds_its_demand_with_headroom(load):
     load.settle(3_000)
     assert load.steps[load.step] == 8_000
     assert load.demand.milli_need(1000, load.limit) == 3_800
 
 
-def test_headroom_keeps_a_container_out_of_a_place_that_it_would_just_fill():
-    load = Load()
+def test_headroom_keeps_a_container_out_of_a_place_that_it_would_just_fill(load):
     load.settle(7_000)
     assert load.steps[load.step] == 32_000
 
 
-def test_waiting_grows_a_set_at_once():
-    load = Load()
+def test_waiting_grows_a_set_at_once(load):
     load.settle(3_000)
     verdict = load.runs(7_900, 0.5, waiting=0.6)
     assert (verdict.action, load.steps[verdict.step]) == ("grow", 32_000)
@@ -115,8 +115,7 @@ def test_a_container_throttled_at_its_own_quota_does_not_grow():
     assert verdict.action == "keep"
 
 
-def test_without_psi_most_of_the_set_in_use_grows_it():
-    load = Load()
+def test_without_psi_most_of_the_set_in_use_grows_it(load):
     load.settle(3_000)
     assert load.runs(7_000, 0.5, waiting=None).action == "grow"  # by its peak already: it needs 8.75
     load = Load(DemandSettings(window_s=60.0, headroom=0.0, percentile=0.5))
@@ -170,8 +169,7 @@ def test_a_size_at_which_tasks_waited_against_the_estimate_is_not_had_again_for_
     assert later == [60, 120, 240]
 
 
-def test_while_a_size_is_barred_larger_ones_are_not_and_the_verdict_says_so():
-    load = Load()
+def test_while_a_size_is_barred_larger_ones_are_not_and_the_verdict_says_so(load):
     load.settle(3_000)
     load.carry_out(load.runs(3_000, 0.5, waiting=0.5))
     load.carry_out(load.runs(3_000, 0.5, waiting=0.5))
@@ -212,8 +210,7 @@ def test_a_size_that_went_well_for_an_hour_after_its_bar_is_judged_as_if_for_the
     assert round(grows_again_after_s(load) / 60) == 60
 
 
-def test_a_limit_that_is_lowered_takes_the_set_down_with_it():
-    load = Load()
+def test_a_limit_that_is_lowered_takes_the_set_down_with_it(load):
     load.step_by_limit = 0
     assert load.verdict().action == "start"
 

@@ -6,13 +6,7 @@ from cri_proxy.affinity.effect.comparison import Subject, fitting, in_order
 
 KEYS = ("web", "db", "cache", "batch", "queue")
 #: web - db 5, web - cache 9, db - queue 1, batch is kept apart from web.
-NEAR = (
-    [(5.0, 1), (9.0, 2), (-3.0, 3)],
-    [(5.0, 0), (1.0, 4)],
-    [(9.0, 0)],
-    [(-3.0, 0)],
-    [(1.0, 1)],
-)
+NEAR = ([(5.0, 1), (9.0, 2), (-3.0, 3)], [(5.0, 0), (1.0, 4)], [(9.0, 0)], [(-3.0, 0)], [(1.0, 1)])
 
 
 def test_moved_containers_come_first_then_their_peers_each_by_weight() -> None:

@@ -85,7 +85,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-async def test_what_happens_while_the_planner_thinks_counts(node: Node, client: CriClient, name: str) -> None:
+async def test_what_happens_while_the_planner_thinks_counts(node, client, name) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.planner.meanwhile = lambda: SWITCHES[name](node)
@@ -96,9 +96,7 @@ async def test_what_happens_while_the_planner_thinks_counts(node: Node, client: 
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
-async def test_who_asks_for_moves_is_told_that_the_mode_has_changed(
-    node: Node, client: CriClient, mode: str
-) -> None:
+async def test_who_asks_for_moves_is_told_that_the_mode_has_changed(node, client, mode) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.planner.meanwhile = lambda: to_mode(mode)(node)
@@ -108,9 +106,7 @@ async def test_who_asks_for_moves_is_told_that_the_mode_has_changed(
     assert not node.together("web", "db")
 
 
-async def test_a_new_configuration_ends_a_plan_that_is_under_way(
-    runtime: FakeRuntime, client: CriClient, tmp_path: Path
-) -> None:
+async def test_a_new_configuration_ends_a_plan_that_is_under_way(runtime, client, tmp_path) -> None:
     async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}}) as node:
         await apart(node, client, *"abcdef")
         node.talk(*PAIRS)
@@ -123,9 +119,7 @@ async def test_a_new_configuration_ends_a_plan_that_is_under_way(
         assert (len(node.made()), node.plans()) == (3, 2), "and made anew"
 
 
-async def test_a_plan_that_cannot_be_carried_out_makes_way_for_the_next(
-    node: Node, client: CriClient
-) -> None:
+async def test_a_plan_that_cannot_be_carried_out_makes_way_for_the_next(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.mover.bug = RuntimeError("a bug")
@@ -140,9 +134,7 @@ async def test_a_plan_that_cannot_be_carried_out_makes_way_for_the_next(
 # ---------------------------------------------------------------------- what the runtime refuses
 
 
-async def test_a_refused_move_is_not_made_again_and_the_plan_goes_on(
-    runtime: FakeRuntime, client: CriClient, tmp_path: Path
-) -> None:
+async def test_a_refused_move_is_not_made_again_and_the_plan_goes_on(runtime, client, tmp_path) -> None:
     async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}}) as node:
         await apart(node, client, *"abcdef")
         node.talk(*PAIRS)
@@ -178,9 +170,7 @@ async def crossed(node: Node, client: CriClient) -> tuple[str, str, str, str]:
     return a, b, c, d
 
 
-async def test_containers_change_places_on_a_full_node_one_after_another(
-    runtime: FakeRuntime, client: CriClient, tmp_path: Path
-) -> None:
+async def test_containers_change_places_on_a_full_node_one_after_another(runtime, client, tmp_path) -> None:
     async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}}) as node:
         a, b, c, d = await crossed(node, client)
         seen: list[tuple[str, int]] = []
@@ -193,9 +183,7 @@ async def test_containers_change_places_on_a_full_node_one_after_another(
 
 
 @pytest.mark.parametrize("refused", [0, 1], ids=["the first", "the second"])
-async def test_an_exchange_of_which_one_is_refused_is_taken_back_whole(
-    node: Node, client: CriClient, refused: int
-) -> None:
+async def test_an_exchange_of_which_one_is_refused_is_taken_back_whole(node, client, refused) -> None:
     names = await crossed(node, client)
     before = {name: node.leaf(name) for name in names}
     tried: list[CpusetUpdate] = []
@@ -222,9 +210,7 @@ async def test_an_exchange_of_which_one_is_refused_is_taken_back_whole(
 # ---------------------------------------------------------------------- the guard
 
 
-async def test_the_first_plan_waits_until_there_is_something_to_compare_with(
-    node: Node, client: CriClient
-) -> None:
+async def test_the_first_plan_waits_until_there_is_something_to_compare_with(node, client) -> None:
     await apart(node, client, "web", "db")
     before = {name: node.leaf(name) for name in ("web", "db")}
     node.talk(("web", "db"))
@@ -265,7 +251,7 @@ def where_all_are(node: Node) -> dict[str, frozenset[int]]:
 
 
 async def test_a_large_plan_is_made_in_parts_each_of_which_the_runtime_has_before_the_next(
-    node: Node, client: CriClient
+    node, client
 ) -> None:
     count = await many(node, client)
     before = where_all_are(node)
@@ -284,7 +270,7 @@ async def test_a_large_plan_is_made_in_parts_each_of_which_the_runtime_has_befor
 
 
 async def test_when_the_mode_changes_between_two_parts_the_rest_is_not_made_and_that_is_said(
-    node: Node, client: CriClient
+    node, client
 ) -> None:
     await many(node, client)
     on_update(node, lambda update: to_mode("observe")(node))
@@ -293,7 +279,7 @@ async def test_when_the_mode_changes_between_two_parts_the_rest_is_not_made_and_
     assert document["notes"] == ["not all was tried: in mode observe nothing is moved"]
 
 
-async def test_a_runtime_that_does_not_answer_is_not_given_more(node: Node, client: CriClient) -> None:
+async def test_a_runtime_that_does_not_answer_is_not_given_more(node, client) -> None:
     await many(node, client)
     on_update(node, lambda update: answered(grpc.StatusCode.UNAVAILABLE))
     document = await node.affinity.rebalance(dry_run=False)

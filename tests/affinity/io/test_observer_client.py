@@ -88,7 +88,7 @@ def is_fresh(traffic: Traffic) -> bool:
     return bool(traffic.edges) and not traffic.frozen
 
 
-async def test_it_follows_the_graph(observer: ObserverProcess, follower: Follower) -> None:
+async def test_it_follows_the_graph(observer, follower) -> None:
     assert follower.client.traffic.frozen == "the observer has not answered yet"
     observer.start()
     traffic = await follower.until(is_fresh)
@@ -112,9 +112,7 @@ def test_what_is_said_of_other_nodes_is_read_and_an_older_observer_says_nothing(
     assert read_remote(pb.GraphDelta()) == ()
 
 
-async def test_an_observer_that_is_killed_leaves_the_picture_frozen(
-    observer: ObserverProcess, follower: Follower
-) -> None:
+async def test_an_observer_that_is_killed_leaves_the_picture_frozen(observer, follower) -> None:
     observer.start()
     await follower.until(is_fresh)
     observer.end(signal.SIGKILL)
@@ -165,7 +163,7 @@ NOT_LOOKED = (
 )
 
 
-async def test_an_observer_that_answers_and_does_not_look_leaves_the_picture_frozen(folder: Path) -> None:
+async def test_an_observer_that_answers_and_does_not_look_leaves_the_picture_frozen(folder) -> None:
     async with AnsweringObserver(folder) as observer:
         follower = Follower(folder)
         await follower.until(is_fresh)
@@ -181,7 +179,7 @@ async def test_an_observer_that_answers_and_does_not_look_leaves_the_picture_fro
     assert sum("affinity graph frozen" in event for event in follower.log.events) == 1
 
 
-async def test_a_graph_that_was_old_when_it_was_asked_for_is_not_new(folder: Path) -> None:
+async def test_a_graph_that_was_old_when_it_was_asked_for_is_not_new(folder) -> None:
     async with AnsweringObserver(folder) as observer:
         observer.looked_s_ago = 1000.0
         follower = Follower(folder)
@@ -190,9 +188,7 @@ async def test_a_graph_that_was_old_when_it_was_asked_for_is_not_new(folder: Pat
         await follower.close()
 
 
-async def test_a_new_observer_that_sees_nothing_yet_takes_nothing_away(
-    folder: Path, observer: ObserverProcess, follower: Follower
-) -> None:
+async def test_a_new_observer_that_sees_nothing_yet_takes_nothing_away(folder, observer, follower) -> None:
     observer.start()
     await follower.until(is_fresh)
     observer.end(signal.SIGKILL)
@@ -207,7 +203,7 @@ async def test_a_new_observer_that_sees_nothing_yet_takes_nothing_away(
     assert (await follower.until(lambda traffic: not traffic.frozen)).edges == {}
 
 
-async def test_a_daemon_starts_with_the_last_picture(folder: Path, observer: ObserverProcess) -> None:
+async def test_a_daemon_starts_with_the_last_picture(folder, observer) -> None:
     observer.start()
     first = Follower(folder)
     known = await first.until(is_fresh)
@@ -220,7 +216,7 @@ async def test_a_daemon_starts_with_the_last_picture(folder: Path, observer: Obs
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"edges": 5, "owners": []}', "[" * 100_000])
-def test_rubbish_on_disk_is_set_aside(folder: Path, text: str) -> None:
+def test_rubbish_on_disk_is_set_aside(folder, text) -> None:
     (folder / FILE).write_text(text)
     log = Log()
     client = AffinityClient(folder / "affinity.sock", folder, log)
@@ -229,7 +225,7 @@ def test_rubbish_on_disk_is_set_aside(folder: Path, text: str) -> None:
     assert "set aside" in log.events[0]
 
 
-async def test_a_listener_that_fails_does_not_end_it(observer: ObserverProcess, follower: Follower) -> None:
+async def test_a_listener_that_fails_does_not_end_it(observer, follower) -> None:
     def fail() -> None:
         changed()
         raise RuntimeError("a bug")
@@ -241,9 +237,7 @@ async def test_a_listener_that_fails_does_not_end_it(observer: ObserverProcess, 
     assert "affinity listener failed" in follower.log.events
 
 
-async def test_a_state_directory_that_cannot_be_written_costs_a_line(
-    folder: Path, observer: ObserverProcess
-) -> None:
+async def test_a_state_directory_that_cannot_be_written_costs_a_line(folder, observer) -> None:
     follower = Follower(folder)
     observer.start()
     await follower.until(is_fresh)
@@ -252,7 +246,7 @@ async def test_a_state_directory_that_cannot_be_written_costs_a_line(
     assert any("affinity graph not saved" in event for event in follower.log.events)
 
 
-async def test_what_is_kept_is_json(folder: Path, observer: ObserverProcess) -> None:
+async def test_what_is_kept_is_json(folder, observer) -> None:
     follower = Follower(folder)
     observer.start()
     await follower.until(is_fresh)
@@ -261,9 +255,7 @@ async def test_what_is_kept_is_json(folder: Path, observer: ObserverProcess) -> 
     assert [row[:2] for row in kept["owners"]] == [[DB, WEB]]
 
 
-async def test_it_is_kept_from_the_event_loop_while_it_goes_on(
-    observer: ObserverProcess, follower: Follower
-) -> None:
+async def test_it_is_kept_from_the_event_loop_while_it_goes_on(observer, follower) -> None:
     """What keeps files for the daemon belongs to its loop."""
     kept = asyncio.Event()
 

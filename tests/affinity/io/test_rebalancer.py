@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -36,7 +35,7 @@ async def node(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Node]:
 # ---------------------------------------------------------------------- by itself
 
 
-async def test_those_who_talk_are_moved_together_and_the_others_stay(node: Node, client: CriClient) -> None:
+async def test_those_who_talk_are_moved_together_and_the_others_stay(node, client) -> None:
     await apart(node, client, "web", "db", "other")
     before = node.leaf("other")
     node.talk(("web", "db"))
@@ -49,7 +48,7 @@ async def test_those_who_talk_are_moved_together_and_the_others_stay(node: Node,
     assert node.affinity.status()["last_plan"]["moved"] == 1
 
 
-async def test_a_plan_is_written_down_before_it_is_sent(node: Node, client: CriClient) -> None:
+async def test_a_plan_is_written_down_before_it_is_sent(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     hold = asyncio.Event()
@@ -62,7 +61,7 @@ async def test_a_plan_is_written_down_before_it_is_sent(node: Node, client: CriC
     assert {grant.placement.home for grant in saved.values()} == {node.leaf("web")}
 
 
-async def test_a_second_plan_moves_nobody_any_more(node: Node, client: CriClient) -> None:
+async def test_a_second_plan_moves_nobody_any_more(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     await node.round()
@@ -74,7 +73,7 @@ async def test_a_second_plan_moves_nobody_any_more(node: Node, client: CriClient
     assert len(node.runtime.calls_of("UpdateContainerResources")) == calls
 
 
-async def test_a_container_with_much_memory_in_use_stays_in_its_node(node: Node, client: CriClient) -> None:
+async def test_a_container_with_much_memory_in_use_stays_in_its_node(node, client) -> None:
     """Whatever its limit says; the other one may come to it."""
     await apart(node, client, "web", "db")
     assert len(topology(HYGON_7285_2S).nodes_of(node.leaf("web") | node.leaf("db"))) == 1
@@ -104,8 +103,8 @@ async def test_a_container_with_much_memory_in_use_stays_in_its_node(node: Node,
     ],
 )  # fmt: skip
 async def test_nothing_moves_by_itself(
-    runtime: FakeRuntime, client: CriClient, tmp_path: Path,
-    config: dict[str, Any], mode: str, frozen: str, by_hand: bool, reason: str,
+    runtime, client, tmp_path,
+    config, mode, frozen, by_hand, reason
 ) -> None:  # fmt: skip
     async with Node(runtime, tmp_path, config) as node:
         await apart(node, client, "web", "db")
@@ -118,15 +117,13 @@ async def test_nothing_moves_by_itself(
         assert node.affinity.status()["rebalance"] == f"containers are not moved: {reason}"
 
 
-async def test_where_nobody_talks_no_planner_is_started(node: Node, client: CriClient) -> None:
+async def test_where_nobody_talks_no_planner_is_started(node, client) -> None:
     await apart(node, client, "web", "db")
     await node.round()
     assert node.affinity.planner.pid is None
 
 
-async def test_the_rest_of_a_plan_follows_as_tokens_come(
-    runtime: FakeRuntime, client: CriClient, tmp_path: Path
-) -> None:
+async def test_the_rest_of_a_plan_follows_as_tokens_come(runtime, client, tmp_path) -> None:
     async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1}}) as node:
         names = ["a", "b", "c", "d", "e", "f"]
         await apart(node, client, *names)
@@ -142,7 +139,7 @@ async def test_the_rest_of_a_plan_follows_as_tokens_come(
         assert 'cri_resmgr_plans_total{result="accepted"} 1.0' in node.services.metrics.text(), "weighed once"
 
 
-async def test_a_planner_that_fails_is_a_warning_and_nothing_else(node: Node, client: CriClient) -> None:
+async def test_a_planner_that_fails_is_a_warning_and_nothing_else(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.affinity.planner = PlannerWorker(("/nowhere/python",))
@@ -158,7 +155,7 @@ async def test_a_planner_that_fails_is_a_warning_and_nothing_else(node: Node, cl
 # ---------------------------------------------------------------------- taken back
 
 
-async def test_what_the_runtime_refuses_is_back_at_its_place(node: Node, client: CriClient) -> None:
+async def test_what_the_runtime_refuses_is_back_at_its_place(node, client) -> None:
     await apart(node, client, "web", "db")
     before = {name: node.leaf(name) for name in ("web", "db")}
     node.talk(("web", "db"))
@@ -171,7 +168,7 @@ async def test_what_the_runtime_refuses_is_back_at_its_place(node: Node, client:
     assert "the runtime refused it: no such cgroup" in " ".join(g.why for g in node.engine.grants.values())
 
 
-async def test_a_refused_move_is_not_tried_again_at_once(node: Node, client: CriClient) -> None:
+async def test_a_refused_move_is_not_tried_again_at_once(node, client) -> None:
     """Only one of the two can be moved to the other, then; and not for ten minutes the way that was refused."""
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
@@ -184,7 +181,7 @@ async def test_a_refused_move_is_not_tried_again_at_once(node: Node, client: Cri
     assert len(targets) == len(set(targets))
 
 
-async def test_a_runtime_that_is_away_is_no_refusal(node: Node, client: CriClient) -> None:
+async def test_a_runtime_that_is_away_is_no_refusal(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.runtime.script(
@@ -199,9 +196,7 @@ async def test_a_runtime_that_is_away_is_no_refusal(node: Node, client: CriClien
     assert node.together("web", "db")
 
 
-async def test_a_move_that_makes_containers_wait_is_taken_back_and_not_made_again(
-    node: Node, client: CriClient
-) -> None:
+async def test_a_move_that_makes_containers_wait_is_taken_back_and_not_made_again(node, client) -> None:
     await apart(node, client, "web", "db")
     before = {name: node.leaf(name) for name in ("web", "db")}
     node.talk(("web", "db"))
@@ -222,7 +217,7 @@ async def test_a_move_that_makes_containers_wait_is_taken_back_and_not_made_agai
     assert made[0] not in again
 
 
-async def test_a_move_under_which_nobody_waits_stays(node: Node, client: CriClient) -> None:
+async def test_a_move_under_which_nobody_waits_stays(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     await looked_twice(node, "web", "db")
@@ -233,9 +228,7 @@ async def test_a_move_under_which_nobody_waits_stays(node: Node, client: CriClie
     assert node.affinity.status()["guard"] == "moves are guarded by pressure (PSI)"
 
 
-async def test_without_pressure_files_the_status_says_that_there_is_no_guard(
-    node: Node, client: CriClient
-) -> None:
+async def test_without_pressure_files_the_status_says_that_there_is_no_guard(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     await node.round()
@@ -248,7 +241,7 @@ async def test_without_pressure_files_the_status_says_that_there_is_no_guard(
 # ---------------------------------------------------------------------- by command
 
 
-async def test_a_dry_run_shows_the_moves_and_makes_none(node: Node, client: CriClient) -> None:
+async def test_a_dry_run_shows_the_moves_and_makes_none(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     document = await node.affinity.rebalance(dry_run=True)
@@ -261,9 +254,7 @@ async def test_a_dry_run_shows_the_moves_and_makes_none(node: Node, client: CriC
     assert not node.together("web", "db")
 
 
-async def test_whoever_asks_gets_all_moves_at_once(
-    runtime: FakeRuntime, client: CriClient, tmp_path: Path
-) -> None:
+async def test_whoever_asks_gets_all_moves_at_once(runtime, client, tmp_path) -> None:
     async with Node(runtime, tmp_path, {"affinity": {"moves_per_minute": 1, "rebalance": "manual"}}) as node:
         await apart(node, client, "a", "b", "c", "d", "e", "f")
         node.talk(("a", "b"), ("c", "d"), ("e", "f"))
@@ -272,9 +263,7 @@ async def test_whoever_asks_gets_all_moves_at_once(
         assert all(node.together(*pair) for pair in ("ab", "cd", "ef"))
 
 
-async def test_an_old_picture_is_planned_by_if_a_person_asks_and_it_is_said(
-    node: Node, client: CriClient
-) -> None:
+async def test_an_old_picture_is_planned_by_if_a_person_asks_and_it_is_said(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"), frozen="the observer is gone")
     document = await node.affinity.rebalance(dry_run=False)
@@ -282,7 +271,7 @@ async def test_an_old_picture_is_planned_by_if_a_person_asks_and_it_is_said(
     assert document["moved"] == 1
 
 
-async def test_a_refused_move_is_told_to_whoever_asked(node: Node, client: CriClient) -> None:
+async def test_a_refused_move_is_told_to_whoever_asked(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.runtime.script("UpdateContainerResources", error=(grpc.StatusCode.INTERNAL, "no such cgroup"))
@@ -291,7 +280,7 @@ async def test_a_refused_move_is_told_to_whoever_asked(node: Node, client: CriCl
     assert [failed["error"] for failed in document["failed"]] == ["no such cgroup"]
 
 
-async def test_in_mode_observe_only_a_dry_run_is_possible(node: Node, client: CriClient) -> None:
+async def test_in_mode_observe_only_a_dry_run_is_possible(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.services.node_state.mode = "observe"
@@ -302,7 +291,7 @@ async def test_in_mode_observe_only_a_dry_run_is_possible(node: Node, client: Cr
     assert (await node.affinity.rebalance(dry_run=True))["accepted"]
 
 
-async def test_a_planner_that_fails_is_told_to_whoever_asked(node: Node, client: CriClient) -> None:
+async def test_a_planner_that_fails_is_told_to_whoever_asked(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     node.affinity.planner = PlannerWorker(("/nowhere/python",))
@@ -310,9 +299,7 @@ async def test_a_planner_that_fails_is_told_to_whoever_asked(node: Node, client:
         await node.affinity.rebalance(dry_run=True)
 
 
-async def test_a_new_engine_knows_the_traffic_from_the_first_decision_on(
-    node: Node, client: CriClient
-) -> None:
+async def test_a_new_engine_knows_the_traffic_from_the_first_decision_on(node, client) -> None:
     await apart(node, client, "web", "db")
     node.talk(("web", "db"))
     engine = make_engine(node.services.config, node.engine.host)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,9 +33,7 @@ def v2_id(host: Host, path: str) -> int:
     return cgroup.stat().st_ino
 
 
-def test_a_cgroup_id_names_the_container_and_so_does_that_of_a_cgroup_inside_it(
-    host: Host, tmp_path: Path
-) -> None:
+def test_a_cgroup_id_names_the_container_and_so_does_that_of_a_cgroup_inside_it(host, tmp_path) -> None:
     container, uid = container_id(), pod_uid()
     host.start(container, uid)
     inside = host.start(container, uid, below="init.scope")
@@ -55,9 +52,7 @@ def test_a_cgroup_id_names_the_container_and_so_does_that_of_a_cgroup_inside_it(
     assert attribution.pod_of(container) == uid
 
 
-def test_a_new_container_is_known_after_a_refresh_and_a_removed_one_is_not(
-    host: Host, tmp_path: Path
-) -> None:
+def test_a_new_container_is_known_after_a_refresh_and_a_removed_one_is_not(host, tmp_path) -> None:
     attribution = Attribution(host.root(tmp_path))
     assert attribution.has_v2_ids
     container, uid = container_id(), pod_uid()
@@ -74,9 +69,7 @@ def test_a_new_container_is_known_after_a_refresh_and_a_removed_one_is_not(
     assert attribution.container_of_pid(2**22 + 1) is None
 
 
-def test_a_host_whose_containers_are_in_v1_only_has_no_ids_but_knows_its_processes(
-    v1_host: Host, tmp_path: Path
-) -> None:
+def test_a_host_whose_containers_are_in_v1_only_has_no_ids_but_knows_its_processes(v1_host, tmp_path) -> None:
     container, uid = container_id(), pod_uid()
     talker = v1_host.start(container, uid)
     (tmp_path / "unified").symlink_to(UNIFIED / "does-not-matter")
@@ -88,7 +81,7 @@ def test_a_host_whose_containers_are_in_v1_only_has_no_ids_but_knows_its_process
     assert attribution.container_of_cgroup(1) is None
 
 
-def test_a_v2_tree_without_the_containers_gives_no_ids(v1_host: Host, tmp_path: Path) -> None:
+def test_a_v2_tree_without_the_containers_gives_no_ids(v1_host, tmp_path) -> None:
     v1_host.start(container_id(), pod_uid())
     elsewhere = Host()
     try:
@@ -98,7 +91,7 @@ def test_a_v2_tree_without_the_containers_gives_no_ids(v1_host: Host, tmp_path: 
         elsewhere.close()
 
 
-def test_a_pause_process_is_no_container(host: Host, tmp_path: Path) -> None:
+def test_a_pause_process_is_no_container(host, tmp_path) -> None:
     container, sandbox, uid = container_id(), container_id(), pod_uid()
     host.start(container, uid)
     pause = host.start(sandbox, uid)
@@ -111,7 +104,7 @@ def test_a_pause_process_is_no_container(host: Host, tmp_path: Path) -> None:
     assert attribution.container_of_cgroup(cgroup_id) == ""
 
 
-def test_a_container_that_its_runtime_still_starts_is_not_taken_for_good(host: Host, tmp_path: Path) -> None:
+def test_a_container_that_its_runtime_still_starts_is_not_taken_for_good(host, tmp_path) -> None:
     sandbox, uid = container_id(), pod_uid()
     pause = host.start(sandbox, uid)
     pause.do("open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
@@ -128,7 +121,7 @@ def test_the_real_trees_of_this_host_can_be_scanned() -> None:
     assert attribution.cgroup_ids
 
 
-def test_a_cgroup_that_goes_while_it_is_looked_at_hides_no_other(tmp_path: Path) -> None:
+def test_a_cgroup_that_goes_while_it_is_looked_at_hides_no_other(tmp_path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).mkdir()
     order = [entry.name for entry in os.scandir(tmp_path)]
@@ -138,7 +131,7 @@ def test_a_cgroup_that_goes_while_it_is_looked_at_hides_no_other(tmp_path: Path)
     assert [folder.path for folder in folders] == [str(tmp_path / name) for name in order[2:]]
 
 
-def test_no_cgroup_tree_at_all_is_no_container(tmp_path: Path) -> None:
+def test_no_cgroup_tree_at_all_is_no_container(tmp_path) -> None:
     attribution = Attribution(str(tmp_path))
     assert not attribution.containers
     assert not attribution.has_v2_ids

@@ -31,7 +31,7 @@ def add(runtime: FakeRuntime, pod: str, container: str) -> str:
     return runtime.add_container(runtime.add_pod(pod_of(pod)), config)
 
 
-async def test_containers_and_pods_have_names_and_owners(folder: Path, runtime: FakeRuntime) -> None:
+async def test_containers_and_pods_have_names_and_owners(folder, runtime) -> None:
     added = add(runtime, "web-7d4b9c6f5-x2x7k", "nginx")
     identities = Identities([str(folder / "absent.sock"), runtime.socket])
     await identities.refresh([], 0.0)
@@ -45,7 +45,7 @@ async def test_containers_and_pods_have_names_and_owners(folder: Path, runtime: 
 
 @pytest.mark.parametrize("items_a_part", [0, 2])
 async def test_lists_that_are_too_long_for_a_message_come_in_parts_if_the_runtime_can(
-    runtime: FakeRuntime, items_a_part: int
+    runtime, items_a_part
 ) -> None:
     added = {add(runtime, f"web-{n}", "nginx") for n in range(5)}
     runtime.items_a_part, runtime.most_bytes = items_a_part, 500
@@ -55,9 +55,7 @@ async def test_lists_that_are_too_long_for_a_message_come_in_parts_if_the_runtim
     assert ("RESOURCE_EXHAUSTED" in identities.problem) is (not items_a_part)
 
 
-async def test_the_runtime_is_asked_again_only_for_the_unknown_and_not_too_often(
-    folder: Path, runtime: FakeRuntime
-) -> None:
+async def test_the_runtime_is_asked_again_only_for_the_unknown_and_not_too_often(folder, runtime) -> None:
     identities = Identities([runtime.socket])
     await identities.refresh([], 0.0)
     added = add(runtime, "web-0", "nginx")
@@ -69,7 +67,7 @@ async def test_the_runtime_is_asked_again_only_for_the_unknown_and_not_too_often
     assert added in identities.by_id
 
 
-async def test_what_has_ended_is_noticed_within_a_minute(folder: Path, runtime: FakeRuntime) -> None:
+async def test_what_has_ended_is_noticed_within_a_minute(folder, runtime) -> None:
     added = add(runtime, "web-0", "nginx")
     identities = Identities([runtime.socket])
     await identities.refresh([], 0.0)
@@ -79,7 +77,7 @@ async def test_what_has_ended_is_noticed_within_a_minute(folder: Path, runtime: 
     assert added not in identities.by_id
 
 
-async def test_of_what_seems_to_have_ended_the_runtime_is_asked(folder: Path, runtime: FakeRuntime) -> None:
+async def test_of_what_seems_to_have_ended_the_runtime_is_asked(folder, runtime) -> None:
     runs, ended = add(runtime, "web-0", "nginx"), add(runtime, "web-1", "nginx")
     identities = Identities([runtime.socket])
     await identities.refresh([], 0.0)
@@ -91,13 +89,13 @@ async def test_of_what_seems_to_have_ended_the_runtime_is_asked(folder: Path, ru
     assert runs in identities.by_id
 
 
-async def test_a_runtime_that_is_away_costs_names_only(folder: Path) -> None:
+async def test_a_runtime_that_is_away_costs_names_only(folder) -> None:
     identities = Identities([str(folder / "absent.sock")])
     assert await identities.refresh(["x"], 0.0) == frozenset()
     assert identities.problem.startswith("the runtime does not name its containers: No such file")
 
 
-async def test_an_old_runtime_is_asked_in_its_version(folder: Path) -> None:
+async def test_an_old_runtime_is_asked_in_its_version(folder) -> None:
     async with FakeRuntime(f"{folder}/r.sock", api_versions=("runtime.v1alpha2",)) as runtime:
         added = add(runtime, "web-0", "nginx")
         identities = Identities([runtime.socket])

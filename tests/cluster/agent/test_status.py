@@ -77,11 +77,7 @@ def _within(value: Any, allowed: dict[str, Any], where: str) -> None:
             {"remote_peers": [remote("a", "10.0.0.1", 1e6), remote("a", "10.0.0.2", 1.1e6)]},
             {"remote_peers": [remote("a", "10.0.0.1", 1.4e6), remote("a", "10.0.0.2", 9e5)]},
         ),
-        (
-            "a trickle to another node",
-            {},
-            {"remote_peers": [remote("a", "10.0.0.1", 49_000)]},
-        ),
+        ("a trickle to another node", {}, {"remote_peers": [remote("a", "10.0.0.1", 49_000)]}),
         (
             "a rate to another node that falls below what is told of new ones",
             {"remote_peers": [remote("a", "10.0.0.1", 50_000)]},

@@ -90,10 +90,7 @@ def document(**user: object) -> str:
 def test_what_kubeadm_writes_for_kubelet_is_read() -> None:
     pem = "/var/lib/kubelet/pki/kubelet-client-current.pem"
     assert read_kubeconfig(KUBEADM) == Kubeconfig(
-        server="https://10.0.0.1:6443",
-        ca_data=b"-----BEGIN CERTIFICATE-----\n",
-        cert_file=pem,
-        key_file=pem,
+        server="https://10.0.0.1:6443", ca_data=b"-----BEGIN CERTIFICATE-----\n", cert_file=pem, key_file=pem
     )
 
 

@@ -75,9 +75,7 @@ def phase(server: ApiServer) -> Any:
 
 
 @pytest.mark.parametrize("drops", [False, True])
-async def test_a_schema_without_some_fields_of_a_status_stops_no_rollout(
-    server: ApiServer, process: asyncio.subprocess.Process, drops: bool
-) -> None:
+async def test_a_schema_without_some_fields_of_a_status_stops_no_rollout(server, process, drops) -> None:
     definition = older(definitions()[1], "status.inChange", "status.completedHash")
     server.schemas["placementpolicies"] = schema_of(definition)
     server.drops = {"placementpolicies"} if drops else set()
@@ -92,9 +90,7 @@ async def test_a_schema_without_some_fields_of_a_status_stops_no_rollout(
 
 
 @pytest.mark.parametrize("fault", ["", "lost", "reset"])
-async def test_a_policy_reaches_a_node_and_the_lease_is_given_back(
-    server: ApiServer, process: asyncio.subprocess.Process, fault: str
-) -> None:
+async def test_a_policy_reaches_a_node_and_the_lease_is_given_back(server, process, fault) -> None:
     server.put(NODES, {"apiVersion": "v1", "kind": "Node", **node("n0")})
     server.put(POLICIES, policy())
     await server.until(lambda: server.object(PLACEMENTS, "n0"))
@@ -119,9 +115,7 @@ async def is_healthy(health_file: Path) -> bool:
     return await probe.wait() == 0
 
 
-async def test_a_probe_sees_an_operator_that_hangs(
-    server: ApiServer, process: asyncio.subprocess.Process, tmp_path: Path
-) -> None:
+async def test_a_probe_sees_an_operator_that_hangs(server, process, tmp_path) -> None:
     health = tmp_path / "health"
     await server.until(lambda: server.object(LEASES, *LEASE))
     assert await is_healthy(health)
@@ -162,9 +156,7 @@ def talking(server: ApiServer) -> None:
         server.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status})
 
 
-async def test_two_nodes_that_tell_of_each_other_make_one_advice(
-    server: ApiServer, talking: None, process: asyncio.subprocess.Process
-) -> None:
+async def test_two_nodes_that_tell_of_each_other_make_one_advice(server, talking, process) -> None:
     advices = Resource("cri-resmgr.io", "v1alpha1", "affinityadvices")
     pair = [Owner("Deployment", "shop", "web"), Owner("StatefulSet", "shop", "db")]
     await server.until(lambda: (server.object(advices, name_of(pair)) or {}).get("status"))

@@ -6,14 +6,7 @@ from typing import Any, Optional
 
 import pytest
 
-from cluster.operator.objects import (
-    SelectorError,
-    read_node,
-    read_node_placement,
-    read_policy,
-    read_selector,
-    selects,
-)
+from cluster.operator import objects
 from cluster.operator.resolve import Resolution, resolve
 from cluster.operator.summary import conflict_sentence
 from tests.cluster.operator.cluster import node, policy
@@ -41,7 +34,7 @@ LABELS = {"zone": "a", "gpu": ""}
     ],
 )
 def test_a_selector_selects_as_kubernetes_says(selector: Any, chosen: bool) -> None:
-    assert selects(read_selector(selector), LABELS) is chosen
+    assert objects.selects(objects.read_selector(selector), LABELS) is chosen
 
 
 @pytest.mark.parametrize(
@@ -68,18 +61,18 @@ def test_a_selector_selects_as_kubernetes_says(selector: Any, chosen: bool) -> N
     ],
 )
 def test_a_selector_that_does_not_parse_says_where(selector: Any, sentence: str) -> None:
-    with pytest.raises(SelectorError) as raised:
-        read_selector(selector)
+    with pytest.raises(objects.SelectorError) as raised:
+        objects.read_selector(selector)
     assert str(raised.value) == sentence
 
 
 def resolved(policies: list[dict[str, Any]], present: Optional[dict[str, str]] = None) -> Resolution:
-    nodes = [read_node(node("n0", zone="a")), read_node(node("n1", zone="b"))]
+    nodes = [objects.read_node(node("n0", zone="a")), objects.read_node(node("n1", zone="b"))]
     states = {}
     for name, given in (present or {}).items():
         spec = {"policy": {"name": given, "generation": 1, "hash": "h"}}
-        states[name] = read_node_placement({"metadata": {"name": name}, "spec": spec})
-    return resolve([read_policy(each) for each in policies], nodes, states)
+        states[name] = objects.read_node_placement({"metadata": {"name": name}, "spec": spec})
+    return resolve([objects.read_policy(each) for each in policies], nodes, states)
 
 
 def test_the_highest_priority_wins_and_that_is_no_conflict() -> None:
@@ -95,7 +88,7 @@ def test_among_equals_the_first_name_wins_and_both_are_told() -> None:
     assert found.wanted == {"n0": "a", "n1": "b"}
     assert [tuple(each) for each in found.conflicts["a"]] == [("b", 0, 1, "n0")]
     assert [tuple(each) for each in found.conflicts["b"]] == [("a", 0, 1, "n0")]
-    told = conflict_sentence(read_policy(policy("b")), found.conflicts["b"])
+    told = conflict_sentence(objects.read_policy(policy("b")), found.conflicts["b"])
     assert told.startswith(
         "spec.priority: 0 is also the priority of a, which selects 1 node of the same (n0)"
     )
@@ -143,11 +136,11 @@ def test_nodes_of_a_policy_whose_selector_does_not_parse_are_held() -> None:
 def test_a_policy_that_does_not_parse_says_so_in_one_sentence_with_the_key(spec: Any, sentence: str) -> None:
     found = policy()
     found["spec"].update(spec)
-    assert read_policy(found).fault == sentence
+    assert objects.read_policy(found).fault == sentence
 
 
 def test_keys_that_no_policy_may_set_are_its_fault() -> None:
-    found = read_policy(
+    found = objects.read_policy(
         policy(config={"runtime": {"socket": "/x"}}), lambda config: ["spec.config.runtime: no"]
     )
     assert found.fault == "spec.config.runtime: no"

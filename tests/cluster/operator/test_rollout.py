@@ -54,16 +54,19 @@ def edit(cluster: Simulated, config: Any, name: str = "p", **spec: Any) -> None:
     found["spec"] = {**found["spec"], "config": config, **spec, "rollout": rollout}
 
 
-def test_every_node_gets_the_policy_and_the_status_says_so() -> None:
-    cluster = with_good_policy()
+@pytest.fixture
+def cluster() -> Simulated:
+    return with_good_policy()
+
+
+def test_every_node_gets_the_policy_and_the_status_says_so(cluster) -> None:
     assert given(cluster) == {"n0": GOOD, "n1": GOOD, "n2": GOOD}
     shown = status(cluster)
     assert (shown["desired"], shown["updated"], shown["ready"], shown["degraded"]) == (3, 3, 3, 0)
     assert shown["phase"] == "Complete"
 
 
-def test_a_node_is_changed_only_after_the_one_before_has_answered() -> None:
-    cluster = with_good_policy()
+def test_a_node_is_changed_only_after_the_one_before_has_answered(cluster) -> None:
     cluster.written.clear()
     edit(cluster, BETTER)
     write_all(cluster)
@@ -74,7 +77,7 @@ def test_a_node_is_changed_only_after_the_one_before_has_answered() -> None:
 
 
 @pytest.mark.parametrize("sign", ["Degraded", "doctor"])
-def test_without_a_pause_too_a_node_is_judged_by_what_was_seen_with_the_new_document(sign: str) -> None:
+def test_without_a_pause_too_a_node_is_judged_by_what_was_seen_with_the_new_document(sign) -> None:
     cluster = with_good_policy()
     for name in cluster.placements:
         cluster.placements[name]["status"]["judgedPolicy"] = cluster.given_hash(name)
@@ -121,8 +124,7 @@ def test_a_percentage_of_the_nodes_is_changed_at_a_time_rounded_up() -> None:
     assert [name for name, _ in cluster.written] == ["n0", "n1"]
 
 
-def test_the_pause_counts_from_when_the_node_was_seen_well() -> None:
-    cluster = with_good_policy()
+def test_the_pause_counts_from_when_the_node_was_seen_well(cluster) -> None:
     cluster.written.clear()
     edit(cluster, BETTER, rollout={"pauseSeconds": 30})
     write_all(cluster)
@@ -137,8 +139,7 @@ def test_the_pause_counts_from_when_the_node_was_seen_well() -> None:
     assert [name for name, _ in cluster.written] == ["n0", "n1"]
 
 
-def test_a_refused_policy_stops_at_the_first_node_and_is_taken_back() -> None:
-    cluster = with_good_policy()
+def test_a_refused_policy_stops_at_the_first_node_and_is_taken_back(cluster) -> None:
     cluster.written.clear()
     edit(cluster, BAD)
     cluster.settle()
@@ -167,8 +168,7 @@ def test_a_node_that_degrades_later_takes_those_changed_before_back_too() -> Non
     assert set(map(str, given(cluster).values())) == {str(GOOD)}
 
 
-def test_after_an_abort_nothing_changes_until_the_policy_does() -> None:
-    cluster = with_good_policy()
+def test_after_an_abort_nothing_changes_until_the_policy_does(cluster) -> None:
     edit(cluster, BAD)
     cluster.settle()
     cluster.written.clear()
@@ -216,8 +216,7 @@ def test_a_node_whose_agent_has_gone_back_by_itself_stops_the_rollout() -> None:
 
 
 @pytest.mark.parametrize("said", ["TakenBack", "Refused"])
-def test_a_node_that_does_not_have_its_document_any_more_is_given_the_next(said: str) -> None:
-    cluster = with_good_policy()
+def test_a_node_that_does_not_have_its_document_any_more_is_given_the_next(cluster, said) -> None:
     cluster.placements["n1"]["status"]["policy"].update(state=said, message="it could not be reached")
     edit(cluster, BETTER)
     for _ in range(6):
@@ -244,8 +243,7 @@ def test_a_node_that_comes_after_completion_fails_alone() -> None:
     assert status(cluster)["phase"] == "Stopped"
 
 
-def test_a_node_that_degrades_after_completion_is_counted_and_left() -> None:
-    cluster = with_good_policy()
+def test_a_node_that_degrades_after_completion_is_counted_and_left(cluster) -> None:
     cluster.written.clear()
     cluster.bad = lambda node, config: "degrade" if node == "n1" else ""
     cluster.settle()
@@ -254,8 +252,7 @@ def test_a_node_that_degrades_after_completion_is_counted_and_left() -> None:
     assert status(cluster)["ready"] == 2
 
 
-def test_nodes_that_no_policy_selects_lose_theirs_one_after_the_other() -> None:
-    cluster = with_good_policy()
+def test_nodes_that_no_policy_selects_lose_theirs_one_after_the_other(cluster) -> None:
     cluster.written.clear()
     del cluster.policies["p"]
     write_all(cluster)
@@ -264,8 +261,7 @@ def test_nodes_that_no_policy_selects_lose_theirs_one_after_the_other() -> None:
     assert given(cluster) == {"n0": None, "n1": None, "n2": None}
 
 
-def test_a_policy_with_a_fault_changes_nothing_and_keeps_its_nodes() -> None:
-    cluster = with_good_policy()
+def test_a_policy_with_a_fault_changes_nothing_and_keeps_its_nodes(cluster) -> None:
     cluster.policies["low"] = policy("low", BETTER, priority=-1)
     cluster.written.clear()
     edit(cluster, BETTER, rollout={"maxUnavailable": 0})
@@ -278,8 +274,7 @@ def test_a_policy_with_a_fault_changes_nothing_and_keeps_its_nodes() -> None:
     )
 
 
-def test_what_people_wrote_stays() -> None:
-    cluster = with_good_policy()
+def test_what_people_wrote_stays(cluster) -> None:
     cluster.placements["n0"]["spec"].update(mode="observe", freeze=True)
     edit(cluster, BETTER)
     cluster.settle()
@@ -330,7 +325,7 @@ VERDICTS = st.sampled_from(["", "", "", "refuse", "degrade"])
     abort_on=st.sampled_from([["Degraded", "ConfigRefused"], ["Degraded"], []]),
 )
 def test_however_writes_answers_and_time_are_mixed_the_bounds_hold_and_the_end_is_the_same(
-    nodes: int, most: Any, verdicts: list[str], turns: list[int], abort_on: list[str]
+    nodes, most, verdicts, turns, abort_on
 ) -> None:
     """Each write is that of an operator just started. A turn is a write, an answer of one agent, or time."""
 

@@ -13,6 +13,7 @@ from cluster.topology.resource_topology import WITHHELD, node_resource_topology,
 from cri_proxy.engine.engine import Engine
 from policies.model import PlacementPreferences, PlacementRefused, Qos
 from policies.settings import PlacementSettings
+from tests import machines
 from tests.cluster.topology.crd import SCHEMA, problems
 from tests.cluster.topology.reports import report_of
 from tests.cluster.topology.scheduler import (
@@ -24,15 +25,6 @@ from tests.cluster.topology.scheduler import (
     numa_nodes,
     quantity,
     settings,
-)
-from tests.machines import (
-    ALL_MACHINES,
-    CPULESS_MEMORY_NODE,
-    EPYC_NPS1_1S,
-    GIB,
-    HYGON_7285_2S,
-    MONOLITHIC_2S,
-    SNC_2S,
 )
 from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, make_container, make_pod, run
 
@@ -59,7 +51,7 @@ def guaranteed(name: str, cpus: float, gib: int = 1, preferences: PlacementPrefe
 # ---------------------------------------------------------------------- the object
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_the_object_of_any_machine_is_one_that_an_api_server_takes(name: str) -> None:
     nrt = nrt_of(engine_on(name), owners=[{"kind": "NodePlacement", "name": "n1", "uid": "u"}])
     assert problems(nrt, SCHEMA) == []
@@ -68,14 +60,14 @@ def test_the_object_of_any_machine_is_one_that_an_api_server_takes(name: str) ->
     assert json.loads(json.dumps(nrt)) == nrt
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_zones_that_schedulers_index_by_their_number_are_in_order_and_have_every_amount(name: str) -> None:
     nodes = numa_nodes(nrt_of(engine_on(name)))
     assert [node.id for node in nodes] == list(range(len(nodes)))
     assert nodes and all("cpu" in node.resources for node in nodes)
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_for_each_amount_available_is_within_allocatable_and_that_within_capacity(name: str) -> None:
     engine = engine_on(name)
     run(engine, make_container("app", limit=1, request=0.5, memory=1), "aa1")
@@ -86,13 +78,13 @@ def test_for_each_amount_available_is_within_allocatable_and_that_within_capacit
 
 
 def test_costs_are_the_kernels_distances_to_every_numa_node() -> None:
-    nodes = numa_nodes(nrt_of(engine_on(HYGON_7285_2S)))
+    nodes = numa_nodes(nrt_of(engine_on(machines.HYGON_7285_2S)))
     assert nodes[0].costs == {0: 10, 1: 16, 2: 16, 3: 16, 4: 28, 5: 28, 6: 28, 7: 28}
     assert all(set(node.costs) == set(range(8)) for node in nodes)
 
 
 def test_l3s_are_zones_inside_of_their_node_that_a_scheduler_passes_over() -> None:
-    engine = engine_on(HYGON_7285_2S, settings=TOPOLOGY_AWARE)
+    engine = engine_on(machines.HYGON_7285_2S, settings=TOPOLOGY_AWARE)
     run(engine, guaranteed("own", 2), "aa1")
     nrt = nrt_of(engine)
     first = next(zone for zone in nrt["zones"] if zone["name"] == "l3-0")
@@ -106,7 +98,7 @@ def test_l3s_are_zones_inside_of_their_node_that_a_scheduler_passes_over() -> No
 
 
 def test_a_memory_only_node_and_an_absent_one_are_zones_with_nothing_allocatable() -> None:
-    report = report_of(engine_on(CPULESS_MEMORY_NODE))
+    report = report_of(engine_on(machines.CPULESS_MEMORY_NODE))
     machine = report["machine"]["numa_nodes"]
     assert not machine[-1]["cpus"], "the last NUMA node of this machine has memory alone"
     machine[-1]["id"] += 1  # and the number before it is nobody's
@@ -119,7 +111,7 @@ def test_a_memory_only_node_and_an_absent_one_are_zones_with_nothing_allocatable
 
 
 def test_of_more_nodes_than_a_mask_has_bits_the_first_64_are_told_of() -> None:
-    report = report_of(engine_on(HYGON_7285_2S))
+    report = report_of(engine_on(machines.HYGON_7285_2S))
     row = report["machine"]["numa_nodes"][0]
     report["machine"]["numa_nodes"] = [
         {**row, "id": i, "distances": {str(j): 10 for j in range(70)}} for i in range(70)
@@ -136,10 +128,10 @@ def test_without_a_machine_there_is_no_object() -> None:
 
 
 def test_noise_in_what_containers_hold_is_no_change() -> None:
-    report = report_of(engine_on(HYGON_7285_2S))
+    report = report_of(engine_on(machines.HYGON_7285_2S))
     for zone in report["zones"]:
         if zone["type"] == "Node":
-            zone["memory_free_bytes"] = 10 * GIB + 5_000_000
+            zone["memory_free_bytes"] = 10 * machines.GIB + 5_000_000
     before = node_resource_topology("n1", report)
     report["zones"][2]["memory_free_bytes"] += 12_345_678
     assert node_resource_topology("n1", report) == before
@@ -159,18 +151,18 @@ def test_noise_in_what_containers_hold_is_no_change() -> None:
 def test_what_kubelet_is_set_to_is_said_in_its_words(
     kubelet: TopologyManager, policy: str, scope: str
 ) -> None:
-    found = attributes(nrt_of(engine_on(HYGON_7285_2S), kubelet))
+    found = attributes(nrt_of(engine_on(machines.HYGON_7285_2S), kubelet))
     assert (found["topologyManagerPolicy"], found["topologyManagerScope"]) == (policy, scope)
 
 
 def test_of_a_kubelet_that_is_not_known_nothing_is_said() -> None:
-    assert "topologyManagerPolicy" not in attributes(nrt_of(engine_on(HYGON_7285_2S), None))
+    assert "topologyManagerPolicy" not in attributes(nrt_of(engine_on(machines.HYGON_7285_2S), None))
 
 
 @pytest.mark.parametrize("kubelet", [None, TopologyManager(), TopologyManager("restricted")])
 def test_only_single_numa_node_keeps_a_pod_away(kubelet: Optional[TopologyManager]) -> None:
     huge = Pod("huge", (amounts(cpu="100", memory="900Gi"),))
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     assert filtered(huge, nrt_of(engine, kubelet)) == ""
     assert filtered(huge, nrt_of(engine, SINGLE)) == "cannot align container"
 
@@ -199,7 +191,7 @@ CASES = [
 def test_a_pod_is_kept_away_where_no_numa_node_has_what_it_asks_for(
     pod: Pod, by_container: str, by_pod: str
 ) -> None:
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     for number in range(8):
         run(engine, guaranteed(f"taken-{number}", 12), f"a{number}")
     reasons = {"container": "cannot align container", "init": "cannot align init container", "": ""}
@@ -208,7 +200,9 @@ def test_a_pod_is_kept_away_where_no_numa_node_has_what_it_asks_for(
 
 
 @pytest.mark.parametrize("ownership", [HYGON, TOPOLOGY_AWARE], ids=["hygon", "topology-aware"])
-@pytest.mark.parametrize("name", [HYGON_7285_2S, MONOLITHIC_2S, SNC_2S, EPYC_NPS1_1S])
+@pytest.mark.parametrize(
+    "name", [machines.HYGON_7285_2S, machines.MONOLITHIC_2S, machines.SNC_2S, machines.EPYC_NPS1_1S]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_scheduler_lets_through_the_daemon_places_in_one_numa_node(
     name: str, ownership: PlacementSettings, seed: int
@@ -230,17 +224,17 @@ def test_what_a_scheduler_lets_through_the_daemon_places_in_one_numa_node(
 
 
 def test_a_container_that_fits_nowhere_is_refused_by_the_daemon_too() -> None:
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     assert filtered(Pod("wide", (amounts(cpu="17", memory="1Gi"),)), nrt_of(engine))
     with pytest.raises(PlacementRefused):
         run(engine, guaranteed("wide", 17), "aa1")
 
 
 def test_fewer_numa_nodes_score_higher_and_more_than_eight_keep_scores_above_zero() -> None:
-    nrt = nrt_of(engine_on(HYGON_7285_2S), None)
+    nrt = nrt_of(engine_on(machines.HYGON_7285_2S), None)
     narrow, wide = Pod("n", (amounts(cpu="8", memory="1Gi"),)), Pod("w", (amounts(cpu="100", memory="1Gi"),))
     assert least_numa_score(narrow, nrt) > least_numa_score(wide, nrt) >= 0
-    report = report_of(engine_on(HYGON_7285_2S))
+    report = report_of(engine_on(machines.HYGON_7285_2S))
     nodes, zones = report["machine"]["numa_nodes"], report["zones"]
     nodes += [{**nodes[0], "id": i} for i in range(8, 10)]
     node_0 = next(zone for zone in zones if zone["name"] == "node-0")
@@ -254,7 +248,7 @@ def test_fewer_numa_nodes_score_higher_and_more_than_eight_keep_scores_above_zer
 
 
 def test_single_numa_node_is_published_where_every_guaranteed_container_demands_one() -> None:
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     run(engine, guaranteed("web", 2), "aa1")
     run(engine, guaranteed("db", 2, preferences=PlacementPreferences(l3="require")), "ab2")
     run(engine, make_container("log", limit=1, request=0.1), "ac3")
@@ -290,7 +284,7 @@ AGAINST = [
 
 @pytest.mark.parametrize(("change", "why"), AGAINST, ids=[why for _, why in AGAINST])
 def test_what_is_against_single_numa_node_is_said_and_kubelets_word_stays(change: Any, why: str) -> None:
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     run(engine, guaranteed("web", 2), "aa1")
     report = report_of(engine)
     assert why_not_single_numa_node(report) == ""
@@ -305,7 +299,7 @@ def test_what_is_against_single_numa_node_is_said_and_kubelets_word_stays(change
 
 
 def test_a_scheduler_takes_an_object_over_once_it_counts_the_pods_that_run_there() -> None:
-    engine = engine_on(MONOLITHIC_2S)
+    engine = engine_on(machines.MONOLITHIC_2S)
     books = OverReserve(nrt_of(engine))
     free = numa_nodes(books.nrt)[0].resources["cpu"]
     large = str(free - 2)
@@ -323,7 +317,7 @@ def test_a_scheduler_takes_an_object_over_once_it_counts_the_pods_that_run_there
 
 
 def test_containers_of_one_pod_count_it_once_and_containers_of_no_pod_do_not() -> None:
-    engine = engine_on(HYGON_7285_2S)
+    engine = engine_on(machines.HYGON_7285_2S)
     run(engine, make_container("app", limit=1, pod=make_pod("web")), "aa1")
     run(engine, make_container("sidecar", limit=1, pod=make_pod("web")), "ab2")
     report = report_of(engine)

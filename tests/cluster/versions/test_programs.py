@@ -75,7 +75,7 @@ async def in_force(node: NodeAgent) -> Any:
 # ---------------------------------------------------------------------- agent and daemon
 
 
-async def test_a_newer_agent_tells_which_key_its_daemon_does_not_know(node: NodeAgent, after: Path) -> None:
+async def test_a_newer_agent_tells_which_key_its_daemon_does_not_know(node, after) -> None:
     await run(node.daemon)
     await node.start(source=after)
     await node.until_condition("Ready", "True", "DaemonAnswers")
@@ -89,9 +89,7 @@ async def test_a_newer_agent_tells_which_key_its_daemon_does_not_know(node: Node
     assert await node.stop() == 0
 
 
-async def test_an_agent_passes_over_what_a_newer_daemon_tells_and_names_a_newer_key(
-    node: NodeAgent, after: Path
-) -> None:
+async def test_an_agent_passes_over_what_a_newer_daemon_tells_and_names_a_newer_key(node, after) -> None:
     await run(node.daemon, after)
     await node.start()
     await node.until_condition("Ready", "True", "DaemonAnswers")
@@ -105,9 +103,7 @@ async def test_an_agent_passes_over_what_a_newer_daemon_tells_and_names_a_newer_
     assert await node.stop() == 0
 
 
-async def test_a_newer_node_on_older_schemas_says_which_field_is_not_written(
-    node: NodeAgent, after: Path
-) -> None:
+async def test_a_newer_node_on_older_schemas_says_which_field_is_not_written(node, after) -> None:
     await run(node.daemon, after)
     await node.start(source=after)
     found = await node.until_condition("SchemaCurrent", "False", "FieldsNotWritten")
@@ -118,7 +114,7 @@ async def test_a_newer_node_on_older_schemas_says_which_field_is_not_written(
 
 
 async def test_a_command_that_an_older_daemon_does_not_know_is_a_condition_and_the_others_are_carried_out(
-    node: NodeAgent, before: Path
+    node, before
 ) -> None:
     await run(node.daemon, before)
     node.ask(freeze=True, policy=policy(), overrides=[OVERRIDE])
@@ -135,7 +131,7 @@ async def test_a_command_that_an_older_daemon_does_not_know_is_a_condition_and_t
 
 
 async def test_a_daemon_from_before_the_cluster_is_one_sentence_until_it_is_another(
-    node: NodeAgent, tmp_path_factory: pytest.TempPathFactory
+    node, tmp_path_factory
 ) -> None:
     await run(node.daemon, tree(tmp_path_factory.mktemp("long-before"), LONG_BEFORE))
     node.ask(policy=policy())
@@ -149,9 +145,7 @@ async def test_a_daemon_from_before_the_cluster_is_one_sentence_until_it_is_anot
     assert await node.stop() == 0
 
 
-async def test_a_node_that_goes_back_keeps_what_it_knows_and_tells_the_rest(
-    node: NodeAgent, after: Path
-) -> None:
+async def test_a_node_that_goes_back_keeps_what_it_knows_and_tells_the_rest(node, after) -> None:
     await run(node.daemon, after)
     node.ask(freeze=True, policy=NEW, overrides=[OVERRIDE])
     await node.start(source=after)
@@ -220,7 +214,7 @@ def answer(api: ApiServer, name: str, state: str = "Applied", **fields: Any) -> 
 
 @pytest.mark.parametrize("newer_first", [True, False])
 async def test_an_operator_goes_on_with_the_rollout_of_another_version_and_takes_it_back(
-    api: ApiServer, operators: Operators, after: Path, newer_first: bool
+    api, operators, after, newer_first
 ) -> None:
     first, second = (after, ROOT) if newer_first else (ROOT, after)
     strange = {"mood": "fine"} if newer_first else {}
@@ -249,7 +243,7 @@ async def test_an_operator_goes_on_with_the_rollout_of_another_version_and_takes
 
 
 async def test_a_key_that_an_older_node_does_not_know_ends_the_rollout_and_reaches_no_other_node(
-    api: ApiServer, node: NodeAgent, operators: Operators, after: Path
+    api, node, operators, after
 ) -> None:
     others = ("node-2", "node-3")
     for name in (NAME, *others):

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -58,16 +57,14 @@ def files_of(folder: Path, empty: Path, text: str) -> Files:
         ("other", ["fallback", "TEXT", "force", "command line"]),
     ],
 )
-def test_a_text_on_trial_takes_the_place_of_its_file_or_else_of_config_yaml(
-    named: str, order: list[str], tmp_path: Path
-) -> None:
+def test_a_text_on_trial_takes_the_place_of_its_file_or_else_of_config_yaml(named, order, tmp_path) -> None:
     paths = {name: write(tmp_path / name, "{}") for name in ("fallback", "config", "force", "other")}
     files = Files(paths["fallback"], paths["config"], paths["force"], {"relay.mode": "off"})
     _, *found = files.layers_with(SettingsSource(str(paths[named]), "TEXT")).with_policy(None)
     assert [s.text if s.text == "TEXT" else s.name.rsplit("/", 1)[-1] for s in found] == order
 
 
-def test_a_text_on_trial_comes_before_what_is_forced(tmp_path: Path, empty: Path) -> None:
+def test_a_text_on_trial_comes_before_what_is_forced(tmp_path, empty) -> None:
     forced = write(tmp_path / "forced", "{}")
     layers = Files(empty, None, forced).layers_with(SettingsSource("/nowhere/x.yaml", "TEXT"))
     _, *found = layers.with_policy(None)
@@ -84,9 +81,7 @@ def test_a_text_on_trial_comes_before_what_is_forced(tmp_path: Path, empty: Path
         (("fallback", "config", "force", "line"), "/run/line.sock"),
     ],
 )
-def test_the_later_file_wins_and_the_command_line_over_all(
-    given: tuple[str, ...], expected: str, tmp_path: Path, empty: Path
-) -> None:
+def test_the_later_file_wins_and_the_command_line_over_all(given, expected, tmp_path, empty) -> None:
     paths = {
         name: write(tmp_path / f"{name}.yaml", f"{SOCKET}: /run/{name}.sock\n") if name in given else None
         for name in ("fallback", "config", "force")
@@ -98,7 +93,7 @@ def test_the_later_file_wins_and_the_command_line_over_all(
     assert (settings.problem, settings.is_default) == ("", False)
 
 
-def test_what_a_later_file_leaves_out_stays(tmp_path: Path) -> None:
+def test_what_a_later_file_leaves_out_stays(tmp_path) -> None:
     first = write(tmp_path / "a.yaml", f"{SOCKET}: /run/a.sock\ncontrol.socket: /run/c.sock\n")
     second = write(tmp_path / "b.yaml", f"{SOCKET}: /run/b.sock\n")
     config = load(Files(first, second)).config
@@ -106,7 +101,7 @@ def test_what_a_later_file_leaves_out_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "a folder", "not UTF-8"])
-def test_a_named_file_that_cannot_be_read_is_an_error(what: str, tmp_path: Path, empty: Path) -> None:
+def test_a_named_file_that_cannot_be_read_is_an_error(what, tmp_path, empty) -> None:
     path = tmp_path / "config.yaml"
     if what == "a folder":
         path.mkdir()
@@ -117,16 +112,14 @@ def test_a_named_file_that_cannot_be_read_is_an_error(what: str, tmp_path: Path,
     assert caught.value.errors[0].startswith(f"{path}: cannot be read: ")
 
 
-def test_usual_places_where_nothing_is_are_passed_over(tmp_path: Path) -> None:
+def test_usual_places_where_nothing_is_are_passed_over(tmp_path) -> None:
     _, *found = Files(root=tmp_path).layers().below
     (tmp_path / "etc").write_text("not a folder")
     _, *as_without = Files(root=tmp_path).layers().below
     assert found == as_without == []
 
 
-def test_below_another_root_lies_all_that_is_ours_and_nothing_sets(
-    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_below_another_root_lies_all_that_is_ours_and_nothing_sets(tmp_path, empty, monkeypatch) -> None:
     monkeypatch.setenv("CRI_RESMGR_ROOT", str(tmp_path))
     text = write(tmp_path / "config.yaml", "control.socket: /run/c.sock\n")
     for settings in (
@@ -144,7 +137,7 @@ def test_below_another_root_lies_all_that_is_ours_and_nothing_sets(
     assert [source.name for source in Files(empty, text).layers().below] == [str(empty), str(text)]
 
 
-def test_a_usual_place_that_may_not_be_looked_at_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
+def test_a_usual_place_that_may_not_be_looked_at_is_an_error_and_not_an_empty_one(tmp_path) -> None:
     # Root may look everywhere, so this stands for a folder that may not be searched.
     root = tmp_path / ("x" * 300)
     with pytest.raises(BadConfig) as caught:
@@ -156,7 +149,7 @@ def test_a_usual_place_that_may_not_be_looked_at_is_an_error_and_not_an_empty_on
 # ---------------------------------------------------------------------- the last that loaded
 
 
-def test_a_broken_file_leaves_the_last_configuration_in_force(tmp_path: Path, empty: Path) -> None:
+def test_a_broken_file_leaves_the_last_configuration_in_force(tmp_path, empty) -> None:
     files = files_of(tmp_path, empty, f"{SOCKET}: /run/good.sock\npolicy.Active: none\n")
     assert keep(load_or_last(files), tmp_path / "state", "/run/theirs.sock") is None
     broken = files_of(tmp_path, empty, BAD)
@@ -167,7 +160,7 @@ def test_a_broken_file_leaves_the_last_configuration_in_force(tmp_path: Path, em
     assert not settings.is_default
 
 
-def test_the_command_line_of_now_counts_over_the_last_configuration(tmp_path: Path, empty: Path) -> None:
+def test_the_command_line_of_now_counts_over_the_last_configuration(tmp_path, empty) -> None:
     files = files_of(tmp_path, empty, f"{SOCKET}: /run/good.sock\n")
     keep(load(files), tmp_path / "state", "")
     broken = files_of(tmp_path, empty, BAD)
@@ -178,9 +171,7 @@ def test_the_command_line_of_now_counts_over_the_last_configuration(tmp_path: Pa
 @pytest.mark.parametrize(
     "kept", [None, "", "{", "7", "[7]", '[["a"]]', json.dumps([["c.yaml", BAD]])], ids=repr
 )
-def test_without_a_last_configuration_the_essentials_are_believed(
-    kept: Optional[str], tmp_path: Path, empty: Path
-) -> None:
+def test_without_a_last_configuration_the_essentials_are_believed(kept, tmp_path, empty) -> None:
     (tmp_path / "state").mkdir()
     if kept is not None:
         (tmp_path / "state" / LAST).write_text(kept)
@@ -190,7 +181,7 @@ def test_without_a_last_configuration_the_essentials_are_believed(
     assert settings.config[SOCKET] == "/run/good.sock"
 
 
-def test_an_essential_that_is_invalid_itself_is_not_believed(tmp_path: Path, empty: Path) -> None:
+def test_an_essential_that_is_invalid_itself_is_not_believed(tmp_path, empty) -> None:
     text = f"{SOCKET}: not/absolute\ncontrol.socket: /run/c.sock\n"
     settings = load_or_last(files_of(tmp_path, empty, text))
     default = load(Files(empty, empty)).config[SOCKET]
@@ -210,9 +201,7 @@ def test_several_errors_are_counted_in_one_sentence() -> None:
     [("", "/run/detected.sock"), ("relay.runtime_endpoint: /run/told.sock\n", "/run/told.sock")],
     ids=["detected", "configured"],
 )
-def test_the_endpoints_are_kept_for_the_launcher(
-    text: str, runtime: str, tmp_path: Path, empty: Path
-) -> None:
+def test_the_endpoints_are_kept_for_the_launcher(text, runtime, tmp_path, empty) -> None:
     extra = f"{SOCKET}: /run/a.sock\nrelay.extra_sockets: [/run/b.sock]\n"
     settings = load(files_of(tmp_path, empty, extra + text))
     assert keep(settings, tmp_path / "state", "/run/detected.sock") is None
@@ -224,7 +213,7 @@ def test_the_endpoints_are_kept_for_the_launcher(
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == sorted([LAST, ENDPOINTS])
 
 
-def test_the_texts_of_the_files_are_kept_but_not_the_command_line(tmp_path: Path, empty: Path) -> None:
+def test_the_texts_of_the_files_are_kept_but_not_the_command_line(tmp_path, empty) -> None:
     files = files_of(tmp_path, empty, "")
     settings: ConfigInForce = load(Files(files.fallback, files.config, None, {SOCKET: "/run/line.sock"}))
     keep(settings, tmp_path / "state", "")
@@ -232,7 +221,7 @@ def test_the_texts_of_the_files_are_kept_but_not_the_command_line(tmp_path: Path
     assert [name for name, _ in kept] == [str(empty), str(files.config)]
 
 
-def test_a_folder_that_cannot_be_had_is_a_sentence(tmp_path: Path, empty: Path) -> None:
+def test_a_folder_that_cannot_be_had_is_a_sentence(tmp_path, empty) -> None:
     in_the_way = write(tmp_path / "state", "a file")
     sentence = keep(load(Files(empty, empty)), in_the_way, "")
     assert sentence is not None
@@ -251,9 +240,7 @@ def test_a_folder_that_cannot_be_had_is_a_sentence(tmp_path: Path, empty: Path) 
         ("large", f"it is larger than {MAX_BYTES} bytes"),
     ],
 )
-def test_what_is_no_file_of_a_configurations_size_is_not_read(
-    kind: str, reason: str, empty: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_file_of_a_configurations_size_is_not_read(kind, reason, empty, tmp_path) -> None:
     path = tmp_path / "config.yaml"
     if kind == "fifo":
         os.mkfifo(path)
@@ -269,7 +256,7 @@ def test_what_is_no_file_of_a_configurations_size_is_not_read(
     assert load_or_last(Files(empty, path)).is_default
 
 
-def test_a_file_may_be_a_link_to_a_link_as_in_a_config_map(empty: Path, tmp_path: Path) -> None:
+def test_a_file_may_be_a_link_to_a_link_as_in_a_config_map(empty, tmp_path) -> None:
     (tmp_path / "..2026").mkdir()
     write(tmp_path / "..2026/config.yaml", "log.level: debug\n")
     (tmp_path / "..data").symlink_to("..2026")
@@ -277,9 +264,7 @@ def test_a_file_may_be_a_link_to_a_link_as_in_a_config_map(empty: Path, tmp_path
     assert load(Files(empty, tmp_path / "config.yaml")).config["log.level"] == "debug"
 
 
-def test_a_disk_that_does_not_answer_is_a_configuration_that_cannot_be_read(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_does_not_answer_is_a_configuration_that_cannot_be_read(empty, monkeypatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr("cri_proxy.config.io.files.ANSWER_S", 0.05)
 

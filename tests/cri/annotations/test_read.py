@@ -331,11 +331,7 @@ NOTES = [
     ),
     (f"{INTEL}/prefer-shared-cpus", "app: maybe", '"maybe" is not understood, expected true or false'),
     (f"{INTEL}/prefer-shared-cpus", "app: {a: b}", '"app" is a mapping, expected a text'),
-    (
-        f"{INTEL}/prefer-shared-cpus",
-        "[a: b]",
-        "found a list, expected a value or values by container name",
-    ),
+    (f"{INTEL}/prefer-shared-cpus", "[a: b]", "found a list, expected a value or values by container name"),
     (
         f"cold-start.{INTEL}",
         "duration: 60s",

@@ -21,21 +21,8 @@ import pytest
 from cri_proxy.config.config import read_config
 from cri_proxy.doctor.checks.node import INTELS, UNITS
 from cri_proxy.doctor.facts import Facts, MachineFacts
+from cri_proxy.doctor.io import host, parts
 from cri_proxy.doctor.io.collect import examine, read_state_facts
-from cri_proxy.doctor.io.host import (
-    read_cgroup_facts,
-    read_file_facts,
-    read_kernel_facts,
-    read_machine_facts,
-    read_system_facts,
-)
-from cri_proxy.doctor.io.parts import (
-    Places,
-    find_files,
-    read_config_facts,
-    read_daemon_facts,
-    read_runtime_facts,
-)
 from cri_proxy.engine.snapshot import FORMAT
 from cri_proxy.state.file import FILE
 from policies.machine.cpus import parse_cpus
@@ -92,13 +79,13 @@ def machine_facts(root: Path, name: str, flags: str = "") -> MachineFacts:
     write_sysfs(name, root)
     text = (root / "proc/cpuinfo").read_text()
     write(root, "proc/cpuinfo", f"flags\t\t: {flags}\ncpu family\t: 24\n{text}")
-    return read_machine_facts(root, root / "sys", root / "kubelet")
+    return host.read_machine_facts(root, root / "sys", root / "kubelet")
 
 
-def places_of(root: Path, text: str = "") -> Places:
+def places_of(root: Path, text: str = "") -> parts.Places:
     config_file = write(root, "etc/cri-resmgr/config.yaml", text)
-    _, config = read_config_facts(find_files(root, config_file))
-    places = Places(root, root / "proc", config, Path("."))
+    _, config = parts.read_config_facts(parts.find_files(root, config_file))
+    places = parts.Places(root, root / "proc", config, Path("."))
     return replace(places, control=places.at("control.socket"))
 
 
@@ -150,7 +137,7 @@ def test_a_virtual_machine_is_known_by_its_flag_or_its_name(
 def test_stolen_time_is_a_share_of_all_time(root: Path, stat: str, steal: Optional[float]) -> None:
     write_sysfs(VM_NO_CACHE_INFO, root)
     write(root, "proc/stat", stat)
-    assert read_machine_facts(root, root / "sys", root).steal == steal
+    assert host.read_machine_facts(root, root / "sys", root).steal == steal
 
 
 # ---------------------------------------------------------------------- kernel
@@ -162,7 +149,7 @@ def test_the_kernel_tells_its_settings(root: Path) -> None:
     write(root, "proc/sys/kernel/random/boot_id", "abc\n")
     write(root, "proc/cmdline", "quiet isolcpus=2-3\n")
     write(root, "sys/kernel/security/lockdown", "none [integrity] confidentiality\n")
-    facts = read_kernel_facts(root)
+    facts = host.read_kernel_facts(root)
     assert (facts.release, facts.numa_balancing, facts.boot_id) == ("5.10.0-1", "1", "abc")
     assert (facts.command_line, facts.lockdown) == (("quiet", "isolcpus=2-3"), "integrity")
     assert facts.bpf_config == ""
@@ -178,16 +165,16 @@ def test_the_kernel_tells_its_settings(root: Path) -> None:
 )
 def test_what_the_kernel_is_built_without_is_read_in_both_places(root: Path, text: str, missing: str) -> None:
     (root / "proc/config.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_kernel_facts(root).bpf_config == missing
+    assert host.read_kernel_facts(root).bpf_config == missing
     (root / "proc/config.gz").unlink()
     write(root, "proc/sys/kernel/osrelease", "6.1.0")
     write(root, "boot/config-6.1.0", text)
-    assert read_kernel_facts(root).bpf_config == missing
+    assert host.read_kernel_facts(root).bpf_config == missing
 
 
 def test_a_kernel_that_tells_nothing_is_no_error(root: Path) -> None:
     (root / "proc/config.gz").write_bytes(b"not gzip")
-    assert read_kernel_facts(root).release == ""
+    assert host.read_kernel_facts(root).release == ""
 
 
 # ---------------------------------------------------------------------- cgroups
@@ -212,7 +199,7 @@ def test_cgroups_of_every_kind_are_told_apart(root: Path, name: str) -> None:
     files, expected = CGROUPS[name]
     for path, text in files.items():
         write(root, f"cg/{path}", text)
-    facts = read_cgroup_facts(root, root / "cg")
+    facts = host.read_cgroup_facts(root, root / "cg")
     assert (facts.version, facts.has_cpuset, facts.kubepods) == expected
 
 
@@ -221,7 +208,7 @@ def test_what_kubepods_may_use_is_read(root: Path) -> None:
     write(root, "cg/kubepods/cgroup.controllers", "cpuset")
     write(root, "cg/kubepods/cpuset.cpus.effective", "2-7\n")
     write(root, "cg/kubepods/cpuset.mems.effective", "0\n")
-    facts = read_cgroup_facts(root, root / "cg")
+    facts = host.read_cgroup_facts(root, root / "cg")
     assert (facts.cpus, facts.mems) == (parse_cpus("2-7"), parse_cpus("0"))
 
 
@@ -231,7 +218,7 @@ def test_what_kubepods_may_use_is_read(root: Path) -> None:
 def test_units_are_what_systemctl_shows(root: Path) -> None:
     (root / "run/systemd/system").mkdir(parents=True)
     systemctl = write(root, "systemctl", SYSTEMCTL.format(log=root / "log"), 0o755)
-    service, listener, watcher = read_system_facts(root, root / "proc", str(systemctl)).units
+    service, listener, watcher = host.read_system_facts(root, root / "proc", str(systemctl)).units
     assert (service.name, service.active, service.restarts, service.enabled) == (
         UNITS[0],
         "active",
@@ -245,7 +232,7 @@ def test_units_are_what_systemctl_shows(root: Path) -> None:
 
 
 def test_systemctl_is_not_asked_where_systemd_does_not_run(root: Path) -> None:
-    facts = read_system_facts(root, root / "proc", str(root / "absent"))
+    facts = host.read_system_facts(root, root / "proc", str(root / "absent"))
     assert (facts.has_systemd, facts.units) == (False, ())
 
 
@@ -256,7 +243,7 @@ def test_programs_are_known_by_name_and_intels_by_what_runs_it(root: Path) -> No
         (root / f"proc/{pid}/exe").symlink_to(exe)
     write(root, "opt/nri/plugins/90-policy", "", 0o755)
     write(root, "opt/nri/plugins/README", "")
-    facts = read_system_facts(root, root / "proc", "systemctl")
+    facts = host.read_system_facts(root, root / "proc", "systemctl")
     assert facts.programs == tuple(sorted(("cri-resmgr", INTELS, "koordlet")))
     assert facts.nri_plugins == ("90-policy",)
 
@@ -266,9 +253,9 @@ def test_programs_are_known_by_name_and_intels_by_what_runs_it(root: Path) -> No
 
 def test_files_are_of_a_kind_and_have_a_mode(root: Path) -> None:
     with listen(root / "s"):
-        kinds = {name: read_file_facts(root / name).kind for name in ("s", "proc", "absent")}
+        kinds = {name: host.read_file_facts(root / name).kind for name in ("s", "proc", "absent")}
     assert kinds == {"s": "socket", "proc": "directory", "absent": ""}
-    assert read_file_facts(write(root, "f", "", 0o640)).mode == 0o640
+    assert host.read_file_facts(write(root, "f", "", 0o640)).mode == 0o640
 
 
 @pytest.mark.parametrize(("backlog", "expected"), [(1, True), (None, False)])
@@ -278,7 +265,7 @@ def test_whether_a_socket_is_listened_on_is_seen_without_a_connection(
     (root / "proc/net").mkdir()
     (root / "proc/net/unix").symlink_to("/proc/net/unix")
     with listen(root / "k.sock", backlog) as bound:
-        facts = read_daemon_facts(places_of(root, f"relay: {{socket: {root}/k.sock}}"))
+        facts = parts.read_daemon_facts(places_of(root, f"relay: {{socket: {root}/k.sock}}"))
         [(file, is_served)] = facts.sockets
         bound.setblocking(False)
         with pytest.raises(OSError):  # nobody came, or it does not listen
@@ -287,7 +274,7 @@ def test_whether_a_socket_is_listened_on_is_seen_without_a_connection(
 
 
 def test_a_daemon_that_is_down_is_a_sentence(root: Path) -> None:
-    facts = read_daemon_facts(places_of(root))
+    facts = parts.read_daemon_facts(places_of(root))
     assert facts.status is None
     assert (
         facts.problem == f"the daemon is not running: nothing serves {root}/var/run/cri-resmgr/control.sock"
@@ -301,7 +288,7 @@ def test_an_invalid_configuration_is_told_and_its_paths_are_used(root: Path) -> 
     file = write(
         root, "etc/cri-resmgr/config.yaml", f"state: {{directory: {root}/s}}\nrelay: {{mode: maybe}}\n"
     )
-    facts, config = read_config_facts(find_files(root, None))
+    facts, config = parts.read_config_facts(parts.find_files(root, None))
     assert len(facts.errors) == 1 and f"{file}:2" in facts.errors[0]
     assert config["state.directory"] == f"{root}/s"
 
@@ -309,7 +296,7 @@ def test_an_invalid_configuration_is_told_and_its_paths_are_used(root: Path) -> 
 def test_both_files_are_named(root: Path) -> None:
     write(root, "etc/cri-resmgr/config.yaml", "relay: {mode: observe}\n")
     write(root, "etc/cri-resmgr/fallback.cfg", "policy: {Active: none}\n")
-    facts, config = read_config_facts(find_files(root, None))
+    facts, config = parts.read_config_facts(parts.find_files(root, None))
     assert [Path(name).name for name in facts.files] == ["fallback.cfg", "config.yaml"]
     assert (config["relay.mode"], config["policy.Active"]) == ("observe", "none")
 
@@ -453,19 +440,19 @@ def test_state_from_the_future_is_told(root: Path) -> None:
 
 
 def test_a_runtime_that_is_nowhere_is_a_sentence(root: Path) -> None:
-    facts = read_runtime_facts(places_of(root), "")
+    facts = parts.read_runtime_facts(places_of(root), "")
     assert facts.problem.startswith("no container runtime found")
 
 
 def test_a_runtime_whose_socket_nobody_serves_is_a_sentence(root: Path) -> None:
     listen(root / "run/containerd/containerd.sock").close()
-    facts = read_runtime_facts(places_of(root), "")
+    facts = parts.read_runtime_facts(places_of(root), "")
     assert facts.problem.startswith(f"the runtime at {root}/run/containerd/containerd.sock does not answer")
 
 
 def test_a_runtime_that_hangs_is_a_sentence(root: Path) -> None:
     with listen(root / "run/containerd/containerd.sock"):
-        facts = read_runtime_facts(places_of(root), "")
+        facts = parts.read_runtime_facts(places_of(root), "")
     assert facts.problem.endswith("has not answered within 1 s")
 
 
@@ -484,7 +471,7 @@ async def test_a_runtime_that_only_says_who_it_is_is_a_problem(
     await runtime.start()
     try:
         runtime.script("ListContainers", error=error, hold=None if error else asyncio.Event())
-        facts = await asyncio.to_thread(read_runtime_facts, places_of(root), str(runtime.socket))
+        facts = await asyncio.to_thread(parts.read_runtime_facts, places_of(root), str(runtime.socket))
     finally:
         await runtime.stop()
     assert facts.problem == f"ListContainers of the runtime at {runtime.socket} {words}"
@@ -508,7 +495,7 @@ async def test_a_runtime_may_take_a_fifth_of_a_longer_examination(root: Path) ->
 def test_a_runtime_socket_that_is_none_is_a_sentence(root: Path, kind: str, words: str) -> None:
     if kind:
         write(root, "r.sock", "")
-    assert read_runtime_facts(places_of(root), f"{root}/r.sock").problem.endswith(words)
+    assert parts.read_runtime_facts(places_of(root), f"{root}/r.sock").problem.endswith(words)
 
 
 # ---------------------------------------------------------------------- all of it
@@ -569,7 +556,7 @@ def test_a_configuration_that_is_no_file_is_said_and_the_rest_is_there(root: Pat
 
 def test_a_path_that_cannot_be_looked_at_is_not_taken_for_one_that_is_not_there(root: Path) -> None:
     with pytest.raises(OSError, match="File name too long"):
-        read_file_facts(root / ("x" * 300))
+        host.read_file_facts(root / ("x" * 300))
 
 
 def test_what_hangs_is_left_behind_and_said(root: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from cri_proxy.nri.pod_cache import PLUGIN_ID
 from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, pod_config
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, ask, counter
+from tests.functional.conftest import ask, counter
 from tests.functional.nri.support import (
     adjust,
     env,
@@ -32,9 +30,7 @@ from tests.nri.io.host.plugins import NO_VALIDATOR
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_plugins_are_told_the_whole_life_of_a_pod(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_plugins_are_told_the_whole_life_of_a_pod(agent, client, runtime) -> None:
     async with plugin(agent) as told:
         pod = await client.run_pod("p", annotations={"a": "b"})
         container = await client.create(pod, "c", cpu_limit=1000)
@@ -71,7 +67,7 @@ async def test_plugins_are_told_the_whole_life_of_a_pod(
 
 
 async def test_what_only_a_create_can_carry_is_there_and_nothing_else_is_left(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     mount = {"destination": "/data", "source": "/srv", "type": "bind", "options": ["bind", "ro"]}
     asked = adjust(env=env(ADDED="1"), mounts=[mount], annotations={"k": "v"})
@@ -95,9 +91,7 @@ async def test_what_only_a_create_can_carry_is_there_and_nothing_else_is_left(
         assert "k" not in asked_about["annotations"]
 
 
-async def test_resources_are_given_to_the_container_that_was_made(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_resources_are_given_to_the_container_that_was_made(agent, client, runtime, pod) -> None:
     resources = {"memory": {"limit": {"value": 123 << 20}}, "cpu": {"shares": {"value": 2048}}}
     async with plugin(agent, CreateContainer=adjust(linux={"resources": resources})):
         container = await client.create(pod, "c", cpu_limit=2000)
@@ -111,9 +105,7 @@ async def test_resources_are_given_to_the_container_that_was_made(
         assert len(runtime.calls_of("CreateContainer")) == 1
 
 
-async def test_a_cpuset_of_a_plugins_is_a_fence_for_the_engine(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_cpuset_of_a_plugins_is_a_fence_for_the_engine(agent, client, runtime, pod) -> None:
     fence = "40-47"
     asked = adjust(linux={"resources": {"cpu": {"cpus": fence}}})
     async with plugin(agent, CreateContainer=[asked, {}]):
@@ -127,9 +119,7 @@ async def test_a_cpuset_of_a_plugins_is_a_fence_for_the_engine(
         assert parse_cpus(runtime.cpuset(other))
 
 
-async def test_other_containers_are_updated_before_the_create_returns(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_other_containers_are_updated_before_the_create_returns(agent, client, runtime, pod) -> None:
     first = await client.create(pod, "first", cpu_limit=1000)
     update = {"container_id": first, "linux": {"resources": {"cpu": {"shares": {"value": 77}}}}}
     nobody = {"container_id": "nobody", "linux": {"resources": {"cpu": {"shares": {"value": 78}}}}}
@@ -143,7 +133,7 @@ async def test_other_containers_are_updated_before_the_create_returns(
 
 
 async def test_two_plugins_in_conflict_leave_nothing_and_the_next_try_may_succeed(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     async with (
         plugin(agent, "10-foo", CreateContainer=adjust(env=env(A="1"))),
@@ -159,9 +149,7 @@ async def test_two_plugins_in_conflict_leave_nothing_and_the_next_try_may_succee
         assert (only(runtime).id, variables(only(runtime))) == (container, {"A": "1"})
 
 
-async def test_what_cri_cannot_express_is_refused_by_field_and_plugin(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_what_cri_cannot_express_is_refused_by_field_and_plugin(agent, client, runtime, pod) -> None:
     hook = adjust(rlimits=[{"type": "RLIMIT_NOFILE", "hard": 10, "soft": 10}])
     async with plugin(agent, "10-foo", CreateContainer=hook):
         got = await try_create(client, pod, "c")
@@ -170,7 +158,7 @@ async def test_what_cri_cannot_express_is_refused_by_field_and_plugin(
         assert runtime.containers == {}
 
 
-async def test_what_is_only_warned_of_is_left_out(start_agent: StartAgent, runtime: FakeRuntime) -> None:
+async def test_what_is_only_warned_of_is_left_out(start_agent, runtime) -> None:
     agent = await start_agent(nri=hosting(warn=["rlimits"]))
     rlimit = adjust(rlimits=[{"type": "RLIMIT_NOFILE", "hard": 10, "soft": 10}])
     async with CriClient(agent.socket) as client, plugin(agent, "10-foo", CreateContainer=rlimit):
@@ -179,9 +167,7 @@ async def test_what_is_only_warned_of_is_left_out(start_agent: StartAgent, runti
         await agent.logged("Rlimits RLIMIT_NOFILE")
 
 
-async def test_an_answer_that_is_another_one_each_time_is_asked_for_once(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_an_answer_that_is_another_one_each_time_is_asked_for_once(agent, client, runtime, pod) -> None:
     async with plugin(agent, CreateContainer=adjust(env=env(A="{count}"))) as told:
         for number in range(2):
             container = await client.create(pod, f"c{number}")
@@ -192,9 +178,7 @@ async def test_an_answer_that_is_another_one_each_time_is_asked_for_once(
         assert len(runtime.containers) == 2
 
 
-async def test_a_missing_required_plugin_refuses_by_name_and_leaves_nothing(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_a_missing_required_plugin_refuses_by_name_and_leaves_nothing(start_agent, runtime) -> None:
     agent = await start_agent(nri=hosting(required_plugins=["needed"]))
     async with CriClient(agent.socket) as client:
         config = pod_config("p", uid="u")
@@ -218,9 +202,7 @@ async def test_a_missing_required_plugin_refuses_by_name_and_leaves_nothing(
         pytest.param({"raw": "ffff"}, id="answers with garbage"),
     ],
 )
-async def test_a_plugin_that_fails_takes_no_container_with_it(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, failure: dict[str, Any]
-) -> None:
+async def test_a_plugin_that_fails_takes_no_container_with_it(agent, client, runtime, pod, failure) -> None:
     start = plugin_process if "exit" in failure else plugin
     async with (
         start(agent, "10-bad", mask=NO_VALIDATOR, CreateContainer=failure),
@@ -232,9 +214,7 @@ async def test_a_plugin_that_fails_takes_no_container_with_it(
         await good.line("PostStartContainer")
 
 
-async def test_an_error_of_a_plugins_refuses_the_create(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_an_error_of_a_plugins_refuses_the_create(agent, client, runtime, pod) -> None:
     async with plugin(agent, "10-no", CreateContainer={"error": "not today", "code": 7}):
         got = await try_create(client, pod, "c")
         assert (got.code, got.details) == (2, 'cri-resmgr: plugin "10-no" failed CreateContainer: not today')
@@ -244,9 +224,7 @@ async def test_an_error_of_a_plugins_refuses_the_create(
 # ---------------------------------------------------------------------- the runtime's errors
 
 
-async def test_the_runtimes_own_error_passes_as_it_is(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, direct: CriClient, pod: Pod
-) -> None:
+async def test_the_runtimes_own_error_passes_as_it_is(agent, client, runtime, direct, pod) -> None:
     trailers = (("grpc-status-details-bin", b"\x08\x05"),)
     runtime.script("CreateContainer", error=(5, "no such image", trailers))
     async with plugin(agent) as told:
@@ -258,7 +236,7 @@ async def test_the_runtimes_own_error_passes_as_it_is(
 
 
 async def test_a_create_in_a_sandbox_that_was_stopped_fails_without_an_event(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     async with plugin(agent) as told:
         await client.stop_pod(pod.id)
@@ -269,7 +247,7 @@ async def test_a_create_in_a_sandbox_that_was_stopped_fails_without_an_event(
 
 
 async def test_resources_that_the_runtime_does_not_update_are_made_with_the_container(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     runtime.script("UpdateContainerResources", error=(2, "container is not running"))
     asked = adjust(linux={"resources": {"memory": {"limit": {"value": 99 << 20}}}})
@@ -281,9 +259,7 @@ async def test_resources_that_the_runtime_does_not_update_are_made_with_the_cont
 # ---------------------------------------------------------------------- what clients see meanwhile
 
 
-async def test_nobody_sees_the_container_until_plugins_agree(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
-) -> None:
+async def test_nobody_sees_the_container_until_plugins_agree(agent, client, runtime, pod, go_on) -> None:
     async with plugin(agent, CreateContainer={"until": str(go_on), **adjust(env=env(A="1"))}) as told:
         events = client.events()
         await runtime.wait_until(lambda: runtime.subscribers == 1)
@@ -307,9 +283,7 @@ async def test_nobody_sees_the_container_until_plugins_agree(
         events.cancel()
 
 
-async def test_a_client_that_goes_away_leaves_a_whole_container(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
-) -> None:
+async def test_a_client_that_goes_away_leaves_a_whole_container(agent, client, runtime, pod, go_on) -> None:
     async with plugin(agent, CreateContainer={"until": str(go_on), **adjust(env=env(A="1"))}) as told:
         creating = asyncio.ensure_future(client.create(pod, "c", cpu_limit=1000))
         await told.line("CreateContainer")
@@ -326,7 +300,7 @@ async def _is_bound(agent: Agent, container_id: str) -> bool:
 
 
 async def test_of_two_creates_of_one_name_the_second_fails_as_at_the_runtime(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+    agent, client, runtime, pod, go_on
 ) -> None:
     async with plugin(agent, CreateContainer={"until": str(go_on)}) as told:
         creating = asyncio.ensure_future(client.create(pod, "c"))
@@ -341,7 +315,7 @@ async def test_of_two_creates_of_one_name_the_second_fails_as_at_the_runtime(
 
 
 async def test_what_a_killed_daemon_has_left_half_made_is_removed(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, direct: CriClient
+    agent, client, runtime, pod, direct
 ) -> None:
     running = await client.create(pod, "running")
     await client.start(running)
@@ -359,9 +333,7 @@ async def test_what_a_killed_daemon_has_left_half_made_is_removed(
     assert not list(Path(agent.config["state"]["directory"]).glob("nri-unfinished*"))
 
 
-async def test_a_stop_in_the_middle_ends_in_time_and_is_cleared_up(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_a_stop_in_the_middle_ends_in_time_and_is_cleared_up(start_agent, runtime) -> None:
     agent = await start_agent(nri=hosting(request_timeout="1h"), constants={"relay_drain_s": 0.1})
     async with CriClient(agent.socket) as client:
         pod = await client.run_pod("p")
@@ -377,9 +349,7 @@ async def test_a_stop_in_the_middle_ends_in_time_and_is_cleared_up(
         assert set(runtime.containers) == {container}
 
 
-async def test_mode_off_asks_no_plugin(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_mode_off_asks_no_plugin(agent, client, runtime, pod) -> None:
     async with plugin(agent, CreateContainer={"error": "no"}) as told:
         await ask(agent, "mode", mode="off")
         try:
@@ -389,7 +359,7 @@ async def test_mode_off_asks_no_plugin(
             await ask(agent, "mode", mode="enforce")
 
 
-async def test_a_request_that_is_decided_twice_counts_once(agent: Agent, client: CriClient, pod: Pod) -> None:
+async def test_a_request_that_is_decided_twice_counts_once(agent, client, pod) -> None:
     asked = adjust(linux={"resources": {"cpu": {"shares": {"value": 512}}}})
     name = "requests_total{method=CreateContainer,outcome=placed}"
     before = counter(await ask(agent, "status"), name)
@@ -401,9 +371,7 @@ async def test_a_request_that_is_decided_twice_counts_once(agent: Agent, client:
         assert [told["name"] for told in status["nri"]["plugins"]] == ["test"]
 
 
-async def test_a_seccomp_policy_reaches_the_runtime_as_a_file(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_seccomp_policy_reaches_the_runtime_as_a_file(agent, client, runtime, pod) -> None:
     policy = {
         "default_action": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}],
@@ -418,7 +386,7 @@ async def test_a_seccomp_policy_reaches_the_runtime_as_a_file(
 
 
 async def test_the_log_has_one_line_for_a_create_that_says_what_plugins_did(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     async with plugin(agent, CreateContainer=adjust(env=env(A="1"))):
         container = await client.create(pod, "told-of", cpu_limit=1000)

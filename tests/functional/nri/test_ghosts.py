@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import until
 from tests.functional.nri.support import plugin
 from tests.nri.io.host.plugins import A_WHOLE_LIFE, NO_VALIDATOR, Log
@@ -36,7 +34,7 @@ async def a_whole_life(client: CriClient, name: str) -> Pod:
 
 
 async def test_pods_that_go_between_a_plugin_that_dies_and_the_next_are_told_to_neither(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
+    agent, client, runtime
 ) -> None:
     for number in range(30):
         gone = await client.run_pod(f"gone-{number}")
@@ -53,7 +51,7 @@ async def test_pods_that_go_between_a_plugin_that_dies_and_the_next_are_told_to_
 
 
 async def test_what_is_still_to_be_told_to_an_earlier_plugin_is_no_business_of_a_later_one(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+    agent, client, runtime, pod, go_on
 ) -> None:
     await client.start(await client.create(pod, "c"))
     waits = {"until": str(go_on)}
@@ -72,7 +70,7 @@ async def test_what_is_still_to_be_told_to_an_earlier_plugin_is_no_business_of_a
 
 
 async def test_a_pod_that_is_being_stopped_when_a_plugin_comes_is_shown_and_told_to_its_end(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+    agent, client, runtime, pod, go_on
 ) -> None:
     container = await client.create(pod, "c")
     await client.start(container)
@@ -91,7 +89,7 @@ async def test_a_pod_that_is_being_stopped_when_a_plugin_comes_is_shown_and_told
 
 
 async def test_a_pod_made_past_us_ends_for_the_plugins_that_were_shown_it_only(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
+    agent, client, runtime
 ) -> None:
     async with CriClient(runtime.socket) as direct, plugin(agent, "10-before", mask=NO_VALIDATOR) as before:
         past = await direct.run_pod("past")

@@ -10,10 +10,8 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.pod_cache import PLUGIN_ID
-from tests.agent import Agent
-from tests.cri_client import CriClient, Pod
-from tests.fake_runtime import FakeRuntime
-from tests.functional.conftest import StartAgent, until
+from tests.cri_client import CriClient
+from tests.functional.conftest import until
 from tests.functional.nri.support import (
     adjust,
     env,
@@ -44,7 +42,7 @@ def shares(container_id: str, value: int) -> dict[str, Any]:
 
 
 async def test_a_folder_named_by_the_id_is_there_for_the_containers_whole_life(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, tmp_path: Path
+    agent, client, runtime, pod, tmp_path
 ) -> None:
     async with plugin(agent, mask=NO_VALIDATOR, **folder_by_id(tmp_path)) as told:
         container = await client.create(pod, "c", cpu_limit=1000)
@@ -72,9 +70,7 @@ async def test_a_folder_named_by_the_id_is_there_for_the_containers_whole_life(
         await until(agent, lambda _: not list(tmp_path.glob("*/")))
 
 
-async def test_containers_that_need_no_other_create_have_the_runtimes_id(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_containers_that_need_no_other_create_have_the_runtimes_id(agent, client, runtime, pod) -> None:
     asked = adjust(linux={"resources": {"cpu": {"shares": {"value": 512}}}})
     async with plugin(agent, mask=NO_VALIDATOR, CreateContainer=[asked, {}]) as told:
         for name in ("updated", "left-alone"):
@@ -84,9 +80,7 @@ async def test_containers_that_need_no_other_create_have_the_runtimes_id(
             assert container in [shown["id"] for shown in told.containers()]
 
 
-async def test_plugins_update_by_the_id_they_know(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_plugins_update_by_the_id_they_know(agent, client, runtime, pod) -> None:
     """In the answer to an update of it, in that to another's create, and unasked."""
     script = {
         "CreateContainer/c": adjust(env=env(A="1")),
@@ -114,7 +108,7 @@ async def test_plugins_update_by_the_id_they_know(
 
 
 async def test_a_restart_of_the_daemon_and_a_plugins_return_keep_the_id(
-    start_agent: StartAgent, runtime: FakeRuntime, tmp_path: Path
+    start_agent, runtime, tmp_path
 ) -> None:
     agent = await start_agent(nri=hosting())
     script = {"mask": NO_VALIDATOR, **folder_by_id(tmp_path)}
@@ -164,7 +158,7 @@ async def test_a_restart_of_the_daemon_and_a_plugins_return_keep_the_id(
 
 
 async def test_a_container_that_cannot_be_made_anew_is_told_as_gone_once(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, tmp_path: Path
+    agent, client, runtime, pod, tmp_path
 ) -> None:
     async with plugin(agent, mask=NO_VALIDATOR, **folder_by_id(tmp_path)) as told:
         runtime.script("CreateContainer", error=(2, "no such mount"), when=lambda sent: b"/data" in sent)
@@ -183,7 +177,7 @@ async def test_a_container_that_cannot_be_made_anew_is_told_as_gone_once(
 
 
 async def test_while_one_is_made_anew_no_list_of_the_runtimes_says_that_it_has_gone(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     gate = asyncio.Event()
     async with plugin(agent, mask=NO_VALIDATOR, CreateContainer=adjust(annotations={"a": "1"})) as told:
@@ -208,9 +202,7 @@ async def test_while_one_is_made_anew_no_list_of_the_runtimes_says_that_it_has_g
         assert told.events()[:3] == ["CreateContainer", "PostCreateContainer", "StartContainer"]
 
 
-async def test_a_daemon_that_is_killed_in_the_middle_leaves_none_of_the_two(
-    start_agent: StartAgent, runtime: FakeRuntime
-) -> None:
+async def test_a_daemon_that_is_killed_in_the_middle_leaves_none_of_the_two(start_agent, runtime) -> None:
     agent = await start_agent(nri=hosting())
     gate = asyncio.Event()
     async with CriClient(agent.socket) as client:
@@ -236,9 +228,7 @@ async def test_a_daemon_that_is_killed_in_the_middle_leaves_none_of_the_two(
         assert [shown["id"] for shown in told.containers()].count(again) == len(told.containers())
 
 
-async def test_stop_and_removal_of_the_pod_in_the_middle_are_told_once(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_stop_and_removal_of_the_pod_in_the_middle_are_told_once(agent, client, runtime, pod) -> None:
     gate = asyncio.Event()
     async with plugin(agent, mask=NO_VALIDATOR, CreateContainer=adjust(env=env(A="1"))) as told:
         runtime.script("CreateContainer", hold=gate, when=lambda sent: PLUGIN_ID.encode() in sent)
@@ -255,7 +245,7 @@ async def test_stop_and_removal_of_the_pod_in_the_middle_are_told_once(
 
 
 async def test_an_annotation_that_names_another_container_misleads_no_update(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     real = await client.create(pod, "real")
     false = await client.create(pod, "false", annotations={PLUGIN_ID: real})
@@ -269,9 +259,7 @@ async def test_an_annotation_that_names_another_container_misleads_no_update(
         assert (await client.call_bytes("/runtime.v1.RuntimeService/ContainerStatus", status)).code == 0
 
 
-async def test_a_plugin_does_not_wait_for_ever_for_what_is_made_anew(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_plugin_does_not_wait_for_ever_for_what_is_made_anew(agent, client, runtime, pod) -> None:
     gate = asyncio.Event()
     async with plugin(agent, mask=NO_VALIDATOR, CreateContainer=adjust(annotations={"a": "1"})) as told:
         runtime.script("CreateContainer", hold=gate, when=lambda sent: PLUGIN_ID.encode() in sent)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.agent import Agent
 from tests.cri_client import CriClient, Pod
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, counter, until
 from tests.functional.nri.support import adjust, env, plugin, plugin_process, try_create, try_run, variables
 from tests.nri.io.host.plugins import NO_VALIDATOR
@@ -29,7 +26,7 @@ async def sandboxes(client: CriClient) -> list[str]:
 
 
 async def test_nobody_sees_a_sandbox_or_creates_in_it_until_its_hooks_are_through(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, go_on: Path
+    agent, client, runtime, go_on
 ) -> None:
     async with plugin(agent, RunPodSandbox={"until": str(go_on)}) as told:
         running = asyncio.ensure_future(client.run_pod("new"))
@@ -48,9 +45,7 @@ async def test_nobody_sees_a_sandbox_or_creates_in_it_until_its_hooks_are_throug
         assert await client.create(pod, "c") in runtime.containers
 
 
-async def test_a_refused_pod_leaves_nothing_and_may_be_run_again_at_once(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_a_refused_pod_leaves_nothing_and_may_be_run_again_at_once(agent, client, runtime) -> None:
     async with (
         plugin(agent, "20-no", RunPodSandbox=[{"error": "not here"}, {}]),
         plugin(agent, "10-first", mask=NO_VALIDATOR) as first,
@@ -63,9 +58,7 @@ async def test_a_refused_pod_leaves_nothing_and_may_be_run_again_at_once(
         assert len(runtime.pods) == 1
 
 
-async def test_the_runtimes_refusal_of_a_pod_passes_and_tells_nobody(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_the_runtimes_refusal_of_a_pod_passes_and_tells_nobody(agent, client, runtime) -> None:
     runtime.script("RunPodSandbox", error=(14, "network plugin not ready"))
     async with plugin(agent) as told:
         got = await try_run(client, "p")
@@ -77,7 +70,7 @@ async def test_the_runtimes_refusal_of_a_pod_passes_and_tells_nobody(
 
 
 async def test_containers_are_stopped_before_the_pods_hook_and_the_pod_after_it(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+    agent, client, runtime, pod, go_on
 ) -> None:
     container = await client.create(pod, "c")
     await client.start(container)
@@ -96,9 +89,7 @@ async def test_containers_are_stopped_before_the_pods_hook_and_the_pod_after_it(
         await told.become("StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
 
 
-async def test_a_pod_that_is_removed_at_once_has_all_its_events(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_pod_that_is_removed_at_once_has_all_its_events(agent, client, runtime, pod) -> None:
     await client.start(await client.create(pod, "c"))
     async with plugin(agent, mask=NO_VALIDATOR) as told:
         await client.remove_pod(pod.id)
@@ -107,7 +98,7 @@ async def test_a_pod_that_is_removed_at_once_has_all_its_events(
 
 @pytest.mark.parametrize("event", ["RemoveContainer", "RemovePodSandbox"])
 async def test_plugins_are_told_of_a_removal_before_the_client_and_no_other_call_waits_for_it(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path, event: str
+    agent, client, runtime, pod, go_on, event
 ) -> None:
     container = await client.create(pod, "c")
     async with plugin(agent, mask=NO_VALIDATOR, **{event: {"until": str(go_on)}}) as told:
@@ -124,7 +115,7 @@ async def test_plugins_are_told_of_a_removal_before_the_client_and_no_other_call
 
 @pytest.mark.parametrize("mask", [0x0001, NO_VALIDATOR])
 async def test_a_removal_that_the_runtime_refuses_is_told_to_no_plugin_and_one_of_what_is_gone_once(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, mask: int
+    agent, client, runtime, pod, mask
 ) -> None:
     method = "/runtime.v1.RuntimeService/RemovePodSandbox"
     request = cri.RemovePodSandboxRequest(pod_sandbox_id=pod.id).SerializeToString()
@@ -137,9 +128,7 @@ async def test_a_removal_that_the_runtime_refuses_is_told_to_no_plugin_and_one_o
 
 
 @pytest.mark.parametrize("how", ["event", "poll"])
-async def test_an_exit_is_told_with_its_code_without_any_call(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, how: str
-) -> None:
+async def test_an_exit_is_told_with_its_code_without_any_call(agent, client, runtime, pod, how) -> None:
     container = await client.create(pod, "c")
     await client.start(container)
     async with plugin(agent, mask=NO_VALIDATOR) as told:
@@ -161,9 +150,7 @@ async def test_an_exit_is_told_with_its_code_without_any_call(
 # ---------------------------------------------------------------------- StartContainer
 
 
-async def test_a_refused_start_is_told_as_a_stop_and_blames_no_placement(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_refused_start_is_told_as_a_stop_and_blames_no_placement(agent, client, runtime, pod) -> None:
     container = await client.create(pod, "c", cpu_limit=1000)
     before = counter(await ask(agent, "status"), "start_failures_total{next_create=untouched}")
     async with plugin(agent, mask=NO_VALIDATOR, StartContainer={"error": "not now, cpuset"}) as told:
@@ -180,9 +167,7 @@ async def test_a_refused_start_is_told_as_a_stop_and_blames_no_placement(
     assert not [key for key in status["counters"] if "start_failures" in key]
 
 
-async def test_a_start_that_the_runtime_refuses_is_told_as_a_stop(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_start_that_the_runtime_refuses_is_told_as_a_stop(agent, client, runtime, pod) -> None:
     container = await client.create(pod, "c")
     runtime.script("StartContainer", error=(2, "no such file"))
     async with plugin(agent, mask=NO_VALIDATOR) as told:
@@ -196,7 +181,7 @@ async def test_a_start_that_the_runtime_refuses_is_told_as_a_stop(
 
 
 async def test_an_update_is_what_plugins_make_of_it_and_others_are_updated_too(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     container = await client.create(pod, "c", cpu_limit=2000)
     other = await client.create(pod, "d", cpu_limit=2000)
@@ -219,9 +204,7 @@ async def test_an_update_is_what_plugins_make_of_it_and_others_are_updated_too(
         await told.become("UpdateContainer", "PostUpdateContainer")
 
 
-async def test_a_refused_update_reaches_nobody(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_refused_update_reaches_nobody(agent, client, runtime, pod) -> None:
     container = await client.create(pod, "c")
     async with plugin(agent, UpdateContainer={"error": "no"}):
         linux = cri.LinuxContainerResources(cpu_shares=9)
@@ -234,7 +217,7 @@ async def test_a_refused_update_reaches_nobody(
 
 
 async def test_updates_that_nobody_asked_for_are_applied_and_the_failed_ones_told(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     good, bad, may_fail = [await client.create(pod, name) for name in ("a", "b", "c")]
     runtime.script(
@@ -253,9 +236,7 @@ async def test_updates_that_nobody_asked_for_are_applied_and_the_failed_ones_tol
         assert runtime.containers[good].resources.cpu_shares == 44
 
 
-async def test_a_cpuset_that_a_plugin_sets_on_its_own_is_a_fence(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_cpuset_that_a_plugin_sets_on_its_own_is_a_fence(agent, client, runtime, pod) -> None:
     container = await client.create(pod, "c", cpu_limit=1000)
     async with plugin_process(agent, "10-test") as told:
         await until(agent, lambda status: status["nri"]["plugins"])
@@ -273,7 +254,7 @@ async def test_a_cpuset_that_a_plugin_sets_on_its_own_is_a_fence(
 
 
 async def test_a_late_plugin_learns_of_all_that_lives_and_then_of_what_happens(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     names = ("created", "running", "exited")
     created, running, exited = [await client.create(pod, name) for name in names]
@@ -291,7 +272,7 @@ async def test_a_late_plugin_learns_of_all_that_lives_and_then_of_what_happens(
 
 
 async def test_a_container_that_was_on_its_way_when_the_plugin_came_is_not_lost(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     gate = asyncio.Event()
     runtime.script("CreateContainer", hold=gate, times=1)
@@ -309,7 +290,7 @@ async def test_a_container_that_was_on_its_way_when_the_plugin_came_is_not_lost(
 
 
 async def test_containers_from_before_during_and_after_a_synchronize_are_shown_once_each(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod, go_on: Path
+    agent, client, runtime, pod, go_on
 ) -> None:
     before = await client.create(pod, "before")
     async with plugin(agent, mask=NO_VALIDATOR, Synchronize={"until": str(go_on)}) as told:
@@ -328,7 +309,7 @@ async def test_containers_from_before_during_and_after_a_synchronize_are_shown_o
 
 
 async def test_after_a_restart_of_the_daemon_ends_are_told_of_what_was_there_before(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     container = await client.create(pod, "c", cpu_limit=1000)
     await client.start(container)
@@ -344,7 +325,7 @@ async def test_after_a_restart_of_the_daemon_ends_are_told_of_what_was_there_bef
 
 
 async def test_what_went_while_the_runtime_was_away_is_told_when_it_is_back(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
+    agent, client, runtime, pod
 ) -> None:
     container = await client.create(pod, "c")
     await client.start(container)
@@ -356,9 +337,7 @@ async def test_what_went_while_the_runtime_was_away_is_told_when_it_is_back(
         await told.become("StopContainer", "RemoveContainer")
 
 
-async def test_a_pods_new_size_is_told_and_may_be_refused(
-    agent: Agent, client: CriClient, runtime: FakeRuntime, pod: Pod
-) -> None:
+async def test_a_pods_new_size_is_told_and_may_be_refused(agent, client, runtime, pod) -> None:
     method = "/runtime.v1.RuntimeService/UpdatePodSandboxResources"
     resources = cri.LinuxContainerResources(cpu_shares=2048)
     request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=pod.id, resources=resources)
@@ -376,9 +355,7 @@ async def test_a_pods_new_size_is_told_and_may_be_refused(
         assert asked["cpu"]["shares"]["value"] == "2048"
 
 
-async def test_clients_of_the_older_cri_are_hosted_for_alike(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_clients_of_the_older_cri_are_hosted_for_alike(agent, client, runtime) -> None:
     asked = adjust(env=env(A="1"))
     async with (
         CriClient(agent.socket, api="runtime.v1alpha2") as older,
@@ -390,9 +367,7 @@ async def test_clients_of_the_older_cri_are_hosted_for_alike(
         await told.line("PostCreateContainer")
 
 
-async def test_many_pods_at_once_are_all_asked_about_and_nothing_is_left_over(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_many_pods_at_once_are_all_asked_about_and_nothing_is_left_over(agent, client, runtime) -> None:
     resources = {"resources": {"cpu": {"shares": {"value": 300}}}}
     async with (
         plugin(agent, "10-env", mask=NO_VALIDATOR, CreateContainer=adjust(env=env(A="1"))),
@@ -426,9 +401,7 @@ async def test_many_pods_at_once_are_all_asked_about_and_nothing_is_left_over(
         "ContainerStatus",
     ],
 )
-async def test_what_is_no_request_is_the_runtimes_to_refuse(
-    agent: Agent, client: CriClient, direct: CriClient, runtime: FakeRuntime, method: str
-) -> None:
+async def test_what_is_no_request_is_the_runtimes_to_refuse(agent, client, direct, runtime, method) -> None:
     garbage, full_method = b"\x0a\xff\xff", f"/runtime.v1.RuntimeService/{method}"
     runtime.script(method, error=(13, "grpc: error unmarshalling request"))
     async with plugin(agent, mask=NO_VALIDATOR) as told:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agent import Agent
-from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.functional.nri.support import plugin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_it_shows_the_plugins_in_order_with_their_calls(
-    agent: Agent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_it_shows_the_plugins_in_order_with_their_calls(agent, client, runtime) -> None:
     async with plugin(agent, "20-late", mask=0x8), plugin(agent, "10-early", mask=0x1):
         await client.run_pod("p")
         shown = await agent.ask("nri", "status")
@@ -34,6 +29,6 @@ async def test_it_shows_the_plugins_in_order_with_their_calls(
         assert [line.split()[0] for line in text.splitlines()[2:]] == ["PLUGIN", "10-early", "20-late"]
 
 
-async def test_without_plugins_it_says_so(agent: Agent, runtime: FakeRuntime) -> None:
+async def test_without_plugins_it_says_so(agent, runtime) -> None:
     code, text, _ = await agent.cli("nri", "status")
     assert code == 0 and text.splitlines()[-1] == "no plugins"

@@ -62,7 +62,7 @@ async def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await keeping.keeper.close()
 
 
-async def test_an_answer_has_what_was_decided_a_moment_ago(keeping: Keeping) -> None:
+async def test_an_answer_has_what_was_decided_a_moment_ago(keeping) -> None:
     keeping.keeper.add([record(1), record(2)], {})
     keeping.keeper.add([record(2, outcome="created")], {})
     assert await keeping.numbers() == [2, 1]
@@ -70,16 +70,14 @@ async def test_an_answer_has_what_was_decided_a_moment_ago(keeping: Keeping) -> 
     assert keeping.file.given == [[1, 2]]
 
 
-async def test_what_waits_is_written_a_moment_later_by_itself(
-    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_waits_is_written_a_moment_later_by_itself(keeping, monkeypatch) -> None:
     monkeypatch.setattr(keepers, "GATHER_S", 0.0)
     keeping.keeper.add([record(1)], {})
     await asyncio.to_thread(keeping.file.began.wait)
     assert await keeping.numbers() == [1]
 
 
-async def test_a_disk_that_hangs_holds_nothing_up(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_hangs_holds_nothing_up(keeping, monkeypatch) -> None:
     monkeypatch.setattr(keepers, "ANSWER_S", 0.01)
     keeping.file.gate.clear()
     keeping.keeper.add([record(1)], {})
@@ -100,9 +98,7 @@ async def test_a_disk_that_hangs_holds_nothing_up(keeping: Keeping, monkeypatch:
     assert keeping.dropped == []
 
 
-async def test_what_is_too_much_while_it_hangs_is_dropped_and_counted(
-    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_too_much_while_it_hangs_is_dropped_and_counted(keeping, monkeypatch) -> None:
     monkeypatch.setattr(keepers, "WAITING", 5)
     keeping.file.failure = "the disk is full"
     for number in range(1, 9):
@@ -116,7 +112,7 @@ async def test_what_is_too_much_while_it_hangs_is_dropped_and_counted(
     assert keeping.notes == ["the disk is full", ""]
 
 
-async def test_a_failed_write_is_not_tried_again_with_each_question(keeping: Keeping) -> None:
+async def test_a_failed_write_is_not_tried_again_with_each_question(keeping) -> None:
     keeping.file.failure = "the disk is full"
     keeping.keeper.add([record(1)], {})
     await keeping.numbers()
@@ -126,20 +122,20 @@ async def test_a_failed_write_is_not_tried_again_with_each_question(keeping: Kee
     assert not keeping.file.began.is_set()
 
 
-async def test_the_end_writes_what_waits(keeping: Keeping) -> None:
+async def test_the_end_writes_what_waits(keeping) -> None:
     keeping.keeper.add([record(1)], {})
     await keeping.keeper.close()
     assert keeping.file.given == [[1]]
 
 
-async def test_nothing_is_kept_where_that_is_configured(keeping: Keeping) -> None:
+async def test_nothing_is_kept_where_that_is_configured(keeping) -> None:
     keeping.keeper.entries = 0
     keeping.keeper.add([record(1)], {})
     assert await keeping.numbers() == []
     assert not keeping.file.path.exists()
 
 
-async def test_a_bug_in_writing_is_told_and_ends_nothing(keeping: Keeping) -> None:
+async def test_a_bug_in_writing_is_told_and_ends_nothing(keeping) -> None:
     keeping.keeper.add([record(1, why=object())], {})
     assert await keeping.numbers() == []
     assert "TypeError" in keeping.notes[0]

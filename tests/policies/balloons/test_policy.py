@@ -24,15 +24,7 @@ from policies.model import (
 )
 from policies.node import Resident
 from policies.settings import PlacementSettings
-from tests.machines import (
-    EPYC_NPS1_1S,
-    GIB,
-    HYGON_7285_2S,
-    MONOLITHIC_2S,
-    OFFLINE_CPUS,
-    ONE_CPU,
-    VM_NO_CACHE_INFO,
-)
+from tests import machines
 from tests.scenes import Number, fence, make_container, make_pod, node_of
 
 DB = BalloonType("db", namespaces=("db",))
@@ -91,6 +83,11 @@ def asks(
     return replace(make_container(name, request=request, pod=of, memory=memory), preferences=preferences)
 
 
+@pytest.fixture
+def pools() -> Pools:
+    return Pools(machines.HYGON_7285_2S, DB)
+
+
 # ---------------------------------------------------------------------- sizes
 
 
@@ -104,10 +101,8 @@ def asks(
         pytest.param(replace(DB, hide_hyperthreads=True), [3], 4, id="whole cores where threads are hidden"),
     ],
 )
-def test_a_balloon_is_as_large_as_its_containers_request(
-    kind: BalloonType, requests: list[Number], size: int
-) -> None:
-    pools = Pools(HYGON_7285_2S, kind)
+def test_a_balloon_is_as_large_as_its_containers_request(kind, requests, size) -> None:
+    pools = Pools(machines.HYGON_7285_2S, kind)
     for number, request in enumerate(requests):
         decision = pools.put(asks(f"c{number}", request))
     assert len(decision.placement.exclusive) == size
@@ -115,8 +110,7 @@ def test_a_balloon_is_as_large_as_its_containers_request(
     assert decision.placement.level == "balloon:db[0]"
 
 
-def test_containers_of_a_balloon_have_the_same_cpus_and_nobody_else_has_them() -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_containers_of_a_balloon_have_the_same_cpus_and_nobody_else_has_them(pools) -> None:
     pools.put(asks("a", 2))
     second = pools.put(asks("b", 3))
     assert second.others["a"].cpus == second.placement.cpus == second.placement.exclusive
@@ -133,22 +127,20 @@ def test_containers_of_a_balloon_have_the_same_cpus_and_nobody_else_has_them() -
         pytest.param([6, 10], "0-7,64-71", id="until that is full"),
     ],
 )
-def test_a_balloon_grows_inside_its_ccx_then_inside_its_numa_node(requests: list[Number], cpus: str) -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_a_balloon_grows_inside_its_ccx_then_inside_its_numa_node(requests, cpus) -> None:
+    pools = Pools(machines.HYGON_7285_2S, DB)
     for number, request in enumerate(requests):
         decision = pools.put(asks(f"c{number}", request))
     assert format_cpus(decision.placement.cpus) == cpus
 
 
-def test_a_balloon_grows_into_its_own_socket_before_the_other() -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_a_balloon_grows_into_its_own_socket_before_the_other(pools) -> None:
     pools.put(asks("a", 16))
     decision = pools.put(asks("b", 8))
     assert {pools.node.topology.cpus[c].socket for c in decision.placement.cpus} == {0}
 
 
-def test_a_balloon_that_loses_a_container_gives_cpus_back_and_the_last_one_takes_it_away() -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_a_balloon_that_loses_a_container_gives_cpus_back_and_the_last_one_takes_it_away(pools) -> None:
     pools.put(asks("a", 6))
     pools.put(asks("b", 6))
     pools.remove("a")
@@ -158,21 +150,21 @@ def test_a_balloon_that_loses_a_container_gives_cpus_back_and_the_last_one_takes
 
 
 def test_whole_ccxs_are_kept_whole() -> None:
-    pools = Pools(EPYC_NPS1_1S, replace(DB, prefer_new_balloons=True))
+    pools = Pools(machines.EPYC_NPS1_1S, replace(DB, prefer_new_balloons=True))
     sets = [pools.put(asks(f"c{i}", request)).placement.cpus for i, request in enumerate((5, 3, 8))]
     assert [format_cpus(cpus) for cpus in sets] == ["0-4", "5-7", "8-15"]
 
 
 def test_balancing_takes_the_branch_with_most_free_cpus() -> None:
     kind = replace(DB, prefer_new_balloons=True, allocator_topology_balancing=True)
-    pools = Pools(HYGON_7285_2S, kind)
+    pools = Pools(machines.HYGON_7285_2S, kind)
     places = [pools.put(asks(f"c{i}", 2)).placement.cpus for i in range(4)]
     assert [pools.node.topology.nodes_of(cpus) for cpus in places] == [{0}, {4}, {1}, {5}]
 
 
 def test_balancing_crosses_no_numa_node_or_l3_that_it_need_not() -> None:
     kind = replace(DB, prefer_new_balloons=True, allocator_topology_balancing=True)
-    tree = node_of(HYGON_7285_2S).topology
+    tree = node_of(machines.HYGON_7285_2S).topology
     first, second = tree.at("socket")
     l3 = max(tree.at("l3"), key=lambda domain: min(domain.cpus & second.cpus, default=-1))
     # In the first socket there is more, a little in each L3; in the second there is one L3.
@@ -191,7 +183,7 @@ def test_balancing_crosses_no_numa_node_or_l3_that_it_need_not() -> None:
 
 
 def test_a_balloon_that_cannot_grow_takes_the_container_anyway_and_says_so() -> None:
-    pools = Pools(VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
+    pools = Pools(machines.VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
     pools.put(asks("a", 6))
     decision = pools.put(asks("b", 6))
     assert not decision.fits
@@ -200,7 +192,7 @@ def test_a_balloon_that_cannot_grow_takes_the_container_anyway_and_says_so() -> 
 
 
 def test_cpus_that_come_free_go_to_the_balloon_that_lacks_them() -> None:
-    pools = Pools(VM_NO_CACHE_INFO, DB, replace(DB, name="web", namespaces=("web",)))
+    pools = Pools(machines.VM_NO_CACHE_INFO, DB, replace(DB, name="web", namespaces=("web",)))
     pools.put(asks("web", 6, "web"))
     pools.put(asks("db", 4))
     assert len(parse_cpus(pools.own("db"))) == 2
@@ -209,7 +201,7 @@ def test_cpus_that_come_free_go_to_the_balloon_that_lacks_them() -> None:
 
 
 def test_where_no_cpu_is_left_a_container_joins_the_default_balloon() -> None:
-    pools = Pools(ONE_CPU, DB)
+    pools = Pools(machines.ONE_CPU, DB)
     pools.put(asks("first", 1, "default"))
     decision = pools.put(asks("second", 1))
     assert decision.placement.group == "default[0]"
@@ -218,7 +210,7 @@ def test_where_no_cpu_is_left_a_container_joins_the_default_balloon() -> None:
 
 
 def test_the_last_cpu_is_left_to_containers_in_no_balloon() -> None:
-    pools = Pools(VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
+    pools = Pools(machines.VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
     pools.put(asks("db", 1))
     outside = asks("outside", 0)
     pools.book("outside", outside, Hygon(pools.node.topology, PlacementSettings()).place(pools.node, outside))
@@ -230,7 +222,7 @@ def test_the_last_cpu_is_left_to_containers_in_no_balloon() -> None:
 
 
 def test_reserved_namespaces_run_on_the_reserved_cpus_and_get_a_balloon_beyond() -> None:
-    pools = Pools(HYGON_7285_2S, DB, reserved="0,64")
+    pools = Pools(machines.HYGON_7285_2S, DB, reserved="0,64")
     first = pools.put(asks("dns", 1.5, "kube-system"))
     beyond = pools.put(asks("proxy", 1, "kube-system"))
     assert (first.placement.level, format_cpus(first.placement.cpus)) == ("reserved", "0,64")
@@ -239,14 +231,13 @@ def test_reserved_namespaces_run_on_the_reserved_cpus_and_get_a_balloon_beyond()
 
 
 def test_no_balloon_takes_reserved_cpus() -> None:
-    pools = Pools(VM_NO_CACHE_INFO, DB, reserved="0-5")
+    pools = Pools(machines.VM_NO_CACHE_INFO, DB, reserved="0-5")
     assert format_cpus(pools.put(asks("a", 4)).placement.cpus) == "6-7"
 
 
-def test_who_matches_nothing_is_in_the_default_balloon_and_runs_on_all_cpus_of_its_node_in_no_balloon() -> (
-    None
-):
-    pools = Pools(HYGON_7285_2S, DB)
+def test_who_matches_nothing_is_in_the_default_balloon_and_runs_on_all_cpus_of_its_node_in_no_balloon(
+    pools,
+) -> None:
     pools.put(asks("db", 2))
     place = pools.put(asks("other", 0, "shop")).placement
     assert (place.group, len(place.exclusive)) == ("default[0]", 1)
@@ -254,7 +245,7 @@ def test_who_matches_nothing_is_in_the_default_balloon_and_runs_on_all_cpus_of_i
 
 
 def test_a_listed_default_type_is_as_it_is_listed() -> None:
-    pools = Pools(HYGON_7285_2S, BalloonType("default", min_cpus=4))
+    pools = Pools(machines.HYGON_7285_2S, BalloonType("default", min_cpus=4))
     place = pools.put(asks("other", 0, "shop")).placement
     assert len(place.cpus) == 4
 
@@ -278,17 +269,16 @@ def test_a_listed_default_type_is_as_it_is_listed() -> None:
                      id="a demand that is not understood"),
     ],
 )  # fmt: skip
-def test_refused_with_the_reason(container: Container, types: tuple[BalloonType, ...], message: str) -> None:
+def test_refused_with_the_reason(container, types, message) -> None:
     with pytest.raises(PlacementRefused) as refusal:
-        Pools(HYGON_7285_2S, *types).put(container)
+        Pools(machines.HYGON_7285_2S, *types).put(container)
     assert str(refusal.value) == message
 
 
 # ---------------------------------------------------------------------- what containers see
 
 
-def test_one_container_that_hides_threads_leaves_the_others_theirs() -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_one_container_that_hides_threads_leaves_the_others_theirs(pools) -> None:
     pools.put(asks("a", 2))
     hiding = pools.put(asks("b", 2, preferences=PlacementPreferences(smt="hide")))
     assert format_cpus(hiding.placement.cpus) == "0-1"
@@ -297,7 +287,7 @@ def test_one_container_that_hides_threads_leaves_the_others_theirs() -> None:
 
 def test_idle_cpus_around_a_balloon_may_be_used_as_far_as_the_type_says() -> None:
     sharing = replace(DB, share_idle_cpus_in_same="l3cache")
-    pools = Pools(HYGON_7285_2S, sharing, BalloonType("web", namespaces=("web",)))
+    pools = Pools(machines.HYGON_7285_2S, sharing, BalloonType("web", namespaces=("web",)))
     place = pools.put(asks("a", 2)).placement
     assert (format_cpus(place.cpus), format_cpus(place.exclusive)) == ("0-3,64-67", "0,64")
     pools.put(asks("w", 2, "web"))
@@ -305,26 +295,24 @@ def test_idle_cpus_around_a_balloon_may_be_used_as_far_as_the_type_says() -> Non
 
 
 def test_memory_is_that_of_the_balloons_own_cpus() -> None:
-    pools = Pools(HYGON_7285_2S, replace(DB, share_idle_cpus_in_same="system"))
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, share_idle_cpus_in_same="system"))
     assert pools.put(asks("a", 2, memory=1)).placement.mems == {0}
-    off = Pools(HYGON_7285_2S, replace(DB, memory="off"))
+    off = Pools(machines.HYGON_7285_2S, replace(DB, memory="off"))
     assert off.put(asks("a", 2, memory=1)).placement.mems == frozenset()
 
 
-def test_memory_nodes_are_added_when_a_balloon_grows_out_of_its_node() -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_memory_nodes_are_added_when_a_balloon_grows_out_of_its_node(pools) -> None:
     first = pools.put(asks("a", 12, memory=1))
     grown = pools.put(asks("b", 8))
     assert first.placement.mems == {0}
     assert grown.others["a"].mems == pools.node.topology.nodes_of(grown.placement.cpus)
-    assert grown.others["a"].memory_charge == ((0, GIB),)
+    assert grown.others["a"].memory_charge == ((0, machines.GIB),)
 
 
 # ---------------------------------------------------------------------- the caller's cpuset
 
 
-def test_a_fenced_container_gets_a_balloon_inside_its_fence() -> None:
-    pools = Pools(HYGON_7285_2S, DB)
+def test_a_fenced_container_gets_a_balloon_inside_its_fence(pools) -> None:
     pools.put(asks("a", 2))
     fenced = pools.put(asks("b", 2), fence("32-63"))
     assert fenced.placement.group == "db[1]"
@@ -332,14 +320,14 @@ def test_a_fenced_container_gets_a_balloon_inside_its_fence() -> None:
 
 
 def test_a_fenced_container_may_join_a_balloon_it_can_partly_use() -> None:
-    pools = Pools(MONOLITHIC_2S, replace(DB, max_balloons=1))
+    pools = Pools(machines.MONOLITHIC_2S, replace(DB, max_balloons=1))
     pools.put(asks("a", 4))
     fenced = pools.put(asks("b", 0), fence("0,20"))
     assert (fenced.placement.group, format_cpus(fenced.placement.cpus)) == ("db[0]", "0")
 
 
 def test_a_shrinking_balloon_keeps_a_cpu_for_a_fenced_container() -> None:
-    pools = Pools(MONOLITHIC_2S, replace(DB, max_balloons=1))
+    pools = Pools(machines.MONOLITHIC_2S, replace(DB, max_balloons=1))
     pools.put(asks("a", 6))
     pools.put(asks("fenced", 0), fence("34"))
     pools.put(asks("c", 1))
@@ -351,7 +339,7 @@ def test_a_shrinking_balloon_keeps_a_cpu_for_a_fenced_container() -> None:
 
 
 def test_a_resized_container_stays_in_its_balloon() -> None:
-    pools = Pools(HYGON_7285_2S, replace(DB, prefer_new_balloons=True))
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, prefer_new_balloons=True))
     for name in ("a", "b", "c"):
         pools.put(asks(name, 2))
     keep = pools.node.residents["b"].placement
@@ -363,7 +351,7 @@ def test_a_resized_container_stays_in_its_balloon() -> None:
 
 def test_isolated_cpus_come_first_only_where_the_type_says_so() -> None:
     pools = Pools(
-        OFFLINE_CPUS, replace(DB, prefer_isolated_cpus=True), BalloonType("web", namespaces=("web",))
+        machines.OFFLINE_CPUS, replace(DB, prefer_isolated_cpus=True), BalloonType("web", namespaces=("web",))
     )
     assert format_cpus(pools.put(asks("a", 2)).placement.cpus) == "3,35"
     assert pools.put(asks("w", 20, "web")).placement.cpus.isdisjoint(parse_cpus("3,35"))

@@ -13,22 +13,7 @@ from policies.exclusive.cells import grounds_of, look, more_split_cores, take_th
 from policies.exclusive.pick import Claim, Pick, pick
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from tests.machines import (
-    ALL_MACHINES,
-    ALTRA_1S,
-    BIG_1024,
-    E_CORES_1S,
-    EPYC_NPS1_1S,
-    HYGON_7285_2S,
-    KUNPENG_48_2S,
-    KUNPENG_64_OLD_KERNEL,
-    MONOLITHIC_2S,
-    ONE_CPU,
-    SNC_2S,
-    UNEVEN_CCX,
-    VM_NO_CACHE_INFO,
-    machine,
-)
+from tests import machines
 from tests.scenes import topology
 
 
@@ -56,24 +41,25 @@ def shown(found: Optional[Pick]) -> tuple[str, str, str]:
 
 #: A Hygon node: CPUs 0-7 and 64-71; its CCXs: 0-3,64-67 and 4-7,68-71.
 IN_USE = [
-    ("one core", HYGON_7285_2S, 2, "", "0,64", "core"),
-    ("one L3", HYGON_7285_2S, 8, "", "0-3,64-67", "ccx"),
-    ("the L3 that is left with the least", HYGON_7285_2S, 4, "0-1,64-65", "2-3,66-67", "ccx"),
-    ("a whole L3 stays whole", HYGON_7285_2S, 2, "4-5,68-69", "6,70", "core"),
-    ("a whole L3 and the rest in the one that fits best", HYGON_7285_2S, 10, "4-6,68-70", "0-3,7,64-67,71", "nccx"),
-    ("a whole node", HYGON_7285_2S, 16, "0,64", "8-15,72-79", "nccx"),
-    ("the nearest second node", HYGON_7285_2S, 20, "", "0-9,64-73", "numa+ccx"),
-    ("two nodes", HYGON_7285_2S, 32, "", "0-15,64-79", "2numa"),
-    ("one socket", HYGON_7285_2S, 64, "0,64", "32-63,96-127", "socket"),
-    ("the machine", HYGON_7285_2S, 66, "", "0-32,64-96", "machine"),
-    ("the rest in the fullest L3 that fits it", EPYC_NPS1_1S, 12, "0-3,8-13", "4-7,16-23", "nccx"),
-    ("the fewest L3s, all in part used", HYGON_7285_2S, 8, "0,64,4-5,68-69,8-63,72-127", "1-2,6-7,65-66,70-71", "nccx"),
-    ("L3s of different sizes", UNEVEN_CCX, 6, "", "0-2,14-16", "ccx"),
-    ("no L3 known", VM_NO_CACHE_INFO, 3, "", "0-2", "numa"),
-    ("one CPU", ONE_CPU, 1, "", "0", "core"),
-    ("an L3 as large as its node", MONOLITHIC_2S, 5, "", None, "ccx"),
-    ("an L3 larger than its node", SNC_2S, 2, "", None, "core"),
-    ("a thousand CPUs", BIG_1024, 600, "", None, "machine"),
+    ("one core", machines.HYGON_7285_2S, 2, "", "0,64", "core"),
+    ("one L3", machines.HYGON_7285_2S, 8, "", "0-3,64-67", "ccx"),
+    ("the L3 that is left with the least", machines.HYGON_7285_2S, 4, "0-1,64-65", "2-3,66-67", "ccx"),
+    ("a whole L3 stays whole", machines.HYGON_7285_2S, 2, "4-5,68-69", "6,70", "core"),
+    ("a whole L3 and the rest in the one that fits best", machines.HYGON_7285_2S, 10, "4-6,68-70", "0-3,7,64-67,71", "nccx"),
+    ("a whole node", machines.HYGON_7285_2S, 16, "0,64", "8-15,72-79", "nccx"),
+    ("the nearest second node", machines.HYGON_7285_2S, 20, "", "0-9,64-73", "numa+ccx"),
+    ("two nodes", machines.HYGON_7285_2S, 32, "", "0-15,64-79", "2numa"),
+    ("one socket", machines.HYGON_7285_2S, 64, "0,64", "32-63,96-127", "socket"),
+    ("the machine", machines.HYGON_7285_2S, 66, "", "0-32,64-96", "machine"),
+    ("the rest in the fullest L3 that fits it", machines.EPYC_NPS1_1S, 12, "0-3,8-13", "4-7,16-23", "nccx"),
+    ("the fewest L3s, all in part used",
+     machines.HYGON_7285_2S, 8, "0,64,4-5,68-69,8-63,72-127", "1-2,6-7,65-66,70-71", "nccx"),
+    ("L3s of different sizes", machines.UNEVEN_CCX, 6, "", "0-2,14-16", "ccx"),
+    ("no L3 known", machines.VM_NO_CACHE_INFO, 3, "", "0-2", "numa"),
+    ("one CPU", machines.ONE_CPU, 1, "", "0", "core"),
+    ("an L3 as large as its node", machines.MONOLITHIC_2S, 5, "", None, "ccx"),
+    ("an L3 larger than its node", machines.SNC_2S, 2, "", None, "core"),
+    ("a thousand CPUs", machines.BIG_1024, 600, "", None, "machine"),
 ]  # fmt: skip
 
 
@@ -90,7 +76,7 @@ def test_cpus_come_from_the_smallest_domain_that_is_left_with_the_least(
     assert not found.hidden
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_every_count_up_to_all_cpus_can_be_owned_on_every_machine(name: str) -> None:
     tree = topology(name)
     largest = len(tree.online)
@@ -175,19 +161,19 @@ def test_a_second_node_is_not_crossed_into_for_whole_cores() -> None:
 
 #: Kunpeng 920: L3s of 24 CPUs, clusters of four.
 CLUSTERS = [
-    ("a whole one", KUNPENG_48_2S, 4, "0", "", "4-7"),
-    ("the rest of one before a part of a whole one", KUNPENG_48_2S, 3, "0", "", "1-3"),
-    ("the one that is left with the least", KUNPENG_48_2S, 2, "0,4-5", "", "6-7"),
-    ("whole ones, and the rest in the one that fits", KUNPENG_48_2S, 10, "0,4-5", "", "6-15"),
-    ("as few as can be, all in part used", KUNPENG_48_2S, 5, "0,4,8-9,12-23", "", "1-3,10-11"),
-    ("where it has CPUs", KUNPENG_48_2S, 4, "0", "20", "20-23"),
-    ("where it has CPUs, then the rest of one", KUNPENG_48_2S, 5, "0,8", "9", "1-2,9-11"),
-    ("the node that is left with the least comes first", KUNPENG_48_2S, 4, "0,24-25,28-29", "", "32-35"),
-    ("the L3 that is left with the least comes first", KUNPENG_48_2S, 3, "0,24-44", "", "45-47"),
-    ("clusters of two", ALTRA_1S, 4, "0,3", "", "4-7"),
-    ("an odd one", ALTRA_1S, 3, "0,3", "", "1,4-5"),
-    ("E-cores", E_CORES_1S, 8, "2,9", "", "4-7,12-15"),
-    ("no clusters are known", KUNPENG_64_OLD_KERNEL, 4, "0", "", "1-4"),
+    ("a whole one", machines.KUNPENG_48_2S, 4, "0", "", "4-7"),
+    ("the rest of one before a part of a whole one", machines.KUNPENG_48_2S, 3, "0", "", "1-3"),
+    ("the one that is left with the least", machines.KUNPENG_48_2S, 2, "0,4-5", "", "6-7"),
+    ("whole ones, and the rest in the one that fits", machines.KUNPENG_48_2S, 10, "0,4-5", "", "6-15"),
+    ("as few as can be, all in part used", machines.KUNPENG_48_2S, 5, "0,4,8-9,12-23", "", "1-3,10-11"),
+    ("where it has CPUs", machines.KUNPENG_48_2S, 4, "0", "20", "20-23"),
+    ("where it has CPUs, then the rest of one", machines.KUNPENG_48_2S, 5, "0,8", "9", "1-2,9-11"),
+    ("the node that is left with the least comes first", machines.KUNPENG_48_2S, 4, "0,24-25,28-29", "", "32-35"),
+    ("the L3 that is left with the least comes first", machines.KUNPENG_48_2S, 3, "0,24-44", "", "45-47"),
+    ("clusters of two", machines.ALTRA_1S, 4, "0,3", "", "4-7"),
+    ("an odd one", machines.ALTRA_1S, 3, "0,3", "", "1,4-5"),
+    ("E-cores", machines.E_CORES_1S, 8, "2,9", "", "4-7,12-15"),
+    ("no clusters are known", machines.KUNPENG_64_OLD_KERNEL, 4, "0", "", "1-4"),
 ]  # fmt: skip
 
 
@@ -202,7 +188,7 @@ def test_of_the_cores_of_an_l3_those_of_the_fewest_clusters_are_taken(
     claim = Claim(count, keep=parse_cpus(keep))
     assert shown(found_in(topology(where), claim, used))[0] == cpus
     # Also where clusters are places of their own (ladder: fine).
-    assert shown(found_in(Topology(machine(where), to_clusters=True), claim, used))[0] == cpus
+    assert shown(found_in(Topology(machines.machine(where), to_clusters=True), claim, used))[0] == cpus
 
 
 @settings(max_examples=60)
@@ -312,9 +298,9 @@ def test_of_places_of_one_size_the_cheapest_is_taken() -> None:
 
 
 def test_the_same_question_has_the_same_answer_in_any_order_of_cpus() -> None:
-    tree = topology(HYGON_7285_2S)
+    tree = topology(machines.HYGON_7285_2S)
     free = sorted(tree.online - parse_cpus("0-2,9,20-33,70"))
-    other = Topology(machine(HYGON_7285_2S))
+    other = Topology(machines.machine(machines.HYGON_7285_2S))
     for count in (1, 3, 8, 11, 40):
         first = pick(tree, frozenset(free), Claim(count))
         assert pick(other, frozenset(reversed(free)), Claim(count)) == first

@@ -21,74 +21,49 @@ from policies.machine.topology import (
     remember,
 )
 from policies.machine.topology_json import read_topology, write_topology
-from tests.machines import (
-    ALL_MACHINES,
-    ALTRA_1S,
-    BIG_1024,
-    CACHE_IDS_ODD,
-    CLUSTER_MACHINES,
-    CPULESS_MEMORY_NODE,
-    E_CORES_1S,
-    EPYC_NPS1_1S,
-    EPYC_NPS4_1S,
-    GIB,
-    HYGON_7285_2S,
-    KUNPENG_48_2S,
-    KUNPENG_64_2S,
-    KUNPENG_64_OLD_KERNEL,
-    MEMORYLESS_NODE,
-    MONOLITHIC_2S,
-    NODE_INTERLEAVED,
-    OFFLINE_CPUS,
-    ONE_CPU,
-    SNC_2S,
-    UNEVEN_CCX,
-    VM_NO_CACHE_INFO,
-    machine,
-    take_offline,
-)
+from tests import machines
 
 # ---------------------------------------------------------------------- the shape of the tree
 
 SHAPES = {
-    HYGON_7285_2S: "1 machine > 2 socket > 8 die=numa > 16 l3",
-    EPYC_NPS1_1S: "1 machine=socket=die=numa > 8 l3",
-    EPYC_NPS4_1S: "1 machine=socket=die > 4 numa > 8 l3",
-    MONOLITHIC_2S: "1 machine > 2 socket=die=numa=l3",
-    SNC_2S: "1 machine > 2 socket=die=l3 > 4 numa",
-    VM_NO_CACHE_INFO: "1 machine > 2 socket=die=numa",
-    UNEVEN_CCX: "1 machine=socket > 2 die=numa > 4 l3",
-    OFFLINE_CPUS: "1 machine=socket > 4 die=numa > 8 l3",
-    MEMORYLESS_NODE: "1 machine > 2 socket > 4 die=numa > 8 l3",
-    CACHE_IDS_ODD: "1 machine > 2 socket=die > 4 numa > 8 l3",
-    ONE_CPU: "1 machine=socket=die=numa=l3",
-    BIG_1024: "1 machine > 2 socket=die > 8 numa > 64 l3",
-    CPULESS_MEMORY_NODE: "1 machine > 2 socket=die=numa=l3",
-    NODE_INTERLEAVED: "1 machine=numa > 2 socket=die > 8 l3",
-    KUNPENG_48_2S: "1 machine > 2 socket=die > 4 numa=l3",
-    KUNPENG_64_2S: "1 machine > 2 socket=die > 4 numa=l3",
-    KUNPENG_64_OLD_KERNEL: "1 machine > 2 socket=die > 4 numa=l3",
-    ALTRA_1S: "1 machine=socket=die=numa",
-    E_CORES_1S: "1 machine=socket=die=numa=l3",
+    machines.HYGON_7285_2S: "1 machine > 2 socket > 8 die=numa > 16 l3",
+    machines.EPYC_NPS1_1S: "1 machine=socket=die=numa > 8 l3",
+    machines.EPYC_NPS4_1S: "1 machine=socket=die > 4 numa > 8 l3",
+    machines.MONOLITHIC_2S: "1 machine > 2 socket=die=numa=l3",
+    machines.SNC_2S: "1 machine > 2 socket=die=l3 > 4 numa",
+    machines.VM_NO_CACHE_INFO: "1 machine > 2 socket=die=numa",
+    machines.UNEVEN_CCX: "1 machine=socket > 2 die=numa > 4 l3",
+    machines.OFFLINE_CPUS: "1 machine=socket > 4 die=numa > 8 l3",
+    machines.MEMORYLESS_NODE: "1 machine > 2 socket > 4 die=numa > 8 l3",
+    machines.CACHE_IDS_ODD: "1 machine > 2 socket=die > 4 numa > 8 l3",
+    machines.ONE_CPU: "1 machine=socket=die=numa=l3",
+    machines.BIG_1024: "1 machine > 2 socket=die > 8 numa > 64 l3",
+    machines.CPULESS_MEMORY_NODE: "1 machine > 2 socket=die=numa=l3",
+    machines.NODE_INTERLEAVED: "1 machine=numa > 2 socket=die > 8 l3",
+    machines.KUNPENG_48_2S: "1 machine > 2 socket=die > 4 numa=l3",
+    machines.KUNPENG_64_2S: "1 machine > 2 socket=die > 4 numa=l3",
+    machines.KUNPENG_64_OLD_KERNEL: "1 machine > 2 socket=die > 4 numa=l3",
+    machines.ALTRA_1S: "1 machine=socket=die=numa",
+    machines.E_CORES_1S: "1 machine=socket=die=numa=l3",
 }
 CLUSTERS = {
-    KUNPENG_48_2S: " > 24 cluster",
-    KUNPENG_64_2S: " > 32 cluster",
-    ALTRA_1S: " > 40 cluster",
-    E_CORES_1S: " > 36 cluster",
+    machines.KUNPENG_48_2S: " > 24 cluster",
+    machines.KUNPENG_64_2S: " > 32 cluster",
+    machines.ALTRA_1S: " > 40 cluster",
+    machines.E_CORES_1S: " > 36 cluster",
 }
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_levels_that_hold_the_same_cpus_are_one_box(name: str) -> None:
-    assert _shape(Topology(machine(name))) == SHAPES[name]
+    assert _shape(Topology(machines.machine(name))) == SHAPES[name]
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_clusters_are_leaves_of_a_tree_that_is_to_have_them(name: str) -> None:
-    plain, fine = Topology(machine(name)), Topology(machine(name), to_clusters=True)
+    plain, fine = Topology(machines.machine(name)), Topology(machines.machine(name), to_clusters=True)
     assert _shape(fine) == SHAPES[name] + CLUSTERS.get(name, "")
-    assert fine.has_cluster_leaves == (name in CLUSTER_MACHINES)
+    assert fine.has_cluster_leaves == (name in machines.CLUSTER_MACHINES)
     assert [(d.levels, d.ids, d.cpus) for d in fine.caches] == [
         (d.levels, d.ids, d.cpus) for d in plain.leaves
     ]
@@ -97,7 +72,10 @@ def test_clusters_are_leaves_of_a_tree_that_is_to_have_them(name: str) -> None:
 
 
 def test_the_hash_tells_clusters_and_not_what_they_are_called() -> None:
-    with_clusters, without = machine(KUNPENG_64_2S), machine(KUNPENG_64_OLD_KERNEL)
+    with_clusters, without = (
+        machines.machine(machines.KUNPENG_64_2S),
+        machines.machine(machines.KUNPENG_64_OLD_KERNEL),
+    )
     renamed = replace(
         with_clusters, cpus=tuple(replace(c, cluster=1000 - (c.cluster or 0)) for c in with_clusters.cpus)
     )
@@ -106,16 +84,16 @@ def test_the_hash_tells_clusters_and_not_what_they_are_called() -> None:
 
 
 def test_an_l3_with_cores_outside_of_clusters_is_a_leaf() -> None:
-    data = machine(KUNPENG_64_2S)
+    data = machines.machine(machines.KUNPENG_64_2S)
     cpus = tuple(replace(c, cluster=None) if c.cpu == 5 else c for c in data.cpus)
     tree = Topology(replace(data, cpus=cpus), to_clusters=True)
     assert [format_cpus(leaf.cpus) for leaf in tree.leaves[:3]] == ["0-31", "32-35", "36-39"]
     assert len(tree.leaves) == 1 + 3 * 8
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_the_children_of_a_box_are_its_parts(name: str) -> None:
-    topology = Topology(machine(name))
+    topology = Topology(machines.machine(name))
     for domain in topology.domains:
         if domain.children:
             assert len(domain.children) > 1
@@ -126,9 +104,9 @@ def test_the_children_of_a_box_are_its_parts(name: str) -> None:
         assert domain.nodes == topology.nodes_of(domain.cpus)
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_every_level_of_a_box_finds_it_by_its_id(name: str) -> None:
-    topology = Topology(machine(name))
+    topology = Topology(machines.machine(name))
     for level in LEVELS:
         boxes = topology.at(level)
         ids = [box.ids[box.levels.index(level)] for box in boxes]
@@ -138,7 +116,7 @@ def test_every_level_of_a_box_finds_it_by_its_id(name: str) -> None:
 
 
 def test_a_ccx_is_a_set_of_cpus_of_any_size() -> None:
-    leaves = Topology(machine(UNEVEN_CCX)).leaves
+    leaves = Topology(machines.machine(machines.UNEVEN_CCX)).leaves
     assert [format_cpus(leaf.cpus) for leaf in leaves] == [
         "0-2,14-16",
         "3-6,17-20",
@@ -148,7 +126,7 @@ def test_a_ccx_is_a_set_of_cpus_of_any_size() -> None:
 
 
 def test_first_threads_come_before_their_siblings_on_a_hygon() -> None:
-    topology = Topology(machine(HYGON_7285_2S))
+    topology = Topology(machines.machine(machines.HYGON_7285_2S))
     assert format_cpus(topology.leaves[0].cpus) == "0-3,64-67"
     assert format_cpus(topology.leaves[15].cpus) == "60-63,124-127"
     assert topology.core_mates(66) == {2, 66}
@@ -156,7 +134,7 @@ def test_first_threads_come_before_their_siblings_on_a_hygon() -> None:
 
 
 def test_an_l3_larger_than_a_node_stands_above_it() -> None:
-    topology = Topology(machine(SNC_2S))
+    topology = Topology(machines.machine(machines.SNC_2S))
     l3 = topology.at("l3")[1]
     assert l3.children == topology.at("numa")[2:]
     assert [leaf.levels for leaf in topology.leaves] == [("numa",)] * 4
@@ -173,7 +151,7 @@ def test_an_l3_label_may_repeat_in_another_socket() -> None:
 
 
 def test_a_cpu_without_cache_information_is_a_box_of_its_node() -> None:
-    data = _change(machine(HYGON_7285_2S), {5: {"l3": None}, 9: {"l3": None}})
+    data = _change(machines.machine(machines.HYGON_7285_2S), {5: {"l3": None}, 9: {"l3": None}})
     node = Topology(data).at("numa")[0]
     assert [(box.levels, format_cpus(box.cpus)) for box in node.children] == [
         (("l3",), "0-3,64-67"),
@@ -190,14 +168,14 @@ def test_nodes_without_cache_information_do_not_move_the_l3s_of_the_others() -> 
 
 
 def test_names_are_for_sentences() -> None:
-    hygon = Topology(machine(HYGON_7285_2S))
+    hygon = Topology(machines.machine(machines.HYGON_7285_2S))
     assert [d.name for d in (hygon.root, hygon.at("socket")[1], hygon.at("numa")[3], hygon.leaves[9])] == [
         "the machine",
         "socket 1",
         "NUMA node 3",
         "L3 9",
     ]
-    assert Topology(machine(MONOLITHIC_2S)).leaves[1].name_at("socket") == "socket 1"
+    assert Topology(machines.machine(machines.MONOLITHIC_2S)).leaves[1].name_at("socket") == "socket 1"
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -215,27 +193,27 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "message"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
 def test_a_machine_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BadTopology, match=message):
-        Topology(replace(machine(HYGON_7285_2S), **fields))
+        Topology(replace(machines.machine(machines.HYGON_7285_2S), **fields))
 
 
 # ---------------------------------------------------------------------- memory and distances
 
 
 def test_a_node_without_memory_is_no_memory_node() -> None:
-    topology = Topology(machine(MEMORYLESS_NODE))
+    topology = Topology(machines.machine(machines.MEMORYLESS_NODE))
     assert topology.memory_nodes == {0, 2, 3}
-    assert (topology.memory_bytes(1), topology.memory_bytes(2)) == (0, 64 * GIB)
+    assert (topology.memory_bytes(1), topology.memory_bytes(2)) == (0, 64 * machines.GIB)
 
 
 def test_a_node_without_cpus_has_memory_and_no_box() -> None:
-    topology = Topology(machine(CPULESS_MEMORY_NODE))
+    topology = Topology(machines.machine(machines.CPULESS_MEMORY_NODE))
     assert topology.node_ids == (0, 1, 2)
     assert topology.memory_nodes == {0, 1, 2}
     assert len(topology.at("numa")) == 2
 
 
 def test_memory_that_is_not_told_is_unlimited() -> None:
-    topology = Topology(replace(machine(HYGON_7285_2S), memory={}, has_memory=None))
+    topology = Topology(replace(machines.machine(machines.HYGON_7285_2S), memory={}, has_memory=None))
     assert topology.memory_nodes == frozenset(range(8))
     assert topology.memory_bytes(0) is None
 
@@ -248,7 +226,7 @@ def test_distances_go_by_the_rank_of_the_node_ids() -> None:
 
 
 def test_distances_may_differ_by_direction() -> None:
-    topology = Topology(machine(CPULESS_MEMORY_NODE))
+    topology = Topology(machines.machine(machines.CPULESS_MEMORY_NODE))
     assert (topology.distance(0, 2), topology.distance(2, 0)) == (14, 16)
 
 
@@ -263,8 +241,8 @@ DEFAULTS = [
 
 @pytest.mark.parametrize(("a", "b", "distance"), [c[1:] for c in DEFAULTS], ids=[c[0] for c in DEFAULTS])
 def test_distances_that_are_not_told_are_the_usual_ones(a: int, b: int, distance: int) -> None:
-    data = machine(HYGON_7285_2S)
-    topology = Topology(replace(data, distance=None, memory={**data.memory, 9: GIB}))
+    data = machines.machine(machines.HYGON_7285_2S)
+    topology = Topology(replace(data, distance=None, memory={**data.memory, 9: machines.GIB}))
     assert topology.distance(a, b) == topology.distance(b, a) == distance
 
 
@@ -285,8 +263,8 @@ OFFLINE = [
 
 @pytest.mark.parametrize("gone", [c[1] for c in OFFLINE], ids=[c[0] for c in OFFLINE])
 def test_a_cpu_that_goes_offline_keeps_its_place(gone: str) -> None:
-    before = Topology(machine(HYGON_7285_2S))
-    after = Topology(remember(before, take_offline(before.data, parse_cpus(gone))))
+    before = Topology(machines.machine(machines.HYGON_7285_2S))
+    after = Topology(remember(before, machines.take_offline(before.data, parse_cpus(gone))))
     assert _tree(after) == _tree(before)
     assert after.online == before.online - parse_cpus(gone)
     assert after.hash() == before.hash()
@@ -294,31 +272,31 @@ def test_a_cpu_that_goes_offline_keeps_its_place(gone: str) -> None:
 
 
 def test_places_are_remembered_over_any_number_of_changes() -> None:
-    whole = machine(HYGON_7285_2S)
+    whole = machines.machine(machines.HYGON_7285_2S)
     topology = first = Topology(whole)
     for gone in ("0", "0-3", "1-3,64-67", "0-7,64-70", "1-7,64-71", "0-62,64-127", ""):
-        topology = Topology(remember(topology, take_offline(whole, parse_cpus(gone))))
+        topology = Topology(remember(topology, machines.take_offline(whole, parse_cpus(gone))))
         assert _tree(topology) == _tree(first)
         assert topology.hash() == first.hash()
         assert topology.online == first.online - parse_cpus(gone)
 
 
 def test_a_cpu_that_is_gone_for_good_is_forgotten() -> None:
-    before = Topology(machine(HYGON_7285_2S))
-    without = replace(take_offline(before.data, {127}), offline=frozenset())
+    before = Topology(machines.machine(machines.HYGON_7285_2S))
+    without = replace(machines.take_offline(before.data, {127}), offline=frozenset())
     after = Topology(remember(before, without))
     assert 127 not in after.cpus
     assert after.hash() != before.hash()
 
 
 def test_a_cpu_that_was_never_seen_has_no_place() -> None:
-    data = machine(OFFLINE_CPUS)
+    data = machines.machine(machines.OFFLINE_CPUS)
     assert remember(Topology(data), data) == data
 
 
 def test_a_node_that_goes_with_its_cpus_keeps_its_distances_and_has_no_memory() -> None:
-    before = Topology(machine(HYGON_7285_2S))
-    left = take_offline(before.data, parse_cpus("8-15,72-79"))
+    before = Topology(machines.machine(machines.HYGON_7285_2S))
+    left = machines.take_offline(before.data, parse_cpus("8-15,72-79"))
     assert left.distance is not None and left.has_memory is not None
     others = [0, 2, 3, 4, 5, 6, 7]
     now = replace(
@@ -334,13 +312,13 @@ def test_a_node_that_goes_with_its_cpus_keeps_its_distances_and_has_no_memory() 
 
 
 def test_a_cpu_that_was_moved_changes_the_hash() -> None:
-    data = machine(HYGON_7285_2S)
+    data = machines.machine(machines.HYGON_7285_2S)
     moved = _change(data, {127: {"l3": 0}})
     assert Topology(moved).hash() != Topology(data).hash()
 
 
 def test_what_a_reader_calls_cores_and_l3s_does_not_change_the_hash() -> None:
-    data = machine(HYGON_7285_2S)
+    data = machines.machine(machines.HYGON_7285_2S)
     renamed = replace(data, cpus=tuple(replace(c, core=c.core + 500, l3=(c.l3 or 0) + 9) for c in data.cpus))
     assert Topology(renamed).hash() == Topology(data).hash()
 
@@ -355,16 +333,18 @@ def test_only_cpus_are_needed() -> None:
 
 
 def test_an_l3_that_is_not_known_is_not_written() -> None:
-    assert all("l3" not in cpu for cpu in write_topology(machine(VM_NO_CACHE_INFO))["cpus"])
+    assert all("l3" not in cpu for cpu in write_topology(machines.machine(machines.VM_NO_CACHE_INFO))["cpus"])
 
 
 def test_parents_are_written_and_read() -> None:
-    data = replace(machine(ONE_CPU), parent_cpus=frozenset([0]), parent_mems=frozenset([0]))
+    data = replace(machines.machine(machines.ONE_CPU), parent_cpus=frozenset([0]), parent_mems=frozenset([0]))
     assert read_topology(write_topology(data)) == data
 
 
 def test_hugetlb_pools_are_written_and_read() -> None:
-    data = replace(machine(HYGON_7285_2S), hugepages={0: {2 << 20: 512, 1 << 30: 4}, 3: {2 << 20: 1}})
+    data = replace(
+        machines.machine(machines.HYGON_7285_2S), hugepages={0: {2 << 20: 512, 1 << 30: 4}, 3: {2 << 20: 1}}
+    )
     assert read_topology(write_topology(data)) == data
     tree = Topology(data)
     assert [tree.hugepage_bytes(node) for node in (0, 1, 3)] == [5 << 30, 0, 2 << 20]

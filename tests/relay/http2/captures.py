@@ -92,10 +92,7 @@ class Replay:
                 else:
                     assert isinstance(event, Closing) and not event.is_doubt, event
             self.relay.resume()
-        for buffer, out in (
-            (self.relay.to_client, self.to_client),
-            (self.relay.to_runtime, self.to_runtime),
-        ):
+        for buffer, out in ((self.relay.to_client, self.to_client), (self.relay.to_runtime, self.to_runtime)):
             for part in buffer:
                 out += part
             buffer.clear()

@@ -48,7 +48,7 @@ def forwarded(pair: Pair, stream: int, wanted: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("window", [65_535, 1])
-def test_a_create_of_1_mib_is_held_and_sent_whatever_the_runtimes_initial_window(window: int) -> None:
+def test_a_create_of_1_mib_is_held_and_sent_whatever_the_runtimes_initial_window(window) -> None:
     pair = Pair(runtime_settings={INITIAL_WINDOW_SIZE: window})
     stream = pair.call(CREATE, None)
     message = bytes(range(256)) * 4096
@@ -59,8 +59,7 @@ def test_a_create_of_1_mib_is_held_and_sent_whatever_the_runtimes_initial_window
     assert pair.books_are_right()
 
 
-def test_a_client_that_stops_in_the_middle_of_a_create_holds_up_nobody() -> None:
-    pair = Pair()
+def test_a_client_that_stops_in_the_middle_of_a_create_holds_up_nobody(pair) -> None:
     stalled = pair.call(CREATE, None)
     pair.send(stalled, write_message(b"c" * MIB)[: MIB // 2])
     for _ in range(100):
@@ -76,8 +75,7 @@ def test_a_client_that_stops_in_the_middle_of_a_create_holds_up_nobody() -> None
 
 
 @pytest.mark.parametrize("window", [0, 1000, 65_534])
-def test_an_initial_window_that_is_lowered_while_data_is_held_is_kept_to(window: int) -> None:
-    pair = Pair()
+def test_an_initial_window_that_is_lowered_while_data_is_held_is_kept_to(pair, window) -> None:
     stream = pair.call(CREATE, b"c" * 60_000)
     pair.runtime.update_settings({INITIAL_WINDOW_SIZE: window})
     pair.pump()
@@ -91,8 +89,7 @@ def test_an_initial_window_that_is_lowered_while_data_is_held_is_kept_to(window:
     assert pair.received(stream) == write_message(b"c" * 60_000 + b"d" * 10_000) and pair.books_are_right()
 
 
-def test_a_window_that_has_become_negative_is_waited_for() -> None:
-    pair = Pair()
+def test_a_window_that_has_become_negative_is_waited_for(pair) -> None:
     stream = pair.call(CREATE, b"c" * 60_000, end=False)
     pair.relay.forward(stream, b"")
     pair.pump()
@@ -183,7 +180,7 @@ def test_more_holds_when_it_is_confirmed_and_less_at_once() -> None:
 
 
 @pytest.mark.parametrize("of_sender", [True, False], ids=["of the sender's", "of ours"])
-def test_an_end_without_bytes_needs_no_window_however_small_it_is(of_sender: bool) -> None:
+def test_an_end_without_bytes_needs_no_window_however_small_it_is(of_sender) -> None:
     flow, out, _ = outlet()
     flow.open(1)
     assert flow.passes(1, 30_000)
@@ -225,8 +222,7 @@ def test_a_confirmation_waits_for_nothing_that_is_dropped_and_for_nothing_where_
     assert b"".join(out) == 2 * CONFIRMED
 
 
-def test_a_client_that_takes_less_from_now_on_gets_what_was_on_its_way() -> None:
-    pair = Pair()
+def test_a_client_that_takes_less_from_now_on_gets_what_was_on_its_way(pair) -> None:
     stream = pair.call(CREATE, b"create")
     pair.relay.take_over(stream)
     pair.relay.answer(stream, LONG)
@@ -270,7 +266,7 @@ PIECE = 10_000
 
 
 @pytest.mark.parametrize("method", [BLOCK, OTHER_BLOCK], ids=["held", "passing"])
-def test_a_client_that_ignores_the_windows_is_cut_off_where_they_end(method: bytes) -> None:
+def test_a_client_that_ignores_the_windows_is_cut_off_where_they_end(method) -> None:
     relay, _ = hand_made(headers(1, method))
     heard = rogue(relay, data(1, bytes(PIECE)), True, 1000)
     # Seven begin a message of no bytes: until that is decided the client has the window it began with.
@@ -322,7 +318,7 @@ def test_of_a_window_that_changes_the_sender_may_use_either_until_it_has_confirm
 
 @pytest.mark.parametrize("by_client", [True, False], ids=["the client", "the runtime"])
 @pytest.mark.parametrize("stream", [0, 1], ids=["the connection", "a stream"])
-def test_a_window_of_more_than_31_bits_ends_the_connection(by_client: bool, stream: int) -> None:
+def test_a_window_of_more_than_31_bits_ends_the_connection(by_client, stream) -> None:
     relay, _ = hand_made(headers(1))
     (relay.from_client if by_client else relay.from_runtime)(write_window_update(stream, 2**31 - 65_536), 0.0)
     assert relay.take_events() == []
@@ -449,7 +445,7 @@ TestConnection.settings = settings(stateful_step_count=25)
 
 
 @given(st.lists(st.integers(0, 400), max_size=8), st.integers(1, 300))
-def test_bytes_are_sent_in_their_order_whatever_the_credit(sizes: list[int], step: int) -> None:
+def test_bytes_are_sent_in_their_order_whatever_the_credit(sizes, step) -> None:
     flow, out, _ = outlet()
     flow.expect([(INITIAL_WINDOW_SIZE, 0)])
     flow.confirm(CONFIRMED)

@@ -23,17 +23,7 @@ from cri_proxy.relay.http2.frames import (
     write_settings,
 )
 from cri_proxy.relay.http2.relay import RelayedConnection
-from tests.relay.http2.hand import (
-    BLOCK,
-    CONFIRMED,
-    CREATE,
-    HOLDS,
-    data,
-    goaways,
-    hand_made,
-    headers,
-    ping,
-)
+from tests.relay.http2 import hand
 
 
 def taken(pieces: list[Buffer]) -> bytes:
@@ -49,30 +39,32 @@ def taken(pieces: list[Buffer]) -> bytes:
 @pytest.mark.parametrize(
     "frames",
     {
-        "in one frame": [headers(1)],
+        "in one frame": [hand.headers(1)],
         "continued": [
-            write_frame(HEADERS, 0, 1, BLOCK[:3]),
-            write_frame(CONTINUATION, 0, 1, BLOCK[3:20]),
+            write_frame(HEADERS, 0, 1, hand.BLOCK[:3]),
+            write_frame(CONTINUATION, 0, 1, hand.BLOCK[3:20]),
             write_frame(CONTINUATION, 0, 1),
-            write_frame(CONTINUATION, END_HEADERS, 1, BLOCK[20:]),
+            write_frame(CONTINUATION, END_HEADERS, 1, hand.BLOCK[20:]),
         ],
-        "padded": [write_frame(HEADERS, END_HEADERS | PADDED, 1, b"\x05" + BLOCK + bytes(5))],
-        "with a priority": [write_frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, b"\0\0\0\0\x0f" + BLOCK)],
+        "padded": [write_frame(HEADERS, END_HEADERS | PADDED, 1, b"\x05" + hand.BLOCK + bytes(5))],
+        "with a priority": [
+            write_frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, b"\0\0\0\0\x0f" + hand.BLOCK)
+        ],
         "with both, continued": [
-            write_frame(HEADERS, HAS_PRIORITY | PADDED, 1, b"\2\0\0\0\0\x0f" + BLOCK[:9] + bytes(2)),
-            write_frame(CONTINUATION, END_HEADERS, 1, BLOCK[9:]),
+            write_frame(HEADERS, HAS_PRIORITY | PADDED, 1, b"\2\0\0\0\0\x0f" + hand.BLOCK[:9] + bytes(2)),
+            write_frame(CONTINUATION, END_HEADERS, 1, hand.BLOCK[9:]),
         ],
     }.values(),
     ids=["in one frame", "continued", "padded", "with a priority", "with both, continued"],
 )
 @pytest.mark.parametrize("cut", [1, 11, 1 << 20], ids=lambda cut: f"in pieces of {cut}")
 def test_headers_in_every_form_pass_and_are_read(frames: list[bytes], cut: int) -> None:
-    relay = RelayedConnection(lambda method: method if method == CREATE else None)
+    relay = RelayedConnection(lambda method: method if method == hand.CREATE else None)
     sent = PREFACE + write_settings() + b"".join(frames)
     for at in range(0, len(sent), cut):
         relay.from_client(sent[at : at + cut], 0.0)
     assert b"".join(relay.to_runtime) == sent
-    assert relay.methods == {1: CREATE}
+    assert relay.methods == {1: hand.CREATE}
 
 
 def test_priority_unknown_kinds_and_unknown_settings_pass() -> None:
@@ -80,87 +72,74 @@ def test_priority_unknown_kinds_and_unknown_settings_pass() -> None:
         write_frame(PRIORITY, 0, 3, b"\0\0\0\0\x10"),
         write_frame(0x10, 0, 0, b"u=1"),
         write_settings((0x99, 7)),
-        ping(b"whatever", is_answer=True),
+        hand.ping(b"whatever", is_answer=True),
     ]
-    _, sent = hand_made(*frames)
+    _, sent = hand.hand_made(*frames)
     assert sent == PREFACE + write_settings() + b"".join(frames)
 
 
 def test_a_ping_passes_when_the_runtime_has_replied_and_is_answered_here_otherwise() -> None:
-    asked = ping(b"grpc_png")
-    relay, _ = hand_made(headers(1, end=True))
+    asked = hand.ping(b"grpc_png")
+    relay, _ = hand.hand_made(hand.headers(1, end=True))
     relay.to_runtime.clear()
-    for part_of_a_reply in (headers(1, b"\x88"), data(1, b"abc")):
+    for part_of_a_reply in (hand.headers(1, b"\x88"), hand.data(1, b"abc")):
         relay.from_client(asked, 0.0)
         assert taken(relay.to_runtime) == b""
-        assert taken(relay.to_client).endswith(ping(b"grpc_png", is_answer=True))
+        assert taken(relay.to_client).endswith(hand.ping(b"grpc_png", is_answer=True))
         relay.from_runtime(part_of_a_reply, 0.0)
         relay.to_client.clear()
         relay.from_client(asked * 2, 0.0)
         assert taken(relay.to_runtime) == asked
-        assert taken(relay.to_client) == ping(b"grpc_png", is_answer=True)
+        assert taken(relay.to_client) == hand.ping(b"grpc_png", is_answer=True)
 
 
 # ---------------------------------------------------------------------- doubts
 
 
 DOUBTS = {
-    "DATA on stream 0": ([data(0, b"x")], Error.PROTOCOL_ERROR),
-    "HEADERS on stream 0": ([headers(0)], Error.PROTOCOL_ERROR),
-    "a client's stream with an even number": (
-        [headers(2)],
-        Error.PROTOCOL_ERROR,
-    ),
+    "DATA on stream 0": ([hand.data(0, b"x")], Error.PROTOCOL_ERROR),
+    "HEADERS on stream 0": ([hand.headers(0)], Error.PROTOCOL_ERROR),
+    "a client's stream with an even number": ([hand.headers(2)], Error.PROTOCOL_ERROR),
     "SETTINGS on a stream": ([write_frame(SETTINGS, 0, 1)], Error.PROTOCOL_ERROR),
     "SETTINGS of five bytes": ([write_frame(SETTINGS, 0, 0, b"12345")], Error.FRAME_SIZE_ERROR),
     "a window of 2^31": ([write_settings((4, 1 << 31))], Error.FLOW_CONTROL_ERROR),
     "a frame size of 1": ([write_settings((5, 1))], Error.PROTOCOL_ERROR),
-    "PING of seven bytes": ([ping(b"1234567")], Error.FRAME_SIZE_ERROR),
+    "PING of seven bytes": ([hand.ping(b"1234567")], Error.FRAME_SIZE_ERROR),
     "RST_STREAM of three bytes": ([write_frame(RST_STREAM, 0, 1, b"123")], Error.FRAME_SIZE_ERROR),
     "WINDOW_UPDATE of 0": ([write_frame(WINDOW_UPDATE, 0, 0, bytes(4))], Error.PROTOCOL_ERROR),
     "GOAWAY of seven bytes": ([write_frame(GOAWAY, 0, 0, b"1234567")], Error.FRAME_SIZE_ERROR),
     "PUSH_PROMISE": ([write_frame(PUSH_PROMISE, END_HEADERS, 1, b"1234")], Error.PROTOCOL_ERROR),
     "CONTINUATION by itself": ([write_frame(CONTINUATION, END_HEADERS, 1)], Error.PROTOCOL_ERROR),
     "a frame inside a header block": (
-        [write_frame(HEADERS, 0, 1, BLOCK), ping(bytes(8))],
+        [write_frame(HEADERS, 0, 1, hand.BLOCK), hand.ping(bytes(8))],
         Error.PROTOCOL_ERROR,
     ),
     "CONTINUATION of another stream": (
-        [write_frame(HEADERS, 0, 1, BLOCK), write_frame(CONTINUATION, END_HEADERS, 3)],
+        [write_frame(HEADERS, 0, 1, hand.BLOCK), write_frame(CONTINUATION, END_HEADERS, 3)],
         Error.PROTOCOL_ERROR,
     ),
     "more padding than frame": (
-        [write_frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff" + BLOCK)],
+        [write_frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff" + hand.BLOCK)],
         Error.PROTOCOL_ERROR,
     ),
     "a priority that is cut off": (
         [write_frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, b"123")],
         Error.FRAME_SIZE_ERROR,
     ),
-    "an entry that no table has": (
-        [headers(1, b"\xfe")],
-        Error.COMPRESSION_ERROR,
-    ),
-    "a string that is cut off": (
-        [headers(1, b"\x04\x7f")],
-        Error.COMPRESSION_ERROR,
-    ),
-    "a frame larger than allowed": ([data(1, bytes(16_385))], Error.FRAME_SIZE_ERROR),
+    "an entry that no table has": ([hand.headers(1, b"\xfe")], Error.COMPRESSION_ERROR),
+    "a string that is cut off": ([hand.headers(1, b"\x04\x7f")], Error.COMPRESSION_ERROR),
+    "a frame larger than allowed": ([hand.data(1, bytes(16_385))], Error.FRAME_SIZE_ERROR),
     "a header block without end": (
-        [write_frame(HEADERS, 0, 1, BLOCK), *[write_frame(CONTINUATION, 0, 1, bytes(16_384))] * 65],
+        [write_frame(HEADERS, 0, 1, hand.BLOCK), *[write_frame(CONTINUATION, 0, 1, bytes(16_384))] * 65],
         Error.ENHANCE_YOUR_CALM,
     ),
     "a header block in more frames than it needs": (
-        [write_frame(HEADERS, 0, 1, BLOCK), write_frame(CONTINUATION, 0, 1) * 128],
+        [write_frame(HEADERS, 0, 1, hand.BLOCK), write_frame(CONTINUATION, 0, 1) * 128],
         Error.ENHANCE_YOUR_CALM,
     ),
     "settings that nobody confirms": ([write_settings((3, 100)) * 33], Error.ENHANCE_YOUR_CALM),
     "trailers behind what is held": (
-        [
-            headers(1),
-            data(1, HOLDS),
-            headers(1, b"\x84", end=True),
-        ],
+        [hand.headers(1), hand.data(1, hand.HOLDS), hand.headers(1, b"\x84", end=True)],
         Error.INTERNAL_ERROR,
     ),
 }
@@ -169,13 +148,13 @@ DOUBTS = {
 @pytest.mark.parametrize("what", DOUBTS)
 def test_a_doubt_closes_the_connection_and_passes_nothing_on(what: str) -> None:
     frames, code = DOUBTS[what]
-    relay, sent = hand_made(*frames)
+    relay, sent = hand.hand_made(*frames)
     closing = relay.take_events()[-1]
     assert closing.is_doubt  # type: ignore[union-attr]
-    assert goaways(b"".join(relay.to_client))[-1][1] == code
+    assert hand.goaways(b"".join(relay.to_client))[-1][1] == code
     assert b"".join(frames) not in sent
-    relay.from_client(ping(bytes(8)), 0.0)
-    relay.from_runtime(ping(bytes(8)), 0.0)
+    relay.from_client(hand.ping(bytes(8)), 0.0)
+    relay.from_runtime(hand.ping(bytes(8)), 0.0)
     assert relay.take_events() == []
 
 
@@ -189,5 +168,5 @@ def test_who_does_not_speak_http2_is_told_so() -> None:
 
 def test_the_answer_to_a_greeting_is_kept_from_the_runtime() -> None:
     relay = RelayedConnection(lambda method: None, own_settings=1)
-    relay.from_client(PREFACE + write_settings() + 2 * CONFIRMED, 0.0)
-    assert b"".join(relay.to_runtime) == PREFACE + write_settings() + CONFIRMED
+    relay.from_client(PREFACE + write_settings() + 2 * hand.CONFIRMED, 0.0)
+    assert b"".join(relay.to_runtime) == PREFACE + write_settings() + hand.CONFIRMED

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_proxy.relay.http2.frames import MAX_BLOCK_BYTES, ProtocolError
-from cri_proxy.relay.http2.headers import (
-    HeaderReader,
-    status_of,
-    value_of,
-    write_response,
-    write_trailers,
-)
+from cri_proxy.relay.http2.headers import HeaderReader, status_of, value_of, write_response, write_trailers
 
 REQUEST = [
     (b":method", b"POST"),

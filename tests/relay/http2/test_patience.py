@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cri_proxy.relay.http2.frames import (
-    PRIORITY,
-    Error,
-    ProtocolError,
-    write_frame,
-    write_reset,
-    write_settings,
-)
+from cri_proxy.relay.http2 import frames
 from cri_proxy.relay.http2.relay import RelayedConnection
 from cri_proxy.relay.http2.wire import BURST, PER_S, Patience
 from tests.relay.http2.hand import CONFIRMED, data, goaways, hand_made, headers, ping
@@ -23,8 +16,8 @@ def spent(patience: Patience, now_s: float) -> int:
     while True:
         try:
             patience.spend(now_s, "PING")
-        except ProtocolError as doubt:
-            assert doubt.code == Error.ENHANCE_YOUR_CALM and str(doubt).startswith("PING: more than")
+        except frames.ProtocolError as doubt:
+            assert doubt.code == frames.Error.ENHANCE_YOUR_CALM and str(doubt).startswith("PING: more than")
             return count
         count += 1
 
@@ -53,9 +46,9 @@ def ends_with(relay: RelayedConnection) -> list[tuple[int, int]]:
     [
         ping(bytes(8)),
         data(1, b""),
-        write_reset(1, Error.CANCEL),
-        write_frame(PRIORITY, 0, 1, bytes(5)),
-        write_frame(0xFA, 0, 0, b""),
+        frames.write_reset(1, frames.Error.CANCEL),
+        frames.write_frame(frames.PRIORITY, 0, 1, bytes(5)),
+        frames.write_frame(0xFA, 0, 0, b""),
         headers(1, b"\x83", end=True),
     ],
     ids=["PING", "empty DATA", "RST_STREAM", "PRIORITY", "an unknown kind", "HEADERS of a call that is over"],
@@ -63,19 +56,19 @@ def ends_with(relay: RelayedConnection) -> list[tuple[int, int]]:
 def test_frames_that_bring_no_call_on_end_the_connection_when_there_were_too_many(frame: bytes) -> None:
     relay, _ = hand_made(headers(1, b"\x83\x86", end=frame[3] == 1), CONFIRMED)
     if frame[3] == 1:
-        relay.from_client(write_reset(1, Error.CANCEL), 0.0)
+        relay.from_client(frames.write_reset(1, frames.Error.CANCEL), 0.0)
     for _ in range(BURST - 1):
         relay.from_client(frame, 0.0)
     assert ends_with(relay) == []
     for _ in range(2):
         relay.from_client(frame, 0.0)
-    assert ends_with(relay) == [(1, Error.ENHANCE_YOUR_CALM)]
+    assert ends_with(relay) == [(1, frames.Error.ENHANCE_YOUR_CALM)]
 
 
 def test_settings_that_are_confirmed_and_pings_between_replies_are_not_counted() -> None:
     relay, _ = hand_made(headers(1, b"\x83\x86"))
     for _ in range(2 * BURST):
-        relay.from_client(write_settings(), 0.0)
+        relay.from_client(frames.write_settings(), 0.0)
         relay.from_runtime(CONFIRMED, 0.0)
         relay.from_runtime(data(1, b""), 0.0)
         relay.from_client(ping(bytes(8)), 0.0)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cri_proxy.relay.http2.frames import (
-    CONTINUATION,
-    DEFAULT_FRAME_BYTES,
-    END_HEADERS,
-    HEADERS,
-    RST_STREAM,
-    write_frame,
-)
+from cri_proxy.relay.http2 import frames
 from cri_proxy.relay.http2.headers import write_response
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.pipe import Frame, Pipe
 from cri_proxy.relay.http2.stream import ReplyReceived, RequestReceived
 from tests.relay.http2.hand import BLOCK, HOLDS, data, hand_made, headers
 
-BIG = data(1, bytes(DEFAULT_FRAME_BYTES))
+BIG = data(1, bytes(frames.DEFAULT_FRAME_BYTES))
 
 
 class Seen:
@@ -33,7 +26,7 @@ class Seen:
         self.blocks.append(frame.block)
 
 
-@pytest.mark.parametrize("cut", [1, 8, 9, 100, DEFAULT_FRAME_BYTES + 20])
+@pytest.mark.parametrize("cut", [1, 8, 9, 100, frames.DEFAULT_FRAME_BYTES + 20])
 def test_what_comes_in_pieces_passes_to_the_byte(cut: int) -> None:
     said = 3 * BIG + headers(3) + data(3, b"x", end=True)
     seen = Seen()
@@ -56,9 +49,9 @@ def test_of_two_reads_only_the_frame_between_them_is_copied() -> None:
 
 def test_a_block_in_many_frames_and_many_reads_is_one() -> None:
     parts = [bytes([byte]) * 50 for byte in range(100)]
-    said = write_frame(HEADERS, 0, 1, parts[0])
-    said += b"".join(write_frame(CONTINUATION, 0, 1, part) for part in parts[1:-1])
-    said += write_frame(CONTINUATION, END_HEADERS, 1, parts[-1])
+    said = frames.write_frame(frames.HEADERS, 0, 1, parts[0])
+    said += b"".join(frames.write_frame(frames.CONTINUATION, 0, 1, part) for part in parts[1:-1])
+    said += frames.write_frame(frames.CONTINUATION, frames.END_HEADERS, 1, parts[-1])
     seen = Seen()
     for at in range(0, len(said), 777):
         seen.pipe.read(said[at : at + 777])
@@ -75,7 +68,7 @@ def test_a_client_that_leaves_while_a_reply_is_noted_does_not_disturb_the_next()
     relay.from_runtime(headers(1, write_response()) + headers(3, write_response()), 0.0)
     relay.from_runtime(data(1, write_message(b"one")), 0.0)
     assert isinstance(relay.take_events()[0], ReplyReceived)
-    relay.from_client(write_frame(RST_STREAM, 0, 1, bytes(4)), 0.0)
+    relay.from_client(frames.write_frame(frames.RST_STREAM, 0, 1, bytes(4)), 0.0)
     relay.resume()
     relay.take_events()
     relay.from_runtime(data(3, write_message(b"three")), 0.0)

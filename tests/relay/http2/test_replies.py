@@ -15,8 +15,7 @@ from tests.relay.http2.pair import LONG, Pair, all_is_in_step, created
 # ---------------------------------------------------------------------- replies
 
 
-def test_the_state_knows_of_a_reply_and_of_the_end_before_the_client_does() -> None:
-    pair = Pair()
+def test_the_state_knows_of_a_reply_and_of_the_end_before_the_client_does(pair) -> None:
     stream = created(pair)
     pair.reply(stream, b"the id")
     assert pair.observed() == [b"the id"] and pair.received(stream, "client") == b""
@@ -31,7 +30,7 @@ def test_the_state_knows_of_a_reply_and_of_the_end_before_the_client_does() -> N
 
 
 @pytest.mark.parametrize("cut", [1, 100, 1 << 30], ids=lambda cut: f"in pieces of {cut}")
-def test_replies_in_parts_and_several_in_one_are_shown_each_and_arrive_whole(cut: int) -> None:
+def test_replies_in_parts_and_several_in_one_are_shown_each_and_arrive_whole(cut) -> None:
     pair = Pair(cut=cut)
     stream = created(pair)
     sent = (
@@ -51,8 +50,7 @@ def test_replies_in_parts_and_several_in_one_are_shown_each_and_arrive_whole(cut
     assert pair.books_are_right() and all_is_in_step(pair)
 
 
-def test_messages_are_cut_or_left_out_by_a_filter() -> None:
-    pair = Pair()
+def test_messages_are_cut_or_left_out_by_a_filter(pair) -> None:
     stream = created(pair)
     first = [(":status", "200"), ("content-type", "application/grpc")]
     pair.runtime.send_headers(stream, first)
@@ -69,8 +67,7 @@ def test_messages_are_cut_or_left_out_by_a_filter() -> None:
     assert pair.books_are_right() and all_is_in_step(pair)
 
 
-def test_a_filtered_reply_larger_than_the_clients_window_comes_as_it_is_taken() -> None:
-    pair = Pair()
+def test_a_filtered_reply_larger_than_the_clients_window_comes_as_it_is_taken(pair) -> None:
     stream = created(pair)
     pair.runtime.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
     left = write_message(LONG)
@@ -102,8 +99,7 @@ def test_a_filtered_reply_larger_than_the_clients_window_comes_as_it_is_taken() 
         ("14", CallEnd.UNKNOWN),
     ],
 )
-def test_the_runtimes_errors_are_told_apart_and_pass(status: str, end: CallEnd) -> None:
-    pair = Pair()
+def test_the_runtimes_errors_are_told_apart_and_pass(pair, status, end) -> None:
     stream = created(pair)
     pair.reply(stream, status=status)
     pair.answer_notes()
@@ -126,8 +122,7 @@ def test_the_runtimes_errors_are_told_apart_and_pass(status: str, end: CallEnd) 
         (Error.INTERNAL_ERROR, CallEnd.UNKNOWN, 13),
     ],
 )
-def test_a_reset_by_the_runtime_is_an_end(error: Error, end: CallEnd, code: int) -> None:
-    pair = Pair()
+def test_a_reset_by_the_runtime_is_an_end(pair, error, end, code) -> None:
     stream = created(pair)
     pair.runtime.reset_stream(stream, error)
     pair.pump()
@@ -137,8 +132,7 @@ def test_a_reset_by_the_runtime_is_an_end(error: Error, end: CallEnd, code: int)
     assert pair.was_reset(stream, "client") and all_is_in_step(pair)
 
 
-def test_an_end_without_a_status_leaves_a_doubt() -> None:
-    pair = Pair()
+def test_an_end_without_a_status_leaves_a_doubt(pair) -> None:
     stream = created(pair)
     pair.runtime.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
     pair.runtime.send_headers(stream, [("x-other", "1")], end_stream=True)
@@ -148,8 +142,7 @@ def test_an_end_without_a_status_leaves_a_doubt() -> None:
     assert pair.headers(stream)[-1] == {"x-other": "1"} and all_is_in_step(pair)
 
 
-def test_a_runtime_that_answers_before_it_has_the_request_is_believed() -> None:
-    pair = Pair()
+def test_a_runtime_that_answers_before_it_has_the_request_is_believed(pair) -> None:
     stream = pair.call(CREATE, b"create")
     pair.reply(stream, status="12")
     assert [(e.end, e.code, e.waits) for e in pair.ended()] == [(CallEnd.REFUSED, 12, False)]
@@ -162,8 +155,7 @@ def test_a_runtime_that_answers_before_it_has_the_request_is_believed() -> None:
 # ---------------------------------------------------------------------- the client goes away
 
 
-def test_a_reset_of_what_is_held_is_a_cancel_and_nothing_was_sent() -> None:
-    pair = Pair()
+def test_a_reset_of_what_is_held_is_a_cancel_and_nothing_was_sent(pair) -> None:
     stream = pair.call(CREATE, b"create")
     pair.client.reset_stream(stream, Error.CANCEL)
     pair.pump()
@@ -171,8 +163,7 @@ def test_a_reset_of_what_is_held_is_a_cancel_and_nothing_was_sent() -> None:
     assert pair.was_reset(stream) and pair.received(stream) == b"" and all_is_in_step(pair)
 
 
-def test_a_reset_of_what_was_sent_leaves_a_doubt() -> None:
-    pair = Pair()
+def test_a_reset_of_what_was_sent_leaves_a_doubt(pair) -> None:
     stream = created(pair)
     pair.client.reset_stream(stream, Error.CANCEL)
     pair.pump()
@@ -181,8 +172,7 @@ def test_a_reset_of_what_was_sent_leaves_a_doubt() -> None:
 
 
 @pytest.mark.parametrize("method", [CREATE, VERSION], ids=["intercepted", "passing"])
-def test_what_crosses_a_reset_of_the_clients_still_passes_its_table(method: str) -> None:
-    pair = Pair()
+def test_what_crosses_a_reset_of_the_clients_still_passes_its_table(pair, method) -> None:
     stream = created(pair) if method == CREATE else pair.call(method)
     pair.runtime.send_headers(stream, [(":status", "200"), ("x-early", "remember me")])
     pair.runtime.send_data(stream, write_message(b"late"))
@@ -198,8 +188,7 @@ def test_what_crosses_a_reset_of_the_clients_still_passes_its_table(method: str)
     assert pair.books_are_right() and all_is_in_step(pair)
 
 
-def test_a_reset_of_half_a_request_is_nobodys_business() -> None:
-    pair = Pair()
+def test_a_reset_of_half_a_request_is_nobodys_business(pair) -> None:
     stream = pair.call(CREATE, None)
     pair.send(stream, write_message(LONG)[:5000])
     pair.client.reset_stream(stream, Error.CANCEL)
@@ -210,7 +199,7 @@ def test_a_reset_of_half_a_request_is_nobodys_business() -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["reset", "stopped"])
 @pytest.mark.parametrize("parts", [1, 2], ids=lambda parts: f"a reply in {parts}")
-def test_a_reply_whose_call_ends_while_it_is_noted_is_paid_for_once(parts: int, is_stopped: bool) -> None:
+def test_a_reply_whose_call_ends_while_it_is_noted_is_paid_for_once(parts, is_stopped) -> None:
     pair = Pair()
     for _ in range(10):
         stream = created(pair)
@@ -232,8 +221,7 @@ def test_a_reply_whose_call_ends_while_it_is_noted_is_paid_for_once(parts: int, 
     assert all_is_in_step(pair)
 
 
-def test_a_lost_client_ends_all_its_calls() -> None:
-    pair = Pair()
+def test_a_lost_client_ends_all_its_calls(pair) -> None:
     created(pair)
     pair.call(CREATE, b"held")
     pair.relay.client_lost()

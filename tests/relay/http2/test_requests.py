@@ -17,7 +17,7 @@ from tests.relay.http2.pair import LONG, Pair, all_is_in_step
 
 
 @pytest.mark.parametrize("cut", [1, 7, 9, 10, 1000, 1 << 30], ids=lambda cut: f"in pieces of {cut}")
-def test_calls_that_nobody_intercepts_are_the_same_bytes_both_ways(cut: int) -> None:
+def test_calls_that_nobody_intercepts_are_the_same_bytes_both_ways(cut) -> None:
     pair = Pair(cut=cut)
     for number in range(4):
         stream = pair.call(VERSION, b"hello" * number, traceparent=f"00-{number}")
@@ -27,8 +27,7 @@ def test_calls_that_nobody_intercepts_are_the_same_bytes_both_ways(cut: int) -> 
     assert pair.happened == [] and pair.relay.methods == {}
 
 
-def test_an_intercepted_call_that_is_not_changed_is_the_same_call() -> None:
-    pair = Pair()
+def test_an_intercepted_call_that_is_not_changed_is_the_same_call(pair) -> None:
     stream = pair.call(CREATE, b"create", end=True)
     assert pair.received(stream) == b"" and pair.headers(stream, "runtime")[0][":path"] == CREATE
     pair.relay.forward(stream, b"")
@@ -38,8 +37,7 @@ def test_an_intercepted_call_that_is_not_changed_is_the_same_call() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_378, 16_379, 16_380, 40_000])
-def test_a_delta_is_appended_and_the_lengths_are_right(size: int) -> None:
-    pair = Pair()
+def test_a_delta_is_appended_and_the_lengths_are_right(pair, size) -> None:
     stream = pair.call(CREATE, b"m" * size)
     [asked] = pair.asked()
     assert asked.message == b"m" * size
@@ -48,8 +46,7 @@ def test_a_delta_is_appended_and_the_lengths_are_right(size: int) -> None:
     assert pair.received(stream) == write_message(b"m" * size + b"+delta") and pair.has_ended(stream)
 
 
-def test_a_request_whose_end_comes_later_keeps_it_there() -> None:
-    pair = Pair()
+def test_a_request_whose_end_comes_later_keeps_it_there(pair) -> None:
     stream = pair.call(CREATE, b"create", end=False)
     pair.relay.forward(stream, b"+")
     pair.pump()
@@ -58,8 +55,7 @@ def test_a_request_whose_end_comes_later_keeps_it_there() -> None:
     assert pair.has_ended(stream)
 
 
-def test_messages_behind_the_first_wait_for_it_and_pass_as_they_are() -> None:
-    pair = Pair()
+def test_messages_behind_the_first_wait_for_it_and_pass_as_they_are(pair) -> None:
     stream = pair.call(CREATE, b"one", end=False)
     pair.send(stream, write_message(b"two"))
     assert pair.received(stream) == b""
@@ -70,15 +66,13 @@ def test_messages_behind_the_first_wait_for_it_and_pass_as_they_are() -> None:
     assert len(pair.asked()) == 1 and pair.has_ended(stream)
 
 
-def test_a_call_without_a_message_is_the_runtimes_to_answer() -> None:
-    pair = Pair()
+def test_a_call_without_a_message_is_the_runtimes_to_answer(pair) -> None:
     stream = pair.call(CREATE, None)
     pair.send(stream, b"", end=True)
     assert pair.has_ended(stream) and pair.asked() == [] and pair.failed_open() == []
 
 
-def test_padding_is_taken_off_what_is_held_and_its_credit_is_given_back() -> None:
-    pair = Pair()
+def test_padding_is_taken_off_what_is_held_and_its_credit_is_given_back(pair) -> None:
     stream = pair.call(CREATE, None)
     pair.send(stream, write_message(LONG), end=True, pad=200)
     pair.relay.forward(stream, b"")
@@ -94,8 +88,7 @@ def test_padding_is_taken_off_what_is_held_and_its_credit_is_given_back() -> Non
 
 
 @pytest.mark.parametrize("delta", [b"", b"+delta"], ids=["as it came", "with a delta"])
-def test_a_compressed_request_is_read_and_a_changed_one_is_sent_plain(delta: bytes) -> None:
-    pair = Pair()
+def test_a_compressed_request_is_read_and_a_changed_one_is_sent_plain(pair, delta) -> None:
     raw = gzip.compress(b"create" * 100)
     stream = pair.call(CREATE, None, grpc_encoding="gzip")
     sent = b"\1" + len(raw).to_bytes(4, "big") + raw
@@ -111,8 +104,7 @@ def test_a_compressed_request_is_read_and_a_changed_one_is_sent_plain(delta: byt
     [("snappy", b"whatever"), ("gzip", b"not gzip"), ("gzip", gzip.compress(b"x" * 100)[:-9]), ("", b"x")],
     ids=["unknown", "broken", "cut off", "not announced"],
 )
-def test_a_compression_nobody_can_undo_passes_unseen(encoding: str, raw: bytes) -> None:
-    pair = Pair()
+def test_a_compression_nobody_can_undo_passes_unseen(pair, encoding, raw) -> None:
     stream = pair.call(CREATE, None, **({"grpc_encoding": encoding} if encoding else {}))
     sent = b"\1" + len(raw).to_bytes(4, "big") + raw
     pair.send(stream, sent, end=True)
@@ -123,8 +115,7 @@ def test_a_compression_nobody_can_undo_passes_unseen(encoding: str, raw: bytes) 
 # ---------------------------------------------------------------------- fail open
 
 
-def test_half_a_request_is_sent_on_as_it_is_when_its_time_is_over() -> None:
-    pair = Pair()
+def test_half_a_request_is_sent_on_as_it_is_when_its_time_is_over(pair) -> None:
     stream = pair.call(CREATE, None)
     pair.send(stream, write_message(LONG)[:5000])
     pair.relay.tick(HOLD_S - 1)
@@ -139,16 +130,14 @@ def test_half_a_request_is_sent_on_as_it_is_when_its_time_is_over() -> None:
     assert pair.observed() == [] and pair.ended() == [] and all_is_in_step(pair)
 
 
-def test_a_request_that_says_it_is_larger_than_16_mib_is_not_waited_for() -> None:
-    pair = Pair()
+def test_a_request_that_says_it_is_larger_than_16_mib_is_not_waited_for(pair) -> None:
     stream = pair.call(CREATE, None)
     head = b"\0" + (17 << 20).to_bytes(4, "big")
     pair.send(stream, head + b"x" * 100)
     assert pair.received(stream) == head + b"x" * 100 and pair.failed_open() == ["too large"]
 
 
-def test_a_request_that_ends_too_soon_is_the_runtimes_to_refuse() -> None:
-    pair = Pair()
+def test_a_request_that_ends_too_soon_is_the_runtimes_to_refuse(pair) -> None:
     stream = pair.call(CREATE, None)
     pair.send(stream, write_message(b"create")[:-1], end=True)
     assert pair.received(stream) == write_message(b"create")[:-1] and pair.has_ended(stream)

@@ -80,8 +80,7 @@ def test_requests_that_the_runtime_does_not_take_are_paid_for_up_to_the_cap() ->
 
 
 @pytest.mark.parametrize("size", [40_000, 10], ids=["in several frames", "many in a frame"])
-def test_replies_that_the_client_does_not_take_stop_at_the_runtime(size: int) -> None:
-    pair = Pair()
+def test_replies_that_the_client_does_not_take_stop_at_the_runtime(pair, size) -> None:
     stream = created(pair)
     pair.runtime.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
     events = write_message(b"e" * size) * (600_000 // size)
@@ -107,8 +106,7 @@ def test_replies_that_the_client_does_not_take_stop_at_the_runtime(size: int) ->
     assert pair.books_are_right() and all_is_in_step(pair)
 
 
-def test_an_end_that_is_being_noted_is_not_said_again_when_the_client_leaves() -> None:
-    pair = Pair()
+def test_an_end_that_is_being_noted_is_not_said_again_when_the_client_leaves(pair) -> None:
     left, lost = created(pair), created(pair)
     pair.reply(left, b"id")
     pair.relay.resume()
@@ -126,8 +124,7 @@ def test_an_end_that_is_being_noted_is_not_said_again_when_the_client_leaves() -
 
 
 @pytest.mark.parametrize("was_sent", [False, True], ids=["held", "waiting for a window"])
-def test_of_a_request_that_is_no_longer_wanted_nothing_more_comes(was_sent: bool) -> None:
-    pair = Pair()
+def test_of_a_request_that_is_no_longer_wanted_nothing_more_comes(pair, was_sent) -> None:
     stream = pair.call(CREATE, None)
     request = write_message(b"c" * 200_000)
     pair.send(stream, request[:30_000])
@@ -146,8 +143,7 @@ def test_of_a_request_that_is_no_longer_wanted_nothing_more_comes(was_sent: bool
     assert pair.books_are_right() and all_is_in_step(pair) and kept(pair) == 0
 
 
-def test_frames_that_cross_the_end_of_a_call_are_not_passed_on() -> None:
-    pair = Pair()
+def test_frames_that_cross_the_end_of_a_call_are_not_passed_on(pair) -> None:
     stream = pair.call(CREATE, None)
     pair.send(stream, write_message(b"c" * 20_000)[:10_000])
     pair.client.send_data(stream, b"more", end_stream=False)

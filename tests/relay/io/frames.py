@@ -167,3 +167,15 @@ class RawRuntime:
         raw = Raw(reader, writer)
         raw.write(write_settings(), CONFIRMED)
         self.connections.append(raw)
+
+
+@contextlib.asynccontextmanager
+async def behind_relay(
+    folder: Path, calls: Any, **notes: Any
+) -> AsyncIterator[tuple[RawRuntime, FrameRelay]]:
+    """A raw runtime with a relay in front of it."""
+    async with (
+        RawRuntime(f"{folder}/r.sock") as runtime,
+        relaying(runtime.socket, f"{folder}/k.sock", calls, **notes) as relay,
+    ):
+        yield runtime, relay

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from cri_proxy.relay.interception import Answer, AnswerFailed, CallEnd, Forward, Outcome, Refuse
-from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CREATE, VERSION
-from tests.relay.io.frames import EVENTS, UNKNOWN, Recorder, relaying, soon
+from tests.relay.io.frames import EVENTS, UNKNOWN, relaying, soon
 
 
-async def test_a_call_is_shown_in_order_and_its_delta_arrives(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
-) -> None:
+async def test_a_call_is_shown_in_order_and_its_delta_arrives(runtime, client, calls) -> None:
     calls.outcome = Forward(b"+delta")
     runtime.script("CreateContainer", reply=b"the id")
     reply = await soon(client.call_bytes(CREATE, b"create"))
@@ -27,9 +22,7 @@ async def test_a_call_is_shown_in_order_and_its_delta_arrives(
     assert calls.notes == [("request", b"create"), ("replied", b"the id"), ("ended", CallEnd.OK, 0)]
 
 
-async def test_a_refusal_reaches_the_client_and_nothing_the_runtime(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
-) -> None:
+async def test_a_refusal_reaches_the_client_and_nothing_the_runtime(runtime, client, calls) -> None:
     calls.outcome = Refuse(9, "größer than\nall")
     for _ in range(3):
         reply = await soon(client.call_bytes(CREATE, b"create", metadata=(("x-new", "entry"),)))
@@ -40,7 +33,7 @@ async def test_a_refusal_reaches_the_client_and_nothing_the_runtime(
 
 
 @pytest.mark.parametrize("size", [0, 10, 3 << 20])
-async def test_an_answer_is_all_the_client_gets(client: CriClient, calls: Recorder, size: int) -> None:
+async def test_an_answer_is_all_the_client_gets(client, calls, size) -> None:
     async def reply() -> bytes:
         return bytes(size)
 
@@ -51,7 +44,7 @@ async def test_an_answer_is_all_the_client_gets(client: CriClient, calls: Record
     assert calls.notes[-1] == ("ended", CallEnd.OK, 0)
 
 
-async def test_an_answer_that_fails_says_why_with_its_trailers(client: CriClient, calls: Recorder) -> None:
+async def test_an_answer_that_fails_says_why_with_its_trailers(client, calls) -> None:
     async def reply() -> bytes:
         raise AnswerFailed(5, "not found: 7%", (("t", "1"), ("t-bin", b"\0\xff")))
 
@@ -62,7 +55,7 @@ async def test_an_answer_that_fails_says_why_with_its_trailers(client: CriClient
     assert calls.notes[-1] == ("ended", CallEnd.REFUSED, 5)
 
 
-async def test_an_answer_runs_to_its_end_when_the_client_has_gone(client: CriClient, calls: Recorder) -> None:
+async def test_an_answer_runs_to_its_end_when_the_client_has_gone(client, calls) -> None:
     go_on = asyncio.Event()
 
     async def reply() -> bytes:
@@ -79,7 +72,7 @@ async def test_an_answer_runs_to_its_end_when_the_client_has_gone(client: CriCli
     assert calls.notes[-1] == ("ended", CallEnd.OK, 0)
 
 
-async def test_no_answer_is_begun_for_a_client_that_has_gone(client: CriClient, calls: Recorder) -> None:
+async def test_no_answer_is_begun_for_a_client_that_has_gone(client, calls) -> None:
     begun: list[str] = []
 
     async def reply() -> bytes:
@@ -97,7 +90,7 @@ async def test_no_answer_is_begun_for_a_client_that_has_gone(client: CriClient, 
 
 
 async def test_a_filter_cuts_messages_and_leaves_some_out_also_when_it_comes_late(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
+    runtime, client, calls
 ) -> None:
     runtime.script("GetContainerEvents", reply=(b"one", b"secret", b"three" * 20_000, b""))
     calls.filter = lambda message: None if message == b"secret" else message[:50_000]
@@ -110,9 +103,7 @@ async def test_a_filter_cuts_messages_and_leaves_some_out_also_when_it_comes_lat
     assert len((await soon(client.call_bytes(EVENTS, b""))).messages) == 4
 
 
-async def test_the_client_learns_nothing_before_it_is_noted(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
-) -> None:
+async def test_the_client_learns_nothing_before_it_is_noted(runtime, client, calls) -> None:
     calls.hold = asyncio.Event()
     runtime.script("CreateContainer", reply=b"the id")
     call = asyncio.ensure_future(client.call_bytes(CREATE, b"create"))
@@ -123,9 +114,7 @@ async def test_the_client_learns_nothing_before_it_is_noted(
 
 
 @pytest.mark.parametrize("was_sent", [False, True], ids=["while it is decided", "after it was sent"])
-async def test_a_client_that_leaves_cancels_what_was_not_sent(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder, was_sent: bool
-) -> None:
+async def test_a_client_that_leaves_cancels_what_was_not_sent(runtime, client, calls, was_sent) -> None:
     runtime.script("CreateContainer", then_hang=True)
     calls.deciding = asyncio.Event()
     if was_sent:
@@ -143,9 +132,7 @@ async def test_a_client_that_leaves_cancels_what_was_not_sent(
 
 
 @pytest.mark.parametrize("step", ["request", "replied"])
-async def test_an_interception_that_fails_passes_its_call_on(
-    folder: Path, runtime: FakeRuntime, calls: Recorder, step: str
-) -> None:
+async def test_an_interception_that_fails_passes_its_call_on(folder, runtime, calls, step) -> None:
     async def broken(message: bytes) -> Outcome:
         raise ZeroDivisionError(step)
 
@@ -160,7 +147,7 @@ async def test_an_interception_that_fails_passes_its_call_on(
 
 
 async def test_a_reply_that_is_noted_too_slowly_passes_all_the_same_and_that_is_told(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder, relay: FrameRelay
+    runtime, client, calls, relay
 ) -> None:
     calls.hold = asyncio.Event()
     unseen: list[tuple[str, str]] = []
@@ -174,9 +161,7 @@ async def test_a_reply_that_is_noted_too_slowly_passes_all_the_same_and_that_is_
     assert calls.notes[1:] == [("replied", b"event"), ("ended", CallEnd.OK, 0)]
 
 
-async def test_other_calls_pass_while_one_is_decided(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
-) -> None:
+async def test_other_calls_pass_while_one_is_decided(runtime, client, calls) -> None:
     calls.deciding = asyncio.Event()
     waiting = asyncio.ensure_future(client.call_bytes(CREATE, bytes(1 << 20)))
     await soon(calls.until("request"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any, Optional
 
 import grpc
@@ -15,9 +14,6 @@ from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.interception import CallEnd
 from cri_proxy.relay.io.endpoint import FULL_BYTES, READ_BYTES, Endpoint
 from cri_proxy.relay.io.link import SILENT_S
-from cri_proxy.relay.io.server import FrameRelay
-from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CREATE, VERSION, data, headers, ping, written
 from tests.relay.io.frames import (
     EVENTS,
@@ -25,6 +21,7 @@ from tests.relay.io.frames import (
     Raw,
     RawRuntime,
     Recorder,
+    behind_relay,
     links_of,
     relaying,
     request,
@@ -33,9 +30,7 @@ from tests.relay.io.frames import (
 )
 
 
-async def test_a_client_that_does_not_read_does_not_grow_our_memory(
-    runtime: FakeRuntime, relay: FrameRelay
-) -> None:
+async def test_a_client_that_does_not_read_does_not_grow_our_memory(runtime, relay) -> None:
     runtime.script("Version", reply=tuple(bytes(1 << 20) for _ in range(64)))
     raw = await Raw.connect(relay, write_window_update(0, 2**31 - 70_000), request(VERSION, 1))
     [link] = await links_of(relay, 1)
@@ -51,9 +46,7 @@ async def test_a_client_that_does_not_read_does_not_grow_our_memory(
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["half", "whole"])
-async def test_a_connection_that_ends_on_one_side_ends(
-    runtime: FakeRuntime, relay: FrameRelay, half: bool
-) -> None:
+async def test_a_connection_that_ends_on_one_side_ends(runtime, relay, half) -> None:
     raw = await Raw.connect(relay)
     await links_of(relay, 1)
     if half:
@@ -63,9 +56,7 @@ async def test_a_connection_that_ends_on_one_side_ends(
     await links_of(relay, 0)
 
 
-async def test_what_is_not_http2_is_sent_away_and_others_are_not(
-    runtime: FakeRuntime, client: CriClient, relay: FrameRelay
-) -> None:
+async def test_what_is_not_http2_is_sent_away_and_others_are_not(runtime, client, relay) -> None:
     reader, writer = await asyncio.open_unix_connection(str(relay.sockets[0]))
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     said = await soon(reader.read())
@@ -78,13 +69,8 @@ async def test_what_is_not_http2_is_sent_away_and_others_are_not(
 # ---------------------------------------------------------------------- what waits is not kept in memory
 
 
-async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(
-    folder: Path, calls: Recorder
-) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay, request(VERSION, 1))
         [link] = await links_of(relay, 1)
         writing = asyncio.ensure_future(_writes_without_end(client, ping(bytes(8), is_answer=True) * 10_000))
@@ -98,9 +84,7 @@ async def test_a_runtime_that_does_not_read_stops_its_client_and_no_other(
         await links_of(relay, 0)
 
 
-async def test_a_client_that_does_not_read_answers_of_our_own_is_not_read_from(
-    folder: Path, calls: Recorder
-) -> None:
+async def test_a_client_that_does_not_read_answers_of_our_own_is_not_read_from(folder, calls) -> None:
     async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
         client = await Raw.connect(relay)
         [link] = await links_of(relay, 1)
@@ -116,7 +100,7 @@ async def test_a_client_that_does_not_read_answers_of_our_own_is_not_read_from(
 
 
 async def test_a_stream_that_nobody_takes_from_holds_up_no_other_and_grows_nothing(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
+    runtime, relay, client
 ) -> None:
     # Intercepted, and larger than a frame: the relay reads along, and pays the runtime for what it keeps.
     runtime.script("GetContainerEvents", reply=tuple(b"event" * 20_000 for _ in range(100)))
@@ -133,9 +117,7 @@ async def test_a_stream_that_nobody_takes_from_holds_up_no_other_and_grows_nothi
     assert first == b"event" * 20_000
 
 
-async def test_a_client_that_reads_gets_all_of_a_burst(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
-) -> None:
+async def test_a_client_that_reads_gets_all_of_a_burst(runtime, relay, client) -> None:
     messages = tuple(b"%d" % number * 20_000 for number in range(200))
     runtime.script("GetContainerEvents", reply=messages)
     assert (await soon(client.call_bytes(EVENTS, b""))).messages == messages
@@ -144,7 +126,7 @@ async def test_a_client_that_reads_gets_all_of_a_burst(
 # ---------------------------------------------------------------------- bugs
 
 
-async def test_a_bug_ends_its_connection_with_the_reason_and_no_other(folder: Path, calls: Recorder) -> None:
+async def test_a_bug_ends_its_connection_with_the_reason_and_no_other(folder, calls) -> None:
     bugs: list[Exception] = []
     closed: list[str] = []
     notes = {"on_bug": bugs.append, "on_closing": closed.append}
@@ -156,10 +138,7 @@ async def test_a_bug_ends_its_connection_with_the_reason_and_no_other(folder: Pa
         return opened(method)
 
     calls.open = broken  # type: ignore[method-assign]
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls, **notes) as relay,
-    ):
+    async with behind_relay(folder, calls, **notes) as (runtime, relay):
         good, bad = await Raw.connect(relay), await Raw.connect(relay, request(CREATE, 1))
         await soon(calls.until("request"))
         bad.write(request(UNKNOWN, 3))
@@ -174,9 +153,7 @@ async def test_a_bug_ends_its_connection_with_the_reason_and_no_other(folder: Pa
     assert [str(bug) for bug in bugs] == ["open"] and len(closed) == 1
 
 
-async def test_a_bug_in_what_is_done_every_second_stops_it_for_no_other(
-    runtime: FakeRuntime, relay: FrameRelay
-) -> None:
+async def test_a_bug_in_what_is_done_every_second_stops_it_for_no_other(runtime, relay) -> None:
     bugs: list[Exception] = []
     relay.failed = bugs.append
     clients = [await Raw.connect(relay) for _ in range(3)]
@@ -202,13 +179,10 @@ async def test_a_bug_in_what_is_done_every_second_stops_it_for_no_other(
     "is_held", [True, False], ids=["while its call is decided", "in the middle of a request"]
 )
 async def test_a_client_that_vanishes_takes_its_calls_and_the_runtimes_connection_with_it(
-    folder: Path, calls: Recorder, is_held: bool
+    folder, calls, is_held
 ) -> None:
     calls.deciding = asyncio.Event()
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(
             relay, headers(1), data(1, write_message(bytes(9))[: None if is_held else 7])
         )
@@ -224,11 +198,8 @@ async def test_a_client_that_vanishes_takes_its_calls_and_the_runtimes_connectio
     assert [note for note in calls.notes if note[0] == "ended"] == [("ended", CallEnd.REFUSED, 1)] * is_held
 
 
-async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: Path, calls: Recorder) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay, request(UNKNOWN, 1))
         await until(lambda: bool(runtime.connections))
         runtime.connections[0].writer.write_eof()
@@ -238,7 +209,7 @@ async def test_a_runtime_that_says_no_more_ends_its_clients_connection(folder: P
         await links_of(relay, 0)
 
 
-async def test_who_never_says_anything_is_sent_away(runtime: FakeRuntime, relay: FrameRelay) -> None:
+async def test_who_never_says_anything_is_sent_away(runtime, relay) -> None:
     reader, writer = await asyncio.open_unix_connection(str(relay.sockets[0]))
     [link] = await links_of(relay, 1)
     now_s = asyncio.get_running_loop().time()
@@ -282,13 +253,8 @@ def noting_writes(end: Endpoint) -> list[list[int]]:
     return writes
 
 
-async def test_a_request_that_is_decided_at_once_goes_out_with_its_headers(
-    folder: Path, calls: Recorder
-) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+async def test_a_request_that_is_decided_at_once_goes_out_with_its_headers(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay, request(VERSION, 1))
         [link] = await links_of(relay, 1)
         seen = await connection_of(runtime)
@@ -301,14 +267,9 @@ async def test_a_request_that_is_decided_at_once_goes_out_with_its_headers(
         await links_of(relay, 0)
 
 
-async def test_headers_and_what_else_was_said_do_not_wait_for_a_decision(
-    folder: Path, calls: Recorder
-) -> None:
+async def test_headers_and_what_else_was_said_do_not_wait_for_a_decision(folder, calls) -> None:
     calls.deciding = asyncio.Event()
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay, request(CREATE, 1), request(VERSION, 3))
         seen = await connection_of(runtime)
         assert [(await seen.frame(HEADERS)).stream for _ in range(2)] == [1, 3]
@@ -320,11 +281,8 @@ async def test_headers_and_what_else_was_said_do_not_wait_for_a_decision(
         await links_of(relay, 0)
 
 
-async def test_a_reply_that_is_noted_at_once_is_one_write(folder: Path, calls: Recorder) -> None:
-    async with (
-        RawRuntime(f"{folder}/raw.sock") as raw,
-        relaying(raw.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+async def test_a_reply_that_is_noted_at_once_is_one_write(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (raw, relay):
         client = await Raw.connect(relay, request(CREATE, 1))
         [link] = await links_of(relay, 1)
         seen = await connection_of(raw)

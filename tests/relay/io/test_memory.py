@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from cri_proxy.relay.http2.frames import END_STREAM, GOAWAY, HEADERS, Error
 from cri_proxy.relay.interception import CallEnd
-from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CREATE, VERSION, data, headers
-from tests.relay.io.frames import Raw, RawRuntime, Recorder, links_of, relaying, request, soon, until
+from tests.relay.io.frames import Raw, behind_relay, links_of, relaying, request, soon, until
 
 MIB = 1 << 20
 #: The beginning of a message of 600,000 bytes, and what of the rest is sent.
@@ -32,9 +30,7 @@ async def call(client: Raw, stream: int) -> None:
         pass
 
 
-async def test_a_flood_of_held_requests_closes_its_own_connections(
-    folder: Path, runtime: FakeRuntime, calls: Recorder
-) -> None:
+async def test_a_flood_of_held_requests_closes_its_own_connections(folder, runtime, calls) -> None:
     losses: list[str] = []
     async with relaying(
         runtime.socket, f"{folder}/k.sock", calls, most_kept=MIB, on_loss=losses.append
@@ -56,12 +52,9 @@ async def test_a_flood_of_held_requests_closes_its_own_connections(
         assert relay._keeping == set()
 
 
-async def test_the_share_of_each_shrinks_as_others_come(folder: Path, calls: Recorder) -> None:
+async def test_the_share_of_each_shrinks_as_others_come(folder, calls) -> None:
     losses: list[str] = []
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls, most_kept=MIB, on_loss=losses.append) as relay,
-    ):
+    async with behind_relay(folder, calls, most_kept=MIB, on_loss=losses.append) as (runtime, relay):
         first = await Raw.connect(relay)
         await hold(first, 1)
         await until(lambda: sum(link.kept_bytes for link in relay._links) > MOST_OF_IT)
@@ -76,13 +69,8 @@ async def test_the_share_of_each_shrinks_as_others_come(folder: Path, calls: Rec
             await client.close()
 
 
-async def test_the_calls_of_a_connection_that_loses_are_told_to_have_ended(
-    folder: Path, calls: Recorder
-) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls, most_kept=MIB) as relay,
-    ):
+async def test_the_calls_of_a_connection_that_loses_are_told_to_have_ended(folder, calls) -> None:
+    async with behind_relay(folder, calls, most_kept=MIB) as (runtime, relay):
         client = await Raw.connect(relay, request(CREATE, 1))
         await soon(calls.until("request"))
         for stream in (3, 5, 7):
@@ -93,13 +81,8 @@ async def test_the_calls_of_a_connection_that_loses_are_told_to_have_ended(
         await client.close()
 
 
-async def test_what_a_client_does_not_read_is_counted_also_in_the_kernel(
-    folder: Path, calls: Recorder
-) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+async def test_what_a_client_does_not_read_is_counted_also_in_the_kernel(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay, request(VERSION, 1))
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         [link] = await links_of(relay, 1)

@@ -11,16 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cri_proxy.relay.http2.frames import (
-    ANY_STREAM,
-    DATA,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PREFACE,
-    SETTINGS,
-    write_settings,
-)
+from cri_proxy.relay.http2 import frames
 from cri_proxy.relay.http2.local import NO_RUNTIME
 from cri_proxy.relay.interception import CallEnd
 from cri_proxy.relay.io.drain import STOPPING
@@ -28,7 +19,6 @@ from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.server import ACCEPT_AT_ONCE, ACCEPTING, REACHING, FrameRelay
 from cri_proxy.unix_sockets import SocketTaken
 from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.relay.http2.hand import CONFIRMED, CREATE, VERSION, data, headers, ping
 from tests.relay.io.frames import (
     EVENTS,
@@ -36,7 +26,7 @@ from tests.relay.io.frames import (
     UNKNOWN,
     Raw,
     RawRuntime,
-    Recorder,
+    behind_relay,
     links_of,
     relaying,
     request,
@@ -62,9 +52,7 @@ class Troubles:
 # ---------------------------------------------------------------------- the runtime comes and goes
 
 
-async def test_without_a_runtime_calls_are_answered_and_work_again_with_it(
-    runtime: FakeRuntime, relay: FrameRelay
-) -> None:
+async def test_without_a_runtime_calls_are_answered_and_work_again_with_it(runtime, relay) -> None:
     # grpc's own back-off is a second and more: no client may come to wait for it.
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.insecure_channel(f"unix:{relay.sockets[0]}", options=options) as channel:
@@ -83,9 +71,7 @@ async def test_without_a_runtime_calls_are_answered_and_work_again_with_it(
                 assert "failed to connect" not in str(await again.details())
 
 
-async def test_calls_under_way_end_unavailable_when_the_runtime_dies(
-    runtime: FakeRuntime, client: CriClient, calls: Recorder
-) -> None:
+async def test_calls_under_way_end_unavailable_when_the_runtime_dies(runtime, client, calls) -> None:
     runtime.script("CreateContainer", then_hang=True)
     runtime.script("Version", then_hang=True)
     both = [asyncio.ensure_future(client.call_bytes(method, b"")) for method in (CREATE, VERSION)]
@@ -97,39 +83,34 @@ async def test_calls_under_way_end_unavailable_when_the_runtime_dies(
 
 
 async def test_a_runtime_that_is_killed_in_the_middle_of_a_reply_ends_calls_and_the_connection(
-    folder: Path, calls: Recorder
+    folder, calls
 ) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay, request(VERSION, 1), request(CREATE, 3))
         await soon(calls.until("request"))
         await until(lambda: bool(runtime.connections))
         # Half of a frame, then nothing more.
         runtime.connections[0].write(headers(1, b"\x88"), data(1, bytes(100))[:50])
-        assert (await client.frame(HEADERS)).stream == 1
+        assert (await client.frame(frames.HEADERS)).stream == 1
         runtime.connections[0].writer.transport.abort()
-        ends = [await client.frame(HEADERS) for _ in range(2)]
+        ends = [await client.frame(frames.HEADERS) for _ in range(2)]
         assert [(end.stream, b"\x0bgrpc-status\x0214" in end.payload) for end in ends] == [
             (1, True),
             (3, True),
         ]
-        assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == 3
+        assert int.from_bytes((await client.frame(frames.GOAWAY)).payload[:4], "big") == 3
         assert await soon(client.reader.read()) == b""  # and then it is closed
         await client.close()
         await links_of(relay, 0)
     assert calls.notes[-1][0] == "ended" and calls.notes[-1][2] == 14
 
 
-async def test_clients_without_a_runtime_are_sent_away_as_soon_as_there_is_one(
-    folder: Path, calls: Recorder
-) -> None:
+async def test_clients_without_a_runtime_are_sent_away_as_soon_as_there_is_one(folder, calls) -> None:
     async with relaying(f"{folder}/r.sock", f"{folder}/k.sock", calls) as relay:
         waiting = await Raw.connect(relay, request(VERSION, 1))
-        assert b"\x0bgrpc-status\x0214" in (await waiting.frame(HEADERS)).payload
+        assert b"\x0bgrpc-status\x0214" in (await waiting.frame(frames.HEADERS)).payload
         async with RawRuntime(f"{folder}/r.sock") as runtime:
-            assert int.from_bytes((await waiting.frame(GOAWAY)).payload[:4], "big") == 1
+            assert int.from_bytes((await waiting.frame(frames.GOAWAY)).payload[:4], "big") == 1
             await waiting.close()
             again = await Raw.connect(relay, request(VERSION, 1))
             await until(lambda: any(c.reader._buffer for c in runtime.connections))  # type: ignore[attr-defined]
@@ -137,21 +118,19 @@ async def test_clients_without_a_runtime_are_sent_away_as_soon_as_there_is_one(
     assert calls.notes == []
 
 
-async def test_a_runtime_that_cannot_be_connected_to_is_not_said_to_be_away(
-    folder: Path, calls: Recorder
-) -> None:
+async def test_a_runtime_that_cannot_be_connected_to_is_not_said_to_be_away(folder, calls) -> None:
     path, troubles = f"{folder}/r.sock", Troubles()
     other = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     other.bind(path)
     async with relaying(path, f"{folder}/k.sock", calls, on_trouble=troubles) as relay:
         client = await Raw.connect(relay, request(VERSION, 1))
-        said = (await client.frame(HEADERS)).payload
+        said = (await client.frame(frames.HEADERS)).payload
         sentence = f"no connection to the container runtime at {path}: Protocol wrong type for socket"
         assert sentence.encode() in said and troubles.now == {REACHING: sentence}
         other.close()
         Path(path).unlink()
         async with RawRuntime(path):
-            await client.frame(GOAWAY)
+            await client.frame(frames.GOAWAY)
             await client.close()
             await until(lambda: troubles.now == {})
 
@@ -160,33 +139,33 @@ async def test_a_runtime_that_cannot_be_connected_to_is_not_said_to_be_away(
 
 
 async def test_a_call_that_crosses_the_farewell_is_served_and_the_client_is_told_which_were(
-    runtime: FakeRuntime, relay: FrameRelay
+    runtime, relay
 ) -> None:
     hold = asyncio.Event()
     runtime.script("Version", hold=hold)
     client = await Raw.connect(relay, request(VERSION, 1))
     await soon(runtime.wait_for_call("Version"))
     closing = asyncio.ensure_future(relay.close(HANG_S))
-    assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == ANY_STREAM
+    assert int.from_bytes((await client.frame(frames.GOAWAY)).payload[:4], "big") == frames.ANY_STREAM
     # It answers, and begins another call that it had in hand.
     client.write(ping(await client.ping_of_ours(), is_answer=True), request(UNKNOWN, 3))
-    assert (await client.frame(DATA)).stream == 3 and not closing.done()
+    assert (await client.frame(frames.DATA)).stream == 3 and not closing.done()
     hold.set()
-    assert (await client.frame(DATA)).stream == 1
-    assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == 3
+    assert (await client.frame(frames.DATA)).stream == 1
+    assert int.from_bytes((await client.frame(frames.GOAWAY)).payload[:4], "big") == 3
     await client.close()
     await soon(closing)
 
 
-async def test_who_has_just_connected_is_told_to_come_again(runtime: FakeRuntime, relay: FrameRelay) -> None:
+async def test_who_has_just_connected_is_told_to_come_again(runtime, relay) -> None:
     client = await Raw.silent(relay)
     await links_of(relay, 1)
     closing = asyncio.ensure_future(relay.close(HANG_S))
-    assert int.from_bytes((await client.frame(GOAWAY)).payload[:4], "big") == ANY_STREAM
-    client.write(PREFACE + write_settings(), request(UNKNOWN, 1))
+    assert int.from_bytes((await client.frame(frames.GOAWAY)).payload[:4], "big") == frames.ANY_STREAM
+    client.write(frames.PREFACE + frames.write_settings(), request(UNKNOWN, 1))
     served = []
-    while (frame := await client.frame(PING, DATA, GOAWAY)).kind != GOAWAY:
-        if frame.kind == PING:
+    while (frame := await client.frame(frames.PING, frames.DATA, frames.GOAWAY)).kind != frames.GOAWAY:
+        if frame.kind == frames.PING:
             client.write(ping(frame.payload, is_answer=True))
         else:
             served.append(frame.stream)
@@ -196,18 +175,14 @@ async def test_who_has_just_connected_is_told_to_come_again(runtime: FakeRuntime
     await soon(closing)
 
 
-async def test_who_does_not_answer_a_farewell_is_not_waited_for_without_end(
-    runtime: FakeRuntime, relay: FrameRelay
-) -> None:
+async def test_who_does_not_answer_a_farewell_is_not_waited_for_without_end(runtime, relay) -> None:
     client = await Raw.connect(relay, request(UNKNOWN, 1))
-    await client.frame(DATA)
+    await client.frame(frames.DATA)
     await soon(relay.close(0))
     await client.close()
 
 
-async def test_a_stop_lets_calls_end_and_tells_streams_to_come_again(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
-) -> None:
+async def test_a_stop_lets_calls_end_and_tells_streams_to_come_again(runtime, relay, client) -> None:
     hold = asyncio.Event()
     runtime.script("Version", hold=hold)
     version = asyncio.ensure_future(client.call_bytes(VERSION, b""))
@@ -224,9 +199,7 @@ async def test_a_stop_lets_calls_end_and_tells_streams_to_come_again(
     await relay.close(0)  # again: nothing
 
 
-async def test_a_stop_waits_no_longer_than_it_is_told(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, calls: Recorder
-) -> None:
+async def test_a_stop_waits_no_longer_than_it_is_told(runtime, relay, client, calls) -> None:
     runtime.script("CreateContainer", then_hang=True)
     create = asyncio.ensure_future(client.call_bytes(CREATE, b"create"))
     await soon(runtime.wait_for_call("CreateContainer"))
@@ -238,7 +211,7 @@ async def test_a_stop_waits_no_longer_than_it_is_told(
 # ---------------------------------------------------------------------- sockets
 
 
-async def test_several_clients_have_connections_of_their_own(runtime: FakeRuntime, relay: FrameRelay) -> None:
+async def test_several_clients_have_connections_of_their_own(runtime, relay) -> None:
     async def one(number: int) -> None:
         async with CriClient(str(relay.sockets[0])) as client:
             for _ in range(5):
@@ -249,7 +222,7 @@ async def test_several_clients_have_connections_of_their_own(runtime: FakeRuntim
     await links_of(relay, 0)
 
 
-async def test_a_socket_that_is_served_is_not_taken(folder: Path, relay: FrameRelay, calls: Recorder) -> None:
+async def test_a_socket_that_is_served_is_not_taken(folder, relay, calls) -> None:
     other = FrameRelay(f"{folder}/r.sock", calls)
     with pytest.raises(SocketTaken, match=r"k\.sock is served by another process"):
         await other.open([relay.sockets[0]], [])
@@ -259,9 +232,7 @@ async def test_a_socket_that_is_served_is_not_taken(folder: Path, relay: FrameRe
     assert relay.sockets[0].exists() and not Path(f"{folder}/2.sock").exists()
 
 
-async def test_a_listening_socket_that_was_given_is_served_and_stays(
-    folder: Path, runtime: FakeRuntime, calls: Recorder
-) -> None:
+async def test_a_listening_socket_that_was_given_is_served_and_stays(folder, runtime, calls) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/s.sock")
     listener.listen()
@@ -278,7 +249,7 @@ async def test_a_listening_socket_that_was_given_is_served_and_stays(
 
 
 async def test_without_descriptors_clients_wait_at_the_socket_and_that_is_told(
-    folder: Path, runtime: FakeRuntime, calls: Recorder
+    folder, runtime, calls
 ) -> None:
     troubles = Troubles()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -303,14 +274,9 @@ async def test_without_descriptors_clients_wait_at_the_socket_and_that_is_told(
         await links_of(relay, 0)
 
 
-async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(
-    folder: Path, calls: Recorder
-) -> None:
+async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(folder, calls) -> None:
     troubles = Troubles()
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls, on_trouble=troubles) as relay,
-    ):
+    async with behind_relay(folder, calls, on_trouble=troubles) as (runtime, relay):
         relay._most_busy = 8
         clients = [await Raw.connect(relay, request(VERSION, 1)) for _ in range(8)]
         await until(lambda: len(runtime.connections) == 8)
@@ -321,7 +287,7 @@ async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(
         assert len(relay._links) == 8 and len(runtime.connections) == 8
         await clients.pop().close()
         await until(lambda: len(runtime.connections) == 9)
-        assert bytes(await soon(runtime.connections[-1].reader.readexactly(24))) == PREFACE
+        assert bytes(await soon(runtime.connections[-1].reader.readexactly(24))) == frames.PREFACE
         await clients.pop().close()
         await until(lambda: troubles.now == {})
         assert relay._is_accepting
@@ -333,26 +299,21 @@ async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(
 # ---------------------------------------------------------------------- idle connections
 
 
-async def test_a_connection_without_a_call_is_answered_and_costs_none_to_the_runtime(
-    folder: Path, calls: Recorder
-) -> None:
-    async with (
-        RawRuntime(f"{folder}/r.sock") as runtime,
-        relaying(runtime.socket, f"{folder}/k.sock", calls) as relay,
-    ):
+async def test_a_connection_without_a_call_is_answered_and_costs_none_to_the_runtime(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (runtime, relay):
         client = await Raw.connect(relay)
-        assert (await client.frame(SETTINGS)).payload == b""
+        assert (await client.frame(frames.SETTINGS)).payload == b""
         assert runtime.connections == []
         client.write(CONFIRMED, request(VERSION, 1))
         await until(lambda: len(runtime.connections) == 1)
         # As it came, but for the answer to what the runtime has not said.
-        said = PREFACE + write_settings((4, 2**31 - 1)) + request(VERSION, 1)
+        said = frames.PREFACE + frames.write_settings((4, 2**31 - 1)) + request(VERSION, 1)
         assert await soon(runtime.connections[0].reader.readexactly(len(said))) == said
         await client.close()
 
 
 async def test_of_too_many_idle_connections_those_go_first_that_never_finished_their_preface_then_the_oldest(
-    runtime: FakeRuntime, folder: Path, calls: Recorder
+    runtime, folder, calls
 ) -> None:
     dismissals: list[None] = []
     notes = {"most_idle": 8, "on_dismissal": lambda: dismissals.append(None)}
@@ -365,7 +326,7 @@ async def test_of_too_many_idle_connections_those_go_first_that_never_finished_t
         halves = []
         for number in range(20):
             halves.append(await Raw.silent(relay))
-            halves[-1].write(PREFACE[:12])
+            halves[-1].write(frames.PREFACE[:12])
             await until(lambda number=number: len(relay._links) + len(dismissals) == number + 2)
         assert len(relay._links) == 8 and len(dismissals) == 13
         for half in halves[:13]:
@@ -373,10 +334,10 @@ async def test_of_too_many_idle_connections_those_go_first_that_never_finished_t
         unused = []
         for _ in range(20):
             unused.append(await Raw.connect(relay))
-            await unused[-1].frame(SETTINGS)
+            await unused[-1].frame(frames.SETTINGS)
         assert len(relay._links) == 8 and len(dismissals) == 33
         # The last to come are there; those that went were told to come again.
-        assert (await unused[0].frame(GOAWAY)).payload.endswith(b"idle, and there are many")
+        assert (await unused[0].frame(frames.GOAWAY)).payload.endswith(b"idle, and there are many")
         assert link in list(relay._links)
         assert (await soon(kubelet.call_bytes(VERSION, b""))).code == 0
         for raw in (*halves, *unused):
@@ -384,7 +345,7 @@ async def test_of_too_many_idle_connections_those_go_first_that_never_finished_t
 
 
 async def test_of_connections_that_had_calls_the_one_that_is_idle_for_longest_goes_and_busy_ones_stay(
-    runtime: FakeRuntime, folder: Path, calls: Recorder
+    runtime, folder, calls
 ) -> None:
     hold = asyncio.Event()
     runtime.script("Status", hold=hold)
@@ -394,29 +355,29 @@ async def test_of_connections_that_had_calls_the_one_that_is_idle_for_longest_go
         clients = []
         for _ in range(8):
             clients.append(await Raw.connect(relay, request(VERSION, 1)))
-            await clients[-1].frame(DATA)
+            await clients[-1].frame(frames.DATA)
         await until(lambda: relay._links.count(Kind.IDLE) == 8)
         clients[0].write(request(VERSION, 3))  # so the second is the oldest now
-        await clients[0].frame(DATA)
+        await clients[0].frame(frames.DATA)
         await until(lambda: relay._links.count(Kind.IDLE) == 8)
         clients.append(await Raw.connect(relay))
-        went = await clients[1].frame(GOAWAY)
+        went = await clients[1].frame(frames.GOAWAY)
         assert int.from_bytes(went.payload[:4], "big") == 1
         assert len(relay._links) - relay._links.count(Kind.GOING) == 9
         hold.set()
-        assert (await busy.frame(DATA)).stream == 1
+        assert (await busy.frame(frames.DATA)).stream == 1
         for raw in (busy, *clients):
             await raw.close()
 
 
 async def test_connections_are_accepted_few_at_a_time_and_what_they_say_is_read_in_between(
-    runtime: FakeRuntime, relay: FrameRelay
+    runtime, relay
 ) -> None:
     """However many come, a client that has connected is answered after a bounded number of others."""
     sockets = [socket.socket(socket.AF_UNIX) for _ in range(3 * ACCEPT_AT_ONCE)]
     for one in sockets:
         one.connect(str(relay.sockets[0]))
-        one.sendall(PREFACE + write_settings())
+        one.sendall(frames.PREFACE + frames.write_settings())
     relay._accept(next(iter(relay._own.values())))
     assert relay._links.count(Kind.UNFINISHED) == ACCEPT_AT_ONCE
     await until(lambda: relay._links.count(Kind.UNUSED) == len(sockets))

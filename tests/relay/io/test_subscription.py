@@ -15,7 +15,7 @@ from cri_proxy.relay.io.server import FrameRelay
 from cri_proxy.relay.io.subscription import MOST_SUBSCRIPTIONS, TOO_SLOW
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
-from tests.relay.io.frames import EVENTS, Raw, Recorder, request, soon, until
+from tests.relay.io.frames import EVENTS, Raw, request, soon, until
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -52,9 +52,7 @@ def emit(runtime: FakeRuntime, name: str) -> None:
     runtime.emit(cri.ContainerEventResponse(container_id=name))
 
 
-async def test_each_subscriber_has_a_call_of_its_own_and_gets_all(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, calls: Recorder
-) -> None:
+async def test_each_subscriber_has_a_call_of_its_own_and_gets_all(runtime, relay, client, calls) -> None:
     async with CriClient(str(relay.sockets[0])) as other:
         readers = [Subscriber(by) for by in (client, client, other)]
         await joined(runtime, relay, 3)
@@ -73,9 +71,7 @@ async def test_each_subscriber_has_a_call_of_its_own_and_gets_all(
         await soon(calls.until("ended", 3))
 
 
-async def test_the_runtime_gets_the_call_as_the_client_has_made_it(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
-) -> None:
+async def test_the_runtime_gets_the_call_as_the_client_has_made_it(runtime, relay, client) -> None:
     Subscriber(client, b"\xc2>\x03new", (("x-a", "1"),), timeout=100)
     await joined(runtime, relay, 1)
     [call] = runtime.calls_of("GetContainerEvents")
@@ -83,9 +79,7 @@ async def test_the_runtime_gets_the_call_as_the_client_has_made_it(
     assert call.time_remaining is not None and call.time_remaining < 101
 
 
-async def test_those_beyond_the_limit_are_relayed_as_any_call(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
-) -> None:
+async def test_those_beyond_the_limit_are_relayed_as_any_call(runtime, relay, client) -> None:
     readers = [Subscriber(client) for _ in range(MOST_SUBSCRIPTIONS + 2)]
     await soon(runtime.wait_until(lambda: runtime.subscribers == len(readers)))
     assert len(relay.subscriptions) == MOST_SUBSCRIPTIONS
@@ -94,9 +88,7 @@ async def test_those_beyond_the_limit_are_relayed_as_any_call(
         assert await reader.next() == "a"
 
 
-async def test_an_end_comes_as_it_was_said(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, calls: Recorder
-) -> None:
+async def test_an_end_comes_as_it_was_said(runtime, relay, client, calls) -> None:
     runtime.script(
         "GetContainerEvents",
         reply=(b"last",),
@@ -112,17 +104,13 @@ async def test_an_end_comes_as_it_was_said(
     assert calls.notes[-1] == ("ended", CallEnd.REFUSED, 15)
 
 
-async def test_a_runtime_without_events_says_so(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
-) -> None:
+async def test_a_runtime_without_events_says_so(runtime, relay, client) -> None:
     runtime.event_streams = "none"
     code, details = await Subscriber(client).end()
     assert (code, details) == (grpc.StatusCode.UNIMPLEMENTED, "method GetContainerEvents not implemented")
 
 
-async def test_when_the_runtime_dies_all_are_told(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient
-) -> None:
+async def test_when_the_runtime_dies_all_are_told(runtime, relay, client) -> None:
     readers = [Subscriber(client) for _ in range(3)]
     await joined(runtime, relay, 3)
     await runtime.stop()
@@ -132,9 +120,7 @@ async def test_when_the_runtime_dies_all_are_told(
 
 
 @pytest.mark.parametrize("keeps", [b"", None], ids=["less", "nothing"])
-async def test_what_is_cut_out_is_cut(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, calls: Recorder, keeps: Optional[bytes]
-) -> None:
+async def test_what_is_cut_out_is_cut(runtime, relay, client, calls, keeps) -> None:
     runtime.script("GetContainerEvents", reply=(b"one", b"secret", b"two"))
     calls.filter = lambda message: keeps if message == b"secret" else message
     got = await soon(client.call_bytes(EVENTS, b""))
@@ -143,7 +129,7 @@ async def test_what_is_cut_out_is_cut(
 
 @pytest.mark.parametrize("repeated", [100, 10_000], ids=["small", "larger than a window"])
 async def test_a_client_that_gives_no_credit_is_ended_and_the_others_get_all(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, repeated: int
+    runtime, relay, client, repeated
 ) -> None:
     messages = tuple(b"%08d" % number * repeated for number in range(2_000_000 // (8 * repeated)))
     runtime.script("GetContainerEvents", reply=messages)
@@ -162,7 +148,7 @@ async def test_a_client_that_gives_no_credit_is_ended_and_the_others_get_all(
 
 
 async def test_a_client_that_leaves_while_its_call_is_made_leaves_nothing(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, calls: Recorder
+    runtime, relay, client, calls
 ) -> None:
     calls.deciding = asyncio.Event()
     reader = Subscriber(client)
@@ -176,11 +162,7 @@ async def test_a_client_that_leaves_while_its_call_is_made_leaves_nothing(
 
 
 async def test_what_is_not_noted_in_time_passes_and_is_noted_in_its_turn(
-    runtime: FakeRuntime,
-    relay: FrameRelay,
-    client: CriClient,
-    calls: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
+    runtime, relay, client, calls, monkeypatch
 ) -> None:
     monkeypatch.setattr("cri_proxy.relay.io.link.NOTE_S", 0.05)
     calls.hold = asyncio.Event()
@@ -196,7 +178,7 @@ async def test_what_is_not_noted_in_time_passes_and_is_noted_in_its_turn(
 
 
 async def test_when_the_runtime_accepts_no_more_a_call_goes_its_own_way(
-    runtime: FakeRuntime, relay: FrameRelay, client: CriClient, monkeypatch: pytest.MonkeyPatch
+    runtime, relay, client, monkeypatch
 ) -> None:
     async def refused(path: str) -> None:
         raise ConnectionRefusedError

@@ -22,11 +22,7 @@ from tests.fake_runtime import FakeRuntime
 from tests.functional.support import eventually
 from tests.scenes import make_container, make_pod
 
-SIZED = {
-    "placement": {"size": "demand"},
-    "demand": {"headroom": 0.25},
-    "constants": {"demand_window_s": 60},
-}
+SIZED = {"placement": {"size": "demand"}, "demand": {"headroom": 0.25}, "constants": {"demand_window_s": 60}}
 
 
 class ToldTriggers(PressureTriggers):
@@ -151,7 +147,7 @@ async def shrunk(sized: SizedNode, name: str = "app", cpus: float = 2.0) -> None
 # ---------------------------------------------------------------------- smaller and larger
 
 
-async def test_a_set_shrinks_window_by_window_and_the_runtime_is_told(sized: SizedNode) -> None:
+async def test_a_set_shrinks_window_by_window_and_the_runtime_is_told(sized) -> None:
     await sized.create("app")
     sizes = []
     for _ in range(5):
@@ -164,7 +160,7 @@ async def test_a_set_shrinks_window_by_window_and_the_runtime_is_told(sized: Siz
     assert saved[sized.node.ids["app"]].container.milli_size == 2500
 
 
-async def test_a_trigger_has_it_looked_at_and_grown_at_once(sized: SizedNode, triggers: ToldTriggers) -> None:
+async def test_a_trigger_has_it_looked_at_and_grown_at_once(sized, triggers) -> None:
     await shrunk(sized)
     key = sized.node.ids["app"]
     assert set(triggers.kept) == {key}
@@ -177,14 +173,12 @@ async def test_a_trigger_has_it_looked_at_and_grown_at_once(sized: SizedNode, tr
     assert sized.node.engine.history[-1].operation == "grow"
 
 
-async def test_with_triggers_shrunk_sets_are_looked_at_as_seldom_as_others(sized: SizedNode) -> None:
+async def test_with_triggers_shrunk_sets_are_looked_at_as_seldom_as_others(sized) -> None:
     await shrunk(sized)
     assert min(await sized.run(20, {"app": 2.0})) == 5.0
 
 
-async def test_without_them_they_are_looked_at_twice_a_second_and_grow_by_what_they_wait(
-    sized: SizedNode,
-) -> None:
+async def test_without_them_they_are_looked_at_twice_a_second_and_grow_by_what_they_wait(sized) -> None:
     sized.restart(PressureTriggers(sized.node.folder / "cgroup"))
     await shrunk(sized)
     pauses = await sized.run(5, {"app": 2.0})
@@ -194,9 +188,7 @@ async def test_without_them_they_are_looked_at_twice_a_second_and_grow_by_what_t
     assert "watched by looks twice a second: " in status_line(sized.sizer.status())
 
 
-async def test_a_growth_that_the_runtime_did_not_take_is_sent_again_with_the_next_round(
-    sized: SizedNode,
-) -> None:
+async def test_a_growth_that_the_runtime_did_not_take_is_sent_again_with_the_next_round(sized) -> None:
     await shrunk(sized)
     sized.node.runtime.script(
         "UpdateContainerResources", error=(grpc.StatusCode.UNAVAILABLE, "away"), times=1
@@ -213,9 +205,7 @@ async def test_a_growth_that_the_runtime_did_not_take_is_sent_again_with_the_nex
 # ---------------------------------------------------------------------- which containers
 
 
-async def test_nothing_is_read_where_no_container_is_sized_by_demand(
-    runtime: FakeRuntime, tmp_path: Path, client: CriClient
-) -> None:
+async def test_nothing_is_read_where_no_container_is_sized_by_demand(runtime, tmp_path, client) -> None:
     async with Node(runtime, tmp_path) as node:
         sized = SizedNode(node, client, ToldTriggers())
         await sized.create("app")
@@ -229,7 +219,7 @@ async def test_nothing_is_read_where_no_container_is_sized_by_demand(
         sized.sizer.close()
 
 
-async def test_one_that_is_gone_is_forgotten(sized: SizedNode, triggers: ToldTriggers) -> None:
+async def test_one_that_is_gone_is_forgotten(sized, triggers) -> None:
     await shrunk(sized)
     sized.node.engine.exited(sized.node.ids["app"], 1, sized.node.now_s)
     await sized.sizer.round()
@@ -239,7 +229,7 @@ async def test_one_that_is_gone_is_forgotten(sized: SizedNode, triggers: ToldTri
 # ---------------------------------------------------------------------- no container is left in a small set
 
 
-async def test_where_the_mode_is_another_one_sets_are_given_back_first(sized: SizedNode) -> None:
+async def test_where_the_mode_is_another_one_sets_are_given_back_first(sized) -> None:
     await shrunk(sized)
     sized.node.services.node_state.switch(OBSERVE)
     await sized.sizer.round()
@@ -251,7 +241,7 @@ async def test_where_the_mode_is_another_one_sets_are_given_back_first(sized: Si
     assert await sized.told("app") == 32
 
 
-async def test_where_sets_are_sized_by_limits_again_they_are_given_back(sized: SizedNode) -> None:
+async def test_where_sets_are_sized_by_limits_again_they_are_given_back(sized) -> None:
     await shrunk(sized)
     sized.node.services.config = config_of()
     sized.node.engine.rehost(sized.node.engine.host, policy_of(sized.node))
@@ -260,9 +250,7 @@ async def test_where_sets_are_sized_by_limits_again_they_are_given_back(sized: S
     assert await sized.told("app") == 32
 
 
-async def test_what_is_used_in_the_set_of_a_limit_counts_as_long_as_it_is_sized_by_demand(
-    sized: SizedNode,
-) -> None:
+async def test_what_is_used_in_the_set_of_a_limit_counts_as_long_as_it_is_sized_by_demand(sized) -> None:
     key = await sized.create("small", limit=8)
     await sized.run(12, {"small": 4.0})
     assert sized.node.engine.grants[key].container.milli_used == 5_000
@@ -277,9 +265,7 @@ def policy_of(node: Node) -> Any:
     return make_policy(node.services.config, node.engine.host.topology)
 
 
-async def test_after_a_restart_of_the_daemon_it_grows_at_once_and_shrinks_after_a_window_only(
-    sized: SizedNode,
-) -> None:
+async def test_after_a_restart_of_the_daemon_it_grows_at_once_and_shrinks_after_a_window_only(sized) -> None:
     await shrunk(sized)
     await sized.create("other")
     await sized.run(70, {"app": 2.0, "other": 1.0})
@@ -298,7 +284,7 @@ async def test_after_a_restart_of_the_daemon_it_grows_at_once_and_shrinks_after_
 # ---------------------------------------------------------------------- what people are told
 
 
-async def test_what_is_explained_of_a_container(sized: SizedNode, triggers: ToldTriggers) -> None:
+async def test_what_is_explained_of_a_container(sized, triggers) -> None:
     await shrunk(sized)
     sized.use(0.4, {"app": 8.0}, waiting=0.9)
     triggers.fire(sized.node.ids["app"])
@@ -317,7 +303,7 @@ async def test_what_is_explained_of_a_container(sized: SizedNode, triggers: Told
     )
 
 
-async def test_why_a_container_that_is_to_be_sized_is_not(sized: SizedNode) -> None:
+async def test_why_a_container_that_is_to_be_sized_is_not(sized) -> None:
     await sized.create("own", limit=4, request=4, ownership="exclusive")
     await sized.sizer.round()
     assert demand_text(sized.explained("own")) == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -56,9 +55,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ),
     ],
 )
-def test_usage_throttling_and_waiting(
-    tmp_path: Path, files: dict[str, str], throttled_ns: int, waited_ns: Optional[int]
-) -> None:
+def test_usage_throttling_and_waiting(tmp_path, files, throttled_ns, waited_ns) -> None:
     reader = UsageReader(tree(tmp_path, files), lambda: 2.0)
     assert reader.look({"c1": POD}, {"c1"}) == {
         "c1": DemandSample(2_000_000_000, 9_000_000, throttled_ns, waited_ns)
@@ -66,7 +63,7 @@ def test_usage_throttling_and_waiting(
     reader.close()
 
 
-def test_of_a_container_at_its_limits_rung_waiting_is_not_read(tmp_path: Path) -> None:
+def test_of_a_container_at_its_limits_rung_waiting_is_not_read(tmp_path) -> None:
     reader = UsageReader(tree(tmp_path, {"cpu.stat": V2_STAT, "cpu.pressure": PSI}), lambda: 2.0)
     assert reader.look({"c1": POD}, ())["c1"].waited_ns is None
     reader.close()
@@ -75,15 +72,13 @@ def test_of_a_container_at_its_limits_rung_waiting_is_not_read(tmp_path: Path) -
 @pytest.mark.parametrize(
     "text", ["", "usage_usec\n", "usage_usec many\n", "user_usec 5\n", f"usage_usec {'9' * 21}\n"]
 )
-def test_what_is_no_number_or_not_there_gives_no_sample(tmp_path: Path, text: str) -> None:
+def test_what_is_no_number_or_not_there_gives_no_sample(tmp_path, text) -> None:
     reader = UsageReader(tree(tmp_path, {"cpu.stat": text}), lambda: 2.0)
     assert reader.look({"c1": POD, "c2": "/kubepods/pod1/c2"}, ()) == {}
     reader.close()
 
 
-def test_a_second_look_sees_what_has_changed_and_a_container_that_is_gone_is_forgotten(
-    tmp_path: Path,
-) -> None:
+def test_a_second_look_sees_what_has_changed_and_a_container_that_is_gone_is_forgotten(tmp_path) -> None:
     root = tree(tmp_path, {"cpu.stat": V2_STAT})
     reader = UsageReader(root, lambda: 2.0)
     reader.look({"c1": POD}, ())

@@ -134,7 +134,7 @@ def effect_of(node: Node) -> dict[str, Any]:
     return last
 
 
-async def test_a_plan_that_makes_it_worse_is_told_and_stays(counted: CountedNode) -> None:
+async def test_a_plan_that_makes_it_worse_is_told_and_stays(counted) -> None:
     node = await counted.start(turned=True)
     await whole_plan(node)
     assert node.together("web", "db")
@@ -148,21 +148,21 @@ async def test_a_plan_that_makes_it_worse_is_told_and_stays(counted: CountedNode
     assert "worse (windows before differ by " in shown
 
 
-async def test_a_plan_that_makes_it_better_stays(counted: CountedNode) -> None:
+async def test_a_plan_that_makes_it_better_stays(counted) -> None:
     node = await counted.start(pages=64, turned=True)
     await whole_plan(node)
     assert node.together("web", "db")
     assert effect_of(node)["verdict"] == BETTER
 
 
-async def test_that_the_same_work_is_shared_by_one_cpu_is_no_effect(counted: CountedNode) -> None:
+async def test_that_the_same_work_is_shared_by_one_cpu_is_no_effect(counted) -> None:
     node = await counted.start()
     await whole_plan(node)
     assert node.together("web", "db")
     assert effect_of(node)["verdict"] == NOISE
 
 
-async def test_what_people_ask_for_is_measured_too(counted: CountedNode) -> None:
+async def test_what_people_ask_for_is_measured_too(counted) -> None:
     node = await counted.start(turned=True)
     document = await node.affinity.rebalance(dry_run=False)
     assert document["moved"] == 1
@@ -172,7 +172,7 @@ async def test_what_people_ask_for_is_measured_too(counted: CountedNode) -> None
     assert effect_of(node)["verdict"] == WORSE
 
 
-async def test_a_dry_run_counts_nothing(counted: CountedNode) -> None:
+async def test_a_dry_run_counts_nothing(counted) -> None:
     node = await counted.start()
     began_s = node.now_s
     await node.affinity.rebalance(dry_run=True)
@@ -180,9 +180,7 @@ async def test_a_dry_run_counts_nothing(counted: CountedNode) -> None:
 
 
 @pytest.mark.parametrize(("descriptors", "left_out"), [(4, 0), (3, 1), (2, 1)])
-async def test_no_more_descriptors_are_open_than_may_be(
-    counted: CountedNode, descriptors: int, left_out: int
-) -> None:
+async def test_no_more_descriptors_are_open_than_may_be(counted, descriptors, left_out) -> None:
     """Two for each of the two containers, which have one CPU each."""
     node = await counted.start(descriptors=descriptors)
     await whole_plan(node)
@@ -190,7 +188,7 @@ async def test_no_more_descriptors_are_open_than_may_be(
     assert (last["left_out"], last["compared"]) == (left_out, 2 - left_out)
 
 
-async def test_too_few_descriptors_for_any_are_said(counted: CountedNode) -> None:
+async def test_too_few_descriptors_for_any_are_said(counted) -> None:
     node = await counted.start(descriptors=1)
     await whole_plan(node)
     assert node.together("web", "db")
@@ -200,7 +198,7 @@ async def test_too_few_descriptors_for_any_are_said(counted: CountedNode) -> Non
     }
 
 
-async def test_a_container_without_a_cgroup_is_not_compared(counted: CountedNode) -> None:
+async def test_a_container_without_a_cgroup_is_not_compared(counted) -> None:
     node = await counted.start()
     missing = node.ids["db"]
     node.services.reconciler.cgroup_of = (  # type: ignore[method-assign]
@@ -210,7 +208,7 @@ async def test_a_container_without_a_cgroup_is_not_compared(counted: CountedNode
     assert (effect_of(node)["compared"], effect_of(node)["left_out"]) == (1, 1)
 
 
-async def test_a_container_that_is_gone_after_the_plan_is_not_compared(counted: CountedNode) -> None:
+async def test_a_container_that_is_gone_after_the_plan_is_not_compared(counted) -> None:
     node = await counted.start()
     wait = counted._wait
 
@@ -226,7 +224,7 @@ async def test_a_container_that_is_gone_after_the_plan_is_not_compared(counted: 
     assert f'verdict="{UNKNOWN}"}} 0.0' in node.services.metrics.text()
 
 
-async def test_measuring_can_be_turned_off(counted: CountedNode) -> None:
+async def test_measuring_can_be_turned_off(counted) -> None:
     node = await counted.start(measure_effect=False)
     await whole_plan(node)
     assert node.together("web", "db")
@@ -234,7 +232,7 @@ async def test_measuring_can_be_turned_off(counted: CountedNode) -> None:
     assert node.affinity.status()["effect"] == {"how": how, "last": {}}
 
 
-async def test_a_plan_ends_when_the_mode_changes_while_it_is_counted(counted: CountedNode) -> None:
+async def test_a_plan_ends_when_the_mode_changes_while_it_is_counted(counted) -> None:
     node = await counted.start()
     wait = counted._wait
 
@@ -247,7 +245,7 @@ async def test_a_plan_ends_when_the_mode_changes_while_it_is_counted(counted: Co
     assert not node.together("web", "db")
 
 
-async def test_what_l3s_as_a_whole_say_is_told_beside_it(counted: CountedNode) -> None:
+async def test_what_l3s_as_a_whole_say_is_told_beside_it(counted) -> None:
     """Page faults of a CPU for its context switches, in the place of misses for lookups; and resctrl's files."""
     mon = counted.folder / "fs/resctrl/mon_data/mon_L3_00"
     mon.mkdir(parents=True)
@@ -300,7 +298,7 @@ async def test_what_l3s_as_a_whole_say_is_told_beside_it(counted: CountedNode) -
     ids=["no cpuinfo", "an Intel", "a virtual Hygon"],
 )
 async def test_where_nothing_counts_plans_are_made_and_the_status_says_so(
-    runtime: FakeRuntime, tmp_path: Path, cpuinfo: str, why: str
+    runtime, tmp_path, cpuinfo, why
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     async with Node(runtime, tmp_path) as node, CriClient(runtime.socket) as client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
-from tests.cluster.agent.io.node import NAME, NodeAgent, policy
-from tests.cri_client import CriClient
+from tests.cluster.agent.io.node import NAME, policy
 from tests.functional.support import run_pod_with
 
 SEEDS = 50
@@ -26,9 +24,7 @@ MOST_STEPS = 600
 GRACE_S = 25.0
 
 
-async def test_both_halves_end_at_any_point_of_a_round(
-    node: NodeAgent, client: CriClient, tmp_path: Path
-) -> None:
+async def test_both_halves_end_at_any_point_of_a_round(node, client, tmp_path) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
     node.create(policy=policy(), freeze=True)
     # No pause between rounds, and no pace: every moment is one of work.
@@ -51,9 +47,7 @@ async def test_both_halves_end_at_any_point_of_a_round(
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4, 5])
-async def test_the_process_ends_well_while_it_is_at_work(
-    node: NodeAgent, client: CriClient, calls: int
-) -> None:
+async def test_the_process_ends_well_while_it_is_at_work(node, client, calls) -> None:
     await run_pod_with(client, "web", cpu_limit=2000)
     node.create(policy=policy(), freeze=True)
     await node.start("--poll=0.01", "--period=0.01")

@@ -19,7 +19,6 @@ from cluster.kube.io.known_fields import WHOLE_AGAIN_S
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cluster.api_server import Fault
 from tests.cluster.declared import older, schema_of
-from tests.cri_client import CriClient
 from tests.functional.conftest import ask
 from tests.functional.support import run_pod_with
 
@@ -64,9 +63,7 @@ def _clock(time: Time) -> Clock:
     return Clock(time.now, time.now, time.sleep, lambda: 0.5)
 
 
-async def test_where_nothing_changes_nothing_is_written(
-    node: NodeAgent, reporter: Reporter, time: Time, client: CriClient
-) -> None:
+async def test_where_nothing_changes_nothing_is_written(node, reporter, time, client) -> None:
     node.create()
     await run_pod_with(client, "web", cpu_limit=2000)
     for _ in range(5):
@@ -80,9 +77,7 @@ async def test_where_nothing_changes_nothing_is_written(
     assert len(node.api.calls) == calls
 
 
-async def test_what_changes_without_end_is_written_once_in_a_period(
-    node: NodeAgent, reporter: Reporter, time: Time, client: CriClient
-) -> None:
+async def test_what_changes_without_end_is_written_once_in_a_period(node, reporter, time, client) -> None:
     node.create()
     for number in range(60):
         await run_pod_with(client, f"web-{number}", cpu_limit=100)
@@ -93,9 +88,7 @@ async def test_what_changes_without_end_is_written_once_in_a_period(
     assert len(node.status["placements"]) >= 50
 
 
-async def test_an_api_server_that_asks_for_patience_gets_it(
-    node: NodeAgent, reporter: Reporter, time: Time
-) -> None:
+async def test_an_api_server_that_asks_for_patience_gets_it(node, reporter, time) -> None:
     node.create()
     node.api.faults.append(Fault("refuse", 1, "PATCH", "nodeplacements", 429, "120"))
     await reporter.round()
@@ -107,9 +100,7 @@ async def test_an_api_server_that_asks_for_patience_gets_it(
     assert node.writes == 2
 
 
-async def test_newer_schemas_get_the_whole_status_though_nothing_has_changed(
-    node: NodeAgent, reporter: Reporter, time: Time
-) -> None:
+async def test_newer_schemas_get_the_whole_status_though_nothing_has_changed(node, reporter, time) -> None:
     new = definitions()[0]
     node.api.schemas["nodeplacements"] = schema_of(older(new, "status.frozen", "status.zones.sharedCpus"))
     node.create()
@@ -135,7 +126,7 @@ async def _applied(node: NodeAgent, commander: Commander) -> None:
 
 
 async def test_a_policy_goes_back_where_the_node_fails_and_the_api_server_is_lost(
-    node: NodeAgent, commander: Commander, time: Time
+    node, commander, time
 ) -> None:
     await _applied(node, commander)
     await node.api.stop()
@@ -158,9 +149,7 @@ async def test_a_policy_goes_back_where_the_node_fails_and_the_api_server_is_los
     assert node.condition("ConfigApplied")["reason"] == "TakenBack"
 
 
-async def test_with_the_api_server_there_taking_back_is_the_operators(
-    node: NodeAgent, commander: Commander, time: Time
-) -> None:
+async def test_with_the_api_server_there_taking_back_is_the_operators(node, commander, time) -> None:
     await _applied(node, commander)
     await node.daemon.kill()
     for _ in range(20):
@@ -172,7 +161,7 @@ async def test_with_the_api_server_there_taking_back_is_the_operators(
 
 
 async def test_it_answers_again_is_said_once_a_request_has_been_answered(
-    node: NodeAgent, reporter: Reporter, time: Time, capsys: pytest.CaptureFixture[str]
+    node, reporter, time, capsys
 ) -> None:
     node.create()
     await node.api.stop()
@@ -192,7 +181,7 @@ async def test_it_answers_again_is_said_once_a_request_has_been_answered(
 
 
 async def test_what_another_object_is_answered_does_not_end_the_trouble_of_a_status(
-    node: NodeAgent, reporter: Reporter, time: Time, capsys: pytest.CaptureFixture[str]
+    node, reporter, time, capsys
 ) -> None:
     # Without its NodePlacement; the topology for schedulers can be written.
     for _ in range(8):
@@ -206,7 +195,7 @@ async def test_what_another_object_is_answered_does_not_end_the_trouble_of_a_sta
 
 @pytest.mark.parametrize("kind", ["status", "noderesourcetopologies", "events"])
 async def test_an_api_server_without_an_answer_is_asked_less_and_less(
-    node: NodeAgent, reporter: Reporter, time: Time, client: CriClient, kind: str
+    node, reporter, time, client, kind
 ) -> None:
     node.create()
     for number in range(20):
@@ -225,7 +214,7 @@ async def test_an_api_server_without_an_answer_is_asked_less_and_less(
 
 
 async def test_a_spec_that_cannot_be_read_is_asked_for_less_and_less_and_its_end_is_told(
-    node: NodeAgent, commander: Commander, time: Time, capsys: pytest.CaptureFixture[str]
+    node, commander, time, capsys
 ) -> None:
     node.create(policy=policy("good"))
     node.api.faults.append(Fault("refuse", 1000, "GET", status=500))
@@ -243,9 +232,7 @@ async def test_a_spec_that_cannot_be_read_is_asked_for_less_and_less_and_its_end
     assert "it answers again" in capsys.readouterr().err
 
 
-async def test_a_policy_is_judged_once_report_and_doctor_are_younger(
-    node: NodeAgent, reporter: Reporter, commander: Commander, time: Time
-) -> None:
+async def test_a_policy_is_judged_once_report_and_doctor_are_younger(node, reporter, commander, time) -> None:
     node.create()
     await reporter.round()
     await reporter.problems_known()

@@ -7,13 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cluster.agent.__main__ import _arguments, find_access
 from policies.machine.cpus import parse_cpus
 from tests.cluster.agent.io.node import NodeAgent, is_write, policy
-from tests.cri_client import CriClient
-from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, cpus_of
 from tests.functional.support import run_pod_with, start
 
@@ -28,7 +24,7 @@ async def config_of(node: NodeAgent, key: str) -> Any:
 # ---------------------------------------------------------------------- reporting
 
 
-async def test_a_nodes_machine_zones_and_containers_appear(node: NodeAgent, client: CriClient) -> None:
+async def test_a_nodes_machine_zones_and_containers_appear(node, client) -> None:
     node.create()
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
     await node.start()
@@ -42,7 +38,7 @@ async def test_a_nodes_machine_zones_and_containers_appear(node: NodeAgent, clie
     assert await node.stop() == 0
 
 
-async def test_the_topology_for_schedulers_belongs_to_the_nodes_object(node: NodeAgent) -> None:
+async def test_the_topology_for_schedulers_belongs_to_the_nodes_object(node) -> None:
     node.create()
     await node.start()
     await node.api.until(lambda: node.topology and node.topology["metadata"].get("ownerReferences"))
@@ -52,9 +48,7 @@ async def test_the_topology_for_schedulers_belongs_to_the_nodes_object(node: Nod
     assert [zone["name"] for zone in node.topology["zones"]][:2] == ["node-0", "node-1"]
 
 
-async def test_an_agent_without_kubelets_file_has_its_topology_manager_from_the_daemon(
-    node: NodeAgent,
-) -> None:
+async def test_an_agent_without_kubelets_file_has_its_topology_manager_from_the_daemon(node) -> None:
     kubelet = Path(node.daemon.config["kubelet"]["directory"])
     kubelet.mkdir()
     (kubelet / "config.yaml").write_text("topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n")
@@ -68,7 +62,7 @@ async def test_an_agent_without_kubelets_file_has_its_topology_manager_from_the_
     assert (said["topologyManagerPolicy"], said["topologyManagerScope"]) == ("restricted", "pod")
 
 
-async def test_without_the_kind_for_schedulers_everything_else_works(node: NodeAgent) -> None:
+async def test_without_the_kind_for_schedulers_everything_else_works(node) -> None:
     node.api.missing.add("noderesourcetopologies")
     node.create()
     await node.start()
@@ -77,16 +71,14 @@ async def test_without_the_kind_for_schedulers_everything_else_works(node: NodeA
     assert node.topology is None
 
 
-async def test_a_node_without_an_object_is_waited_for(node: NodeAgent) -> None:
+async def test_a_node_without_an_object_is_waited_for(node) -> None:
     await node.start()
     await node.api.called(is_write)
     node.create()
     await node.until_condition("Ready", "True", "DaemonAnswers")
 
 
-async def test_a_container_on_a_larger_rung_is_an_event_on_its_pod(
-    node: NodeAgent, client: CriClient
-) -> None:
+async def test_a_container_on_a_larger_rung_is_an_event_on_its_pod(node, client) -> None:
     node.create()
     await node.start()
     await node.until_condition("Ready", "True", "DaemonAnswers")
@@ -99,7 +91,7 @@ async def test_a_container_on_a_larger_rung_is_an_event_on_its_pod(
 
 
 async def test_an_agent_whose_folder_was_removed_from_the_host_ends_to_be_given_the_new_one(
-    node: NodeAgent, tmp_path: Path
+    node, tmp_path
 ) -> None:
     # As a mount of it, a descriptor keeps a folder that is not there any more.
     folder = tmp_path / "mounted"
@@ -120,7 +112,7 @@ async def test_an_agent_whose_folder_was_removed_from_the_host_ends_to_be_given_
 # ---------------------------------------------------------------------- commanding
 
 
-async def test_what_a_spec_asks_is_carried_out_and_acknowledged(node: NodeAgent, client: CriClient) -> None:
+async def test_what_a_spec_asks_is_carried_out_and_acknowledged(node, client) -> None:
     node.create(mode="enforce", freeze=True, policy=policy(), overrides=[OVERRIDE])
     await run_pod_with(client, "web", cpu_limit=2000)
     await node.start()
@@ -133,7 +125,7 @@ async def test_what_a_spec_asks_is_carried_out_and_acknowledged(node: NodeAgent,
     await node.api.until(lambda: node.status.get("frozen") is True)
 
 
-async def test_a_policy_with_a_forbidden_key_is_a_condition_and_changes_nothing(node: NodeAgent) -> None:
+async def test_a_policy_with_a_forbidden_key_is_a_condition_and_changes_nothing(node) -> None:
     node.create(policy=policy("good"))
     await node.start()
     await node.until_condition("ConfigApplied", "True", "Applied")
@@ -144,9 +136,7 @@ async def test_a_policy_with_a_forbidden_key_is_a_condition_and_changes_nothing(
     assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "good"
 
 
-async def test_a_key_of_a_newer_version_is_a_condition_and_fields_of_one_are_passed_over(
-    node: NodeAgent,
-) -> None:
+async def test_a_key_of_a_newer_version_is_a_condition_and_fields_of_one_are_passed_over(node) -> None:
     node.create(policy=policy(config={"placement": {"telepathy": True}}, weather="fine"), color="red")
     await node.start()
     found = await node.until_condition("ConfigApplied", "False", "Refused")
@@ -155,7 +145,7 @@ async def test_a_key_of_a_newer_version_is_a_condition_and_fields_of_one_are_pas
     await node.until_condition("ConfigApplied", "True", "Applied")
 
 
-async def test_a_policy_that_is_no_longer_asked_for_is_taken_out_of_force(node: NodeAgent) -> None:
+async def test_a_policy_that_is_no_longer_asked_for_is_taken_out_of_force(node) -> None:
     before = await config_of(node, "placement.max_moves")
     node.create(policy=policy())
     await node.start()
@@ -165,7 +155,7 @@ async def test_a_policy_that_is_no_longer_asked_for_is_taken_out_of_force(node: 
     assert await config_of(node, "placement.max_moves") == before
 
 
-async def test_a_deleted_object_changes_nothing_on_the_node(node: NodeAgent) -> None:
+async def test_a_deleted_object_changes_nothing_on_the_node(node) -> None:
     from cluster.agent.io.written import PLACEMENTS
     from tests.cluster.agent.io.node import NAME
 
@@ -180,7 +170,7 @@ async def test_a_deleted_object_changes_nothing_on_the_node(node: NodeAgent) -> 
     assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "h1"
 
 
-async def test_a_node_that_only_reports_answers_a_spec_with_a_condition(node: NodeAgent) -> None:
+async def test_a_node_that_only_reports_answers_a_spec_with_a_condition(node) -> None:
     node.create()
     await node.start(commands=False)
     await node.until_condition("Ready", "True", "DaemonAnswers")
@@ -194,7 +184,7 @@ async def test_a_node_that_only_reports_answers_a_spec_with_a_condition(node: No
 # ---------------------------------------------------------------------- what it outlives
 
 
-async def test_an_api_server_that_was_away_gets_what_has_happened(node: NodeAgent, client: CriClient) -> None:
+async def test_an_api_server_that_was_away_gets_what_has_happened(node, client) -> None:
     node.create()
     await node.start()
     await node.until_condition("Ready", "True", "DaemonAnswers")
@@ -204,7 +194,7 @@ async def test_an_api_server_that_was_away_gets_what_has_happened(node: NodeAgen
     await node.api.until(lambda: [row["pod"] for row in node.status["placements"]] == ["meanwhile"])
 
 
-async def test_a_daemon_that_is_away_is_not_ready_and_comes_back(node: NodeAgent) -> None:
+async def test_a_daemon_that_is_away_is_not_ready_and_comes_back(node) -> None:
     node.create()
     await node.start()
     await node.until_condition("Ready", "True", "DaemonAnswers")
@@ -217,7 +207,7 @@ async def test_a_daemon_that_is_away_is_not_ready_and_comes_back(node: NodeAgent
     assert node.status["instance"] != first
 
 
-async def test_a_spec_of_a_time_without_a_daemon_is_carried_out_when_it_comes(node: NodeAgent) -> None:
+async def test_a_spec_of_a_time_without_a_daemon_is_carried_out_when_it_comes(node) -> None:
     await node.daemon.kill()
     node.create(policy=policy())
     await node.start()
@@ -226,7 +216,7 @@ async def test_a_spec_of_a_time_without_a_daemon_is_carried_out_when_it_comes(no
     await node.until_condition("ConfigApplied", "True", "Applied")
 
 
-async def test_a_token_that_was_renewed_is_used(node: NodeAgent, client: CriClient) -> None:
+async def test_a_token_that_was_renewed_is_used(node, client) -> None:
     node.api.tokens = {"first"}
     node.create()
     await node.start()
@@ -237,7 +227,7 @@ async def test_a_token_that_was_renewed_is_used(node: NodeAgent, client: CriClie
     await node.api.until(lambda: len(node.status["placements"]) == 1)
 
 
-async def test_a_watch_whose_version_is_gone_begins_anew(node: NodeAgent) -> None:
+async def test_a_watch_whose_version_is_gone_begins_anew(node) -> None:
     node.create()
     await node.start()
     await node.until_condition("ConfigApplied", "True", "NoPolicy")
@@ -249,7 +239,7 @@ async def test_a_watch_whose_version_is_gone_begins_anew(node: NodeAgent) -> Non
 
 
 async def test_the_agent_that_is_restarted_writes_no_event_again_and_sends_no_policy_again(
-    node: NodeAgent, client: CriClient
+    node, client
 ) -> None:
     node.create(policy=policy())
     await node.start()
@@ -267,7 +257,7 @@ async def test_the_agent_that_is_restarted_writes_no_event_again_and_sends_no_po
     assert node.log.count('event="told the daemon"') == sent
 
 
-async def test_an_agent_without_a_kubeconfig_says_so_and_stays(node: NodeAgent, tmp_path: Path) -> None:
+async def test_an_agent_without_a_kubeconfig_says_so_and_stays(node, tmp_path) -> None:
     health = tmp_path / "health"
     await node.start("--kubeconfig=/nowhere/at/all", f"--health-file={health}")
     while not health.exists():
@@ -276,9 +266,7 @@ async def test_an_agent_without_a_kubeconfig_says_so_and_stays(node: NodeAgent, 
     assert await node.stop() == 0
 
 
-async def test_a_kubeconfig_is_looked_for_each_minute_and_missed_once(
-    node: NodeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_kubeconfig_is_looked_for_each_minute_and_missed_once(node, tmp_path, capsys) -> None:
     late = tmp_path / "late"
     asked: list[float] = []
 
@@ -310,7 +298,7 @@ def shown_zone(node: NodeAgent, pod: str) -> str:
 
 
 async def test_a_container_is_moved_to_its_overrides_zone_and_that_is_acknowledged(
-    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+    node, client, runtime
 ) -> None:
     node.create()
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
@@ -333,9 +321,7 @@ def _l3s_of(node: NodeAgent) -> set[str]:
     return {row["name"] for row in node.status["zones"] if row.get("parent") == "numa-3"}
 
 
-async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(
-    node: NodeAgent, client: CriClient, runtime: FakeRuntime
-) -> None:
+async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(node, client, runtime) -> None:
     node.create(freeze=True)
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
     before = runtime.cpuset(container_id)
@@ -351,7 +337,7 @@ async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(
 
 
 async def test_an_override_to_a_zone_that_is_not_there_is_refused_in_a_sentence(
-    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+    node, client, runtime
 ) -> None:
     node.create(overrides=[{**OVERRIDE, "zone": "node-99"}])
     _, container_id = await run_pod_with(client, "web", cpu_limit=2000)
@@ -365,7 +351,7 @@ async def test_an_override_to_a_zone_that_is_not_there_is_refused_in_a_sentence(
 
 
 async def test_an_override_waits_for_its_container_and_is_applied_when_that_comes(
-    node: NodeAgent, client: CriClient, runtime: FakeRuntime
+    node, client, runtime
 ) -> None:
     node.create(overrides=[OVERRIDE])
     await node.start()

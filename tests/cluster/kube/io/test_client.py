@@ -65,7 +65,7 @@ async def client(server: ApiServer, sleeps: Sleeps, tmp_path: Path) -> AsyncIter
 # --- objects
 
 
-async def test_what_is_created_is_read_listed_and_deleted(server: ApiServer, client: Client) -> None:
+async def test_what_is_created_is_read_listed_and_deleted(server, client) -> None:
     made = await client.create(NODES, placement("n", spec={"mode": "observe"}))
     assert (await client.get(NODES, "n"))["spec"] == {"mode": "observe"}
     assert [each["metadata"]["name"] for each in (await client.list(NODES))["items"]] == ["n"]
@@ -81,15 +81,13 @@ async def test_what_is_created_is_read_listed_and_deleted(server: ApiServer, cli
 class AtAnyServer:
     """What holds of this server and of a real one. ``client``: of a server with the namespace ``default``."""
 
-    async def test_what_a_manager_no_longer_applies_is_gone_and_the_others_fields_stay(
-        self, client: Client
-    ) -> None:
+    async def test_what_a_manager_no_longer_applies_is_gone_and_the_others_fields_stay(self, client) -> None:
         await client.apply(MAPS, "shared", config_map("shared", a="1", b="1"), manager="one", namespace=OWN)
         await client.apply(MAPS, "shared", config_map("shared", c="1"), manager="two", namespace=OWN)
         found = await client.apply(MAPS, "shared", config_map("shared", a="2"), manager="one", namespace=OWN)
         assert found["data"] == {"a": "2", "c": "1"}
 
-    async def test_a_conflict_is_told_unless_forced(self, client: Client) -> None:
+    async def test_a_conflict_is_told_unless_forced(self, client) -> None:
         await client.apply(MAPS, "fought", config_map("fought", a="1"), manager="one", namespace=OWN)
         other = config_map("fought", a="2")
         with pytest.raises(ApiError) as refused:
@@ -98,7 +96,7 @@ class AtAnyServer:
         found = await client.apply(MAPS, "fought", other, manager="two", namespace=OWN)
         assert found["data"] == {"a": "2"}
 
-    async def test_a_list_of_pages_is_whole(self, client: Client) -> None:
+    async def test_a_list_of_pages_is_whole(self, client) -> None:
         pages = [f"page-{number}" for number in range(7)]
         for name in pages:
             await client.create(MAPS, config_map(name), OWN)
@@ -111,7 +109,7 @@ class TestAtThisServer(AtAnyServer):
     pass
 
 
-async def test_conditions_of_two_managers_stand_side_by_side(client: Client) -> None:
+async def test_conditions_of_two_managers_stand_side_by_side(client) -> None:
     await client.create(NODES, placement("n"))
     for manager, kind in (("one", "Ready"), ("two", "ConfigApplied")):
         conditions = [{"type": kind, "status": "True"}]
@@ -125,7 +123,7 @@ async def test_conditions_of_two_managers_stand_side_by_side(client: Client) -> 
     assert sorted(each["type"] for each in found["status"]["conditions"]) == ["ConfigApplied", "Ready"]
 
 
-async def test_a_status_changes_no_generation_and_a_spec_no_status(client: Client) -> None:
+async def test_a_status_changes_no_generation_and_a_spec_no_status(client) -> None:
     await client.create(NODES, placement("n", spec={"mode": "observe"}))
     body = placement("n", status={"mode": "observe"}, spec={"mode": "lost"})
     found = await client.apply(NODES, "n", body, manager="one", subresource="status")
@@ -134,7 +132,7 @@ async def test_a_status_changes_no_generation_and_a_spec_no_status(client: Clien
     assert (found["status"]["mode"], found["metadata"]["generation"]) == ("observe", 2)
 
 
-async def test_a_version_in_a_patch_is_a_precondition(client: Client) -> None:
+async def test_a_version_in_a_patch_is_a_precondition(client) -> None:
     made = await client.create(NODES, placement("n"))
     version = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}}
     await client.patch(NODES, "n", {**version, "spec": {"mode": "observe"}})
@@ -143,14 +141,14 @@ async def test_a_version_in_a_patch_is_a_precondition(client: Client) -> None:
     assert refused.value.status == 409
 
 
-async def test_an_answer_of_metadata_has_nothing_else(client: Client) -> None:
+async def test_an_answer_of_metadata_has_nothing_else(client) -> None:
     await client.create(NODES, placement("n", spec={"mode": "observe"}))
     found = await client.get(NODES, "n", metadata_only=True)
     assert found["metadata"]["name"] == "n"
     assert "spec" not in found
 
 
-async def test_pages_of_a_version_that_is_gone_are_read_anew(server: ApiServer, client: Client) -> None:
+async def test_pages_of_a_version_that_is_gone_are_read_anew(server, client) -> None:
     for number in range(5):
         server.put(NODES, placement(f"n{number}"))
     read = []
@@ -166,7 +164,7 @@ async def test_pages_of_a_version_that_is_gone_are_read_anew(server: ApiServer, 
     assert found["items"] == ["late", "n0", "n1", "n2", "n3", "n4"]
 
 
-async def test_a_selector_reaches_the_server(server: ApiServer, client: Client) -> None:
+async def test_a_selector_reaches_the_server(server, client) -> None:
     for name in "ab":
         server.put(PODS, {"metadata": {"name": name, "namespace": "ns"}})
     found = await client.list(PODS, field_selector="metadata.name!=a")
@@ -176,14 +174,14 @@ async def test_a_selector_reaches_the_server(server: ApiServer, client: Client) 
 # --- connections
 
 
-async def test_requests_share_a_connection(server: ApiServer, client: Client) -> None:
+async def test_requests_share_a_connection(server, client) -> None:
     server.put(NODES, placement("n"))
     for _ in range(3):
         await client.get(NODES, "n")
     assert server.connections == 1
 
 
-async def test_requests_at_once_do_not_mix_their_answers(server: ApiServer, client: Client) -> None:
+async def test_requests_at_once_do_not_mix_their_answers(server, client) -> None:
     for number in range(20):
         server.put(NODES, placement(f"n{number}"))
     found = await asyncio.gather(*(client.get(NODES, f"n{number}") for number in range(20)))
@@ -191,9 +189,7 @@ async def test_requests_at_once_do_not_mix_their_answers(server: ApiServer, clie
 
 
 @pytest.mark.parametrize("kind", ["close", "none"])
-async def test_a_connection_that_was_closed_while_idle_costs_nothing(
-    server: ApiServer, client: Client, kind: str
-) -> None:
+async def test_a_connection_that_was_closed_while_idle_costs_nothing(server, client, kind) -> None:
     server.put(NODES, placement("n"))
     server.faults.append(Fault(kind))
     await client.get(NODES, "n")
@@ -203,7 +199,7 @@ async def test_a_connection_that_was_closed_while_idle_costs_nothing(
     assert server.connections == 2
 
 
-async def test_a_lost_answer_of_an_apply_is_asked_for_again(server: ApiServer, client: Client) -> None:
+async def test_a_lost_answer_of_an_apply_is_asked_for_again(server, client) -> None:
     server.put(NODES, placement("n"))
     await client.get(NODES, "n")
     server.faults.append(Fault("lost", method="PATCH"))
@@ -211,7 +207,7 @@ async def test_a_lost_answer_of_an_apply_is_asked_for_again(server: ApiServer, c
     assert found["spec"] == {"mode": "observe"}
 
 
-async def test_a_lost_answer_of_a_create_is_not(server: ApiServer, client: Client) -> None:
+async def test_a_lost_answer_of_a_create_is_not(server, client) -> None:
     await client.list(NODES)
     server.faults.append(Fault("lost", method="POST"))
     with pytest.raises(Unreachable):
@@ -221,9 +217,7 @@ async def test_a_lost_answer_of_a_create_is_not(server: ApiServer, client: Clien
 
 
 @pytest.mark.parametrize("kind", ["reset", "cut", "garbage", "text"])
-async def test_after_a_broken_answer_the_next_request_is_well(
-    server: ApiServer, client: Client, kind: str
-) -> None:
+async def test_after_a_broken_answer_the_next_request_is_well(server, client, kind) -> None:
     server.put(NODES, placement("n"))
     server.faults.append(Fault(kind))
     with pytest.raises(Unreachable):
@@ -233,9 +227,7 @@ async def test_after_a_broken_answer_the_next_request_is_well(
     assert client.problem == ""
 
 
-async def test_a_server_that_hangs_is_given_up(
-    server: ApiServer, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_hangs_is_given_up(server, client, monkeypatch) -> None:
     monkeypatch.setattr(client_module, "REQUEST_S", 0.2)
     server.put(NODES, placement("n"))
     server.faults.append(Fault("hang"))
@@ -245,7 +237,7 @@ async def test_a_server_that_hangs_is_given_up(
     await client.get(NODES, "n")
 
 
-async def test_a_cancelled_request_leaves_no_answer_to_the_next(server: ApiServer, client: Client) -> None:
+async def test_a_cancelled_request_leaves_no_answer_to_the_next(server, client) -> None:
     server.put(NODES, placement("a"))
     server.put(NODES, placement("b"))
     server.faults.append(Fault("hang"))
@@ -257,30 +249,28 @@ async def test_a_cancelled_request_leaves_no_answer_to_the_next(server: ApiServe
     assert (await client.get(NODES, "b"))["metadata"]["name"] == "b"
 
 
-async def test_an_answer_that_is_too_large_is_not_read(
-    server: ApiServer, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_is_too_large_is_not_read(server, client, monkeypatch) -> None:
     monkeypatch.setattr(client_module, "MOST_BYTES", 100_000)
     server.put(NODES, placement("n", spec={"text": "x" * 200_000}))
     with pytest.raises(Unreachable, match="larger than 100000 bytes"):
         await client.get(NODES, "n")
 
 
-async def test_a_refusal_says_how_long_to_wait(server: ApiServer, client: Client) -> None:
+async def test_a_refusal_says_how_long_to_wait(server, client) -> None:
     server.faults.append(Fault("refuse", status=429, retry_after="7"))
     with pytest.raises(ApiError) as refused:
         await client.list(NODES)
     assert (refused.value.status, refused.value.retry_after_s) == (429, 7.0)
 
 
-async def test_bytes_are_counted_both_ways(server: ApiServer, client: Client) -> None:
+async def test_bytes_are_counted_both_ways(server, client) -> None:
     server.put(NODES, placement("n", spec={"text": "x" * 50_000}))
     await client.get(NODES, "n")
     assert 50_000 < client.bytes_received < 52_000
     assert 100 < client.bytes_sent < 400
 
 
-async def test_a_server_that_is_not_there_is_unreachable(client: Client, server: ApiServer) -> None:
+async def test_a_server_that_is_not_there_is_unreachable(client, server) -> None:
     await server.stop()
     with pytest.raises(Unreachable, match="cannot be reached"):
         await client.list(NODES)
@@ -289,7 +279,7 @@ async def test_a_server_that_is_not_there_is_unreachable(client: Client, server:
 # --- credentials
 
 
-async def test_a_renewed_token_is_taken_without_a_failure(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_renewed_token_is_taken_without_a_failure(server, tmp_path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
     access = Access.kubeconfig(server.kubeconfig(tmp_path / "k", {"tokenFile": str(token)}))
@@ -305,7 +295,7 @@ async def test_a_renewed_token_is_taken_without_a_failure(server: ApiServer, tmp
     await client.close()
 
 
-async def test_a_token_file_that_is_gone_is_a_sentence(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_token_file_that_is_gone_is_a_sentence(server, tmp_path) -> None:
     access = Access.kubeconfig(server.kubeconfig(tmp_path / "k", {"tokenFile": "gone"}))
     client = Client(access, user_agent="one")
     with pytest.raises(NoAccess, match="gone cannot be read: No such file"):
@@ -313,7 +303,7 @@ async def test_a_token_file_that_is_gone_is_a_sentence(server: ApiServer, tmp_pa
     await client.close()
 
 
-async def test_a_servers_certificate_is_checked_against_the_authority(tmp_path: Path) -> None:
+async def test_a_servers_certificate_is_checked_against_the_authority(tmp_path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "other").mkdir()
     cert, key = certificates(tmp_path / "own")
@@ -332,7 +322,7 @@ async def test_a_servers_certificate_is_checked_against_the_authority(tmp_path: 
         await client.close()
 
 
-async def test_a_renewed_client_certificate_is_shown_to_the_server(tmp_path: Path) -> None:
+async def test_a_renewed_client_certificate_is_shown_to_the_server(tmp_path) -> None:
     for name in ("own", "first", "second"):
         (tmp_path / name).mkdir()
     cert, key = certificates(tmp_path / "own")
@@ -359,7 +349,7 @@ async def test_a_renewed_client_certificate_is_shown_to_the_server(tmp_path: Pat
 # --- watches
 
 
-async def test_a_watch_begins_with_all_there_is_and_goes_on(server: ApiServer, client: Client) -> None:
+async def test_a_watch_begins_with_all_there_is_and_goes_on(server, client) -> None:
     server.put(NODES, placement("a"))
     watch = client.watch(NODES)
     first = await watch.__anext__()
@@ -376,7 +366,7 @@ async def test_a_watch_begins_with_all_there_is_and_goes_on(server: ApiServer, c
     await watch.aclose()
 
 
-async def test_a_watch_that_ends_goes_on_from_the_bookmark(server: ApiServer, client: Client) -> None:
+async def test_a_watch_that_ends_goes_on_from_the_bookmark(server, client) -> None:
     server.put(NODES, placement("a"))
     watch = client.watch(NODES)
     await watch.__anext__()
@@ -395,7 +385,7 @@ async def test_a_watch_that_ends_goes_on_from_the_bookmark(server: ApiServer, cl
     await watch.aclose()
 
 
-async def test_a_version_that_is_gone_begins_anew(server: ApiServer, client: Client, sleeps: Sleeps) -> None:
+async def test_a_version_that_is_gone_begins_anew(server, client, sleeps) -> None:
     watch = client.watch(NODES)
     await watch.__anext__()
     following = asyncio.ensure_future(watch.__anext__())
@@ -411,9 +401,7 @@ async def test_a_version_that_is_gone_begins_anew(server: ApiServer, client: Cli
 
 
 @pytest.mark.parametrize("fault", [Fault("cut", is_watch=True), Fault("reset", is_watch=True)])
-async def test_news_that_were_cut_off_are_told_once_whole(
-    server: ApiServer, client: Client, fault: Fault
-) -> None:
+async def test_news_that_were_cut_off_are_told_once_whole(server, client, fault) -> None:
     server.faults.append(fault)
     watch = client.watch(NODES)
     await watch.__anext__()
@@ -425,7 +413,7 @@ async def test_news_that_were_cut_off_are_told_once_whole(
     await watch.aclose()
 
 
-async def test_an_object_of_megabytes_comes_whole(server: ApiServer, client: Client) -> None:
+async def test_an_object_of_megabytes_comes_whole(server, client) -> None:
     watch = client.watch(NODES)
     await watch.__anext__()
     server.put(NODES, placement("a", spec={"text": "é" * 3_000_000}))
@@ -433,9 +421,7 @@ async def test_an_object_of_megabytes_comes_whole(server: ApiServer, client: Cli
     await watch.aclose()
 
 
-async def test_a_server_that_refuses_is_asked_less_and_less(
-    server: ApiServer, client: Client, sleeps: Sleeps
-) -> None:
+async def test_a_server_that_refuses_is_asked_less_and_less(server, client, sleeps) -> None:
     server.faults += [Fault("refuse", status=500, times=4), Fault("refuse", status=429, retry_after="90")]
     watch = client.watch(NODES)
     assert (await watch.__anext__()).kind == "SYNC"
@@ -444,9 +430,7 @@ async def test_a_server_that_refuses_is_asked_less_and_less(
     await watch.aclose()
 
 
-async def test_a_silent_watch_is_given_up(
-    server: ApiServer, client: Client, sleeps: Sleeps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_watch_is_given_up(server, client, sleeps, monkeypatch) -> None:
     monkeypatch.setattr(client_module, "WATCH_S", (0, 0))
     monkeypatch.setattr(client_module, "_SILENCE_S", 0.2)
     watch = client.watch(NODES)
@@ -460,7 +444,7 @@ async def test_a_silent_watch_is_given_up(
     await watch.aclose()
 
 
-async def test_a_watch_keeps_only_what_is_asked_of_an_object(server: ApiServer, client: Client) -> None:
+async def test_a_watch_keeps_only_what_is_asked_of_an_object(server, client) -> None:
     for number in range(5):
         server.put(NODES, placement(f"n{number}", spec={"mode": str(number)}))
     watch = client.watch(NODES, keep=lambda found: found["spec"]["mode"], limit=2)
@@ -470,7 +454,7 @@ async def test_a_watch_keeps_only_what_is_asked_of_an_object(server: ApiServer, 
     await watch.aclose()
 
 
-async def test_a_watch_of_metadata_has_nothing_else(server: ApiServer, client: Client) -> None:
+async def test_a_watch_of_metadata_has_nothing_else(server, client) -> None:
     server.put(NODES, placement("a", spec={"mode": "observe"}))
     watch = client.watch(NODES, metadata_only=True)
     assert "spec" not in (await watch.__anext__()).object[0]
@@ -480,7 +464,7 @@ async def test_a_watch_of_metadata_has_nothing_else(server: ApiServer, client: C
     await watch.aclose()
 
 
-async def test_a_watch_of_one_object_hears_of_no_other(server: ApiServer, client: Client) -> None:
+async def test_a_watch_of_one_object_hears_of_no_other(server, client) -> None:
     watch = client.watch(NODES, field_selector="metadata.name=a")
     await watch.__anext__()
     server.put(NODES, placement("b"))
@@ -489,7 +473,7 @@ async def test_a_watch_of_one_object_hears_of_no_other(server: ApiServer, client
     await watch.aclose()
 
 
-async def test_a_closed_watch_leaves_no_connection(server: ApiServer, client: Client) -> None:
+async def test_a_closed_watch_leaves_no_connection(server, client) -> None:
     watch = client.watch(NODES)
     await watch.__anext__()
     following = asyncio.ensure_future(watch.__anext__())

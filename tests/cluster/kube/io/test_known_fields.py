@@ -69,15 +69,13 @@ def status(server: ApiServer) -> dict[str, Any]:
     return dict(found.get("status") or {})
 
 
-async def test_a_schema_that_knows_all_gets_all_in_one_request(server: ApiServer, known: KnownFields) -> None:
+async def test_a_schema_that_knows_all_gets_all_in_one_request(server, known) -> None:
     keep_back(server)
     await write(known)
     assert (status(server), known.left_out, len(server.calls)) == (STATUS, (), 1)
 
 
-async def test_what_an_older_schema_knows_is_written_and_the_rest_is_told(
-    server: ApiServer, known: KnownFields
-) -> None:
+async def test_what_an_older_schema_knows_is_written_and_the_rest_is_told(server, known) -> None:
     keep_back(server, *LACKING, words={"status.policy.state": "TakenBack"})
     await write(known)
     assert status(server) == {
@@ -89,9 +87,7 @@ async def test_what_an_older_schema_knows_is_written_and_the_rest_is_told(
     assert known.left_out == tuple(sorted([*LACKING, "status.policy.state TakenBack"]))
 
 
-async def test_the_next_write_asks_once_and_the_whole_is_tried_again_later(
-    server: ApiServer, known: KnownFields, time: Time
-) -> None:
+async def test_the_next_write_asks_once_and_the_whole_is_tried_again_later(server, known, time) -> None:
     keep_back(server, *LACKING)
     await write(known)
     server.calls.clear()
@@ -104,9 +100,7 @@ async def test_the_next_write_asks_once_and_the_whole_is_tried_again_later(
     assert (status(server), known.left_out, known.is_old()) == (STATUS, (), False)
 
 
-async def test_a_try_that_is_refused_again_is_not_repeated_at_once(
-    server: ApiServer, known: KnownFields, time: Time
-) -> None:
+async def test_a_try_that_is_refused_again_is_not_repeated_at_once(server, known, time) -> None:
     keep_back(server, *LACKING)
     await write(known)
     time.now_s += WHOLE_AGAIN_S
@@ -116,7 +110,7 @@ async def test_a_try_that_is_refused_again_is_not_repeated_at_once(
 
 @pytest.mark.parametrize("kind", ["refuse", "reset"])
 async def test_what_is_about_something_else_is_raised_and_what_is_known_stays(
-    server: ApiServer, known: KnownFields, time: Time, kind: str
+    server, known, time, kind
 ) -> None:
     keep_back(server, *LACKING)
     await write(known)

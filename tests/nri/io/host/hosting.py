@@ -15,7 +15,7 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.nri.io.host.host import NriHost
 from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.validate import DefaultRules, NriSettings
-from tests.nri.io.host.plugins import HANG_S, eventually
+from tests.nri.io.host.plugins import HANG_S, Plugin, eventually, external
 
 POD = Shown(nri.PodSandbox(id="p1", name="web", namespace="default", uid="u1"))
 CONTAINER = Shown(nri.Container(id="c1", pod_sandbox_id="p1", name="app", args=["/app"], env=["A=1"]))
@@ -63,6 +63,12 @@ class Hosting:
         await eventually(
             lambda: self.titles() == list(titles), lambda: f"{titles}, but {self.host.plugins()}"
         )
+
+    def external(
+        self, title: str, script: Optional[dict[str, Any]] = None, wait: bool = True
+    ) -> contextlib.AbstractAsyncContextManager[Plugin]:
+        """A plugin ``NN-name`` that connects to it; ``wait``: until it has been synchronized."""
+        return external(self.folder, self.socket, title, script, wait)
 
     def set(self, **settings: Any) -> None:
         """Change settings while it runs."""

@@ -51,9 +51,7 @@ def key_of(fake: FakeRuntime, container_id: str) -> tuple[str, str, int]:
     return record.sandbox_id, record.name, record.attempt
 
 
-async def test_only_what_was_never_started_and_is_marked_is_removed(
-    tmp_path: Path, fake: FakeRuntime, upstream: Upstream
-) -> None:
+async def test_only_what_was_never_started_and_is_marked_is_removed(tmp_path, fake, upstream) -> None:
     pod = fake.add_pod(pod_config("p"))
     states = {
         "half-made": cri.CONTAINER_CREATED,
@@ -73,9 +71,7 @@ async def test_only_what_was_never_started_and_is_marked_is_removed(
     assert IntentLog(tmp_path / "state", LOG).load() == (frozenset(), frozenset())
 
 
-async def test_a_sandbox_is_removed_if_nobody_has_used_it(
-    tmp_path: Path, fake: FakeRuntime, upstream: Upstream
-) -> None:
+async def test_a_sandbox_is_removed_if_nobody_has_used_it(tmp_path, fake, upstream) -> None:
     empty = fake.add_pod(pod_config("empty", uid="u1"))
     used = fake.add_pod(pod_config("used", uid="u2"))
     fake.add_container(used, container_config("c"))
@@ -89,7 +85,7 @@ async def test_a_sandbox_is_removed_if_nobody_has_used_it(
 
 
 async def test_what_cannot_be_removed_stays_hidden_and_marked_and_is_tried_again(
-    tmp_path: Path, fake: FakeRuntime, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    tmp_path, fake, upstream, monkeypatch
 ) -> None:
     monkeypatch.setattr(nri_leftovers, "RETRY_S", 0.01)
     pod = fake.add_pod(pod_config("p"))

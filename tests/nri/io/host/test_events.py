@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.dispatch import event_name, mask_of
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.subscription import MASK_ALL
-from tests.nri.io.host.hosting import CONTAINER, POD, hosting
-from tests.nri.io.host.plugins import external
+from tests.nri.io.host.hosting import CONTAINER, POD
 
 POD_EVENTS = (
     nri.RUN_POD_SANDBOX,
@@ -69,9 +67,8 @@ async def everything(host: NriHost) -> None:
     await host.notify(nri.REMOVE_POD_SANDBOX, POD)
 
 
-async def test_with_no_plugins_every_request_succeeds(tmp_path: Path) -> None:
-    async with hosting(tmp_path) as it:
-        await everything(it.host)
+async def test_with_no_plugins_every_request_succeeds(it) -> None:
+    await everything(it.host)
 
 
 SUBSCRIPTIONS: dict[str, tuple[int, ...]] = {
@@ -83,13 +80,11 @@ SUBSCRIPTIONS: dict[str, tuple[int, ...]] = {
 }
 
 
-async def test_each_of_many_plugins_gets_exactly_what_it_has_subscribed_to(tmp_path: Path) -> None:
-    async with hosting(tmp_path) as it, contextlib.AsyncExitStack() as stack:
+async def test_each_of_many_plugins_gets_exactly_what_it_has_subscribed_to(it) -> None:
+    async with contextlib.AsyncExitStack() as stack:
         starts = []
         for number, events in enumerate(SUBSCRIPTIONS.values()):
-            starts.append(
-                external(tmp_path, it.socket, f"{number:02}-p", {"mask": mask_of(events)}, wait=False)
-            )
+            starts.append(it.external(f"{number:02}-p", {"mask": mask_of(events)}, wait=False))
         plugins = await asyncio.gather(*(stack.enter_async_context(start) for start in starts))
         await it.has(*(f"{number:02}-p" for number in range(len(SUBSCRIPTIONS))))
         await everything(it.host)
@@ -98,12 +93,16 @@ async def test_each_of_many_plugins_gets_exactly_what_it_has_subscribed_to(tmp_p
             assert plugin.log.events() == [event for event in ALL if event in wanted], name
 
 
-async def test_plugins_are_asked_in_the_order_of_their_indices(tmp_path: Path) -> None:
-    async with hosting(tmp_path) as it, contextlib.AsyncExitStack() as stack:
+async def test_plugins_are_asked_in_the_order_of_their_indices(it, tmp_path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
         # The order in which they connect says nothing.
         for title in ("20-p", "99-p", "00-p"):
-            script = {"actions": {"CreateContainer": [{"reply": _annotation(f"by {title}", title)}]}}
-            await stack.enter_async_context(external(tmp_path, it.socket, title, script))
+            script = {
+                "actions": {
+                    "CreateContainer": [{"reply": {"adjust": {"annotations": {f"by {title}": title}}}}]
+                }
+            }
+            await stack.enter_async_context(it.external(title, script))
         await it.has("00-p", "20-p", "99-p")
         await everything(it.host)
         logs = {path.name[:4]: path for path in tmp_path.glob("*-p.*.jsonl")}
@@ -116,21 +115,17 @@ async def test_plugins_are_asked_in_the_order_of_their_indices(tmp_path: Path) -
         }
 
 
-def _annotation(key: str, value: str) -> dict[str, Any]:
-    return {"adjust": {"annotations": {key: value}}}
-
-
 def _created(path: Path) -> dict[str, str]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (created,) = (line for line in lines if line["event"] == "CreateContainer")
     return dict(created["message"]["container"].get("annotations", {}))
 
 
-async def test_the_same_index_goes_by_name_and_then_by_who_came_first(tmp_path: Path) -> None:
-    async with hosting(tmp_path) as it, contextlib.AsyncExitStack() as stack:
+async def test_the_same_index_goes_by_name_and_then_by_who_came_first(it) -> None:
+    async with contextlib.AsyncExitStack() as stack:
         pids = []
         for title in ("10-b", "10-a", "10-a"):
-            plugin = await stack.enter_async_context(external(tmp_path, it.socket, title))
+            plugin = await stack.enter_async_context(it.external(title))
             pids.append(plugin.pid)
         await it.has("10-a", "10-a", "10-b")
         assert [shown["pid"] for shown in it.host.plugins()] == [pids[1], pids[2], pids[0]]
@@ -149,11 +144,9 @@ BY_STATE_CHANGE = (
 )
 
 
-async def test_a_plugin_that_does_not_know_the_calls_gets_state_changes_and_is_asked_once_only(
-    tmp_path: Path,
-) -> None:
+async def test_a_plugin_that_does_not_know_the_calls_gets_state_changes_and_is_asked_once_only(it) -> None:
     script = {"unknown": BY_STATE_CHANGE, "mask": MASK_ALL}
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-old", script) as old:
+    async with it.external("10-old", script) as old:
         await it.has("10-old")
         await everything(it.host)
         calls = it.host.plugins()[0]["calls"]
@@ -178,12 +171,12 @@ def _enum(name: str) -> str:
     return "".join(f"_{letter}" if letter.isupper() else letter for letter in name).lstrip("_").upper()
 
 
-async def test_a_state_change_may_refuse_what_the_call_may_refuse(tmp_path: Path) -> None:
+async def test_a_state_change_may_refuse_what_the_call_may_refuse(it) -> None:
     script = {
         "unknown": ["RunPodSandbox", "PostStartContainer"],
         "actions": {"StateChange": [{"error": "no"}]},
     }
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-old", script):
+    async with it.external("10-old", script):
         await it.has("10-old")
         with pytest.raises(PluginRefused, match='plugin "10-old" failed RunPodSandbox: no'):
             await it.host.run_pod(POD)
@@ -191,8 +184,8 @@ async def test_a_state_change_may_refuse_what_the_call_may_refuse(tmp_path: Path
 
 
 @pytest.mark.parametrize("call", ["CreateContainer", "UpdateContainer", "UpdatePodSandbox"])
-async def test_a_call_that_every_plugin_has_known_is_not_told_otherwise(tmp_path: Path, call: str) -> None:
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-odd", {"unknown": [call]}) as odd:
+async def test_a_call_that_every_plugin_has_known_is_not_told_otherwise(it, call) -> None:
+    async with it.external("10-odd", {"unknown": [call]}) as odd:
         await it.has("10-odd")
         with pytest.raises(PluginRefused, match=f'plugin "10-odd" failed {call}: method {call}'):
             await everything(it.host)
@@ -203,15 +196,11 @@ async def test_a_call_that_every_plugin_has_known_is_not_told_otherwise(tmp_path
 REFUSES = ("RunPodSandbox", "UpdatePodSandbox", "CreateContainer", "StartContainer", "UpdateContainer")
 
 
-async def test_an_error_fails_what_can_still_be_failed_and_is_only_logged_otherwise(tmp_path: Path) -> None:
+async def test_an_error_fails_what_can_still_be_failed_and_is_only_logged_otherwise(it) -> None:
     for_all = {call: [{"error": f"not {call}"}] for call in ALL if call != "ValidateContainerAdjustment"}
     script = {"mask": MASK_ALL & ~mask_of([nri.VALIDATE_CONTAINER_ADJUSTMENT]), "actions": for_all}
     nothing = nri.LinuxResources()
-    async with (
-        hosting(tmp_path) as it,
-        external(tmp_path, it.socket, "10-no", script),
-        external(tmp_path, it.socket, "20-p") as later,
-    ):
+    async with it.external("10-no", script), it.external("20-p") as later:
         await it.has("10-no", "20-p")
         host = it.host
         refused = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from cri_proxy.nri.io.host.host import PluginRefused
 from cri_proxy.nri.subscription import MASK_ALL
 from cri_proxy.nri.validate import DefaultRules
 from tests.nri.io.host.hosting import CONTAINER, POD, hosting
-from tests.nri.io.host.plugins import HANG_S, external
+from tests.nri.io.host.plugins import HANG_S
 
 REQUESTS = MASK_ALL & ~mask_of([nri.VALIDATE_CONTAINER_ADJUSTMENT])
 #: After which a plugin is given up, where that is awaited; a good one has answered by then.
@@ -30,13 +29,12 @@ FATAL: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("how", FATAL)
-async def test_a_create_goes_on_without_a_plugin_when(tmp_path: Path, how: str) -> None:
+async def test_a_create_goes_on_without_a_plugin_when(it, how) -> None:
     action, words = FATAL[how]
     wants = {"CreateContainer": [{"reply": {"adjust": {"annotations": {"k": "v"}}}}]}
     async with (
-        hosting(tmp_path) as it,
-        external(tmp_path, it.socket, "10-bad", {"mask": REQUESTS, "actions": {"CreateContainer": [action]}}),
-        external(tmp_path, it.socket, "20-good", {"mask": REQUESTS, "actions": wants}),
+        it.external("10-bad", {"mask": REQUESTS, "actions": {"CreateContainer": [action]}}),
+        it.external("20-good", {"mask": REQUESTS, "actions": wants}),
     ):
         await it.has("10-bad", "20-good")
         it.set(request_timeout_s=SILENCE_S if "hang" in action else HANG_S)
@@ -52,34 +50,33 @@ async def test_a_create_goes_on_without_a_plugin_when(tmp_path: Path, how: str) 
 
 
 @pytest.mark.parametrize("how", FATAL)
-async def test_no_event_of_a_pods_life_fails_with_a_plugin_when(tmp_path: Path, how: str) -> None:
+async def test_no_event_of_a_pods_life_fails_with_a_plugin_when(it, how) -> None:
     action, _ = FATAL[how]
     nothing = nri.LinuxResources()
     calls = ("RunPodSandbox", "UpdatePodSandbox", "StartContainer", "UpdateContainer", "StopContainer")
-    async with hosting(tmp_path) as it:
-        host = it.host
-        asking = (
-            lambda: host.run_pod(POD),
-            lambda: host.update_pod(POD, nothing, nothing),
-            lambda: host.start_container(POD, CONTAINER),
-            lambda: host.update(POD, CONTAINER, nothing),
-            lambda: host.stop(POD, CONTAINER),
-        )
-        for call, ask in zip(calls, asking):
-            # Of these a plugin answers nothing that would have to be read.
-            if "raw" in action and call in ("RunPodSandbox", "UpdatePodSandbox", "StartContainer"):
-                continue
-            async with external(tmp_path, it.socket, "10-bad", {"actions": {call: [action]}}):
-                await it.has("10-bad")
-                it.set(request_timeout_s=0.1 if "hang" in action else HANG_S)
-                await ask()
-                await it.has()
-                it.set(request_timeout_s=HANG_S)
+    host = it.host
+    asking = (
+        lambda: host.run_pod(POD),
+        lambda: host.update_pod(POD, nothing, nothing),
+        lambda: host.start_container(POD, CONTAINER),
+        lambda: host.update(POD, CONTAINER, nothing),
+        lambda: host.stop(POD, CONTAINER),
+    )
+    for call, ask in zip(calls, asking):
+        # Of these a plugin answers nothing that would have to be read.
+        if "raw" in action and call in ("RunPodSandbox", "UpdatePodSandbox", "StartContainer"):
+            continue
+        async with it.external("10-bad", {"actions": {call: [action]}}):
+            await it.has("10-bad")
+            it.set(request_timeout_s=0.1 if "hang" in action else HANG_S)
+            await ask()
+            await it.has()
+            it.set(request_timeout_s=HANG_S)
 
 
-async def test_a_plugin_that_has_died_while_nothing_happened_is_not_missed(tmp_path: Path) -> None:
+async def test_a_plugin_that_has_died_while_nothing_happened_is_not_missed(it) -> None:
     script = {"mask": REQUESTS}
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo", script) as plugin:
+    async with it.external("10-foo", script) as plugin:
         await it.has("10-foo")
         await plugin.kill()
         assert (await it.host.create(POD, CONTAINER)).adjust == nri.ContainerAdjustment()
@@ -88,13 +85,10 @@ async def test_a_plugin_that_has_died_while_nothing_happened_is_not_missed(tmp_p
 
 
 @pytest.mark.parametrize("how", FATAL)
-async def test_whose_answer_must_be_there_fails_the_request_with_it(tmp_path: Path, how: str) -> None:
+async def test_whose_answer_must_be_there_fails_the_request_with_it(tmp_path, how) -> None:
     action, words = FATAL[how]
     script = {"mask": REQUESTS, "actions": {"CreateContainer": [action]}}
-    async with (
-        hosting(tmp_path, fail_closed=("b*",)) as it,
-        external(tmp_path, it.socket, "10-bad", script),
-    ):
+    async with hosting(tmp_path, fail_closed=("b*",)) as it, it.external("10-bad", script):
         await it.has("10-bad")
         it.set(request_timeout_s=SILENCE_S if "hang" in action else HANG_S)
         with pytest.raises(
@@ -106,11 +100,11 @@ async def test_whose_answer_must_be_there_fails_the_request_with_it(tmp_path: Pa
         await it.host.create(POD, CONTAINER)
 
 
-async def test_a_required_plugin_that_dies_in_a_request_fails_it_and_those_after_it(tmp_path: Path) -> None:
+async def test_a_required_plugin_that_dies_in_a_request_fails_it_and_those_after_it(tmp_path) -> None:
     script = {"mask": REQUESTS, "actions": {"RunPodSandbox": [{"exit": 1}]}}
     async with (
         hosting(tmp_path, rules=DefaultRules(required_plugins=("10-bad",))) as it,
-        external(tmp_path, it.socket, "10-bad", script),
+        it.external("10-bad", script),
     ):
         await it.has("10-bad")
         with pytest.raises(PluginRefused, match='plugin "10-bad" did not answer RunPodSandbox'):
@@ -120,12 +114,10 @@ async def test_a_required_plugin_that_dies_in_a_request_fails_it_and_those_after
 
 
 @pytest.mark.parametrize("how", FATAL)
-async def test_a_validator_that_does_not_judge_fails_the_create_and_is_gone_when(
-    tmp_path: Path, how: str
-) -> None:
+async def test_a_validator_that_does_not_judge_fails_the_create_and_is_gone_when(it, how) -> None:
     action, words = FATAL[how]
     script = {"actions": {"ValidateContainerAdjustment": [action]}}
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "50-x", script):
+    async with it.external("50-x", script):
         await it.has("50-x")
         it.set(request_timeout_s=SILENCE_S if "hang" in action else HANG_S)
         with pytest.raises(PluginRefused, match=f"^validator plugin 50-x failed: .*({words})"):
@@ -134,9 +126,9 @@ async def test_a_validator_that_does_not_judge_fails_the_create_and_is_gone_when
         await it.host.create(POD, CONTAINER)
 
 
-async def test_a_validator_that_dies_while_it_is_asked_for_adjustments_has_not_judged(tmp_path: Path) -> None:
+async def test_a_validator_that_dies_while_it_is_asked_for_adjustments_has_not_judged(it) -> None:
     script = {"actions": {"CreateContainer": [{"exit": 1}]}}
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "50-x", script):
+    async with it.external("50-x", script):
         await it.has("50-x")
         with pytest.raises(PluginRefused, match="^validator plugin 50-x failed: "):
             await it.host.create(POD, CONTAINER)
@@ -144,7 +136,7 @@ async def test_a_validator_that_dies_while_it_is_asked_for_adjustments_has_not_j
         await it.host.create(POD, CONTAINER)
 
 
-async def test_a_slow_plugin_has_one_call_at_a_time_and_others_are_not_kept_waiting(tmp_path: Path) -> None:
+async def test_a_slow_plugin_has_one_call_at_a_time_and_others_are_not_kept_waiting(tmp_path) -> None:
     go = tmp_path / "go"
     slow = {
         "mask": mask_of([nri.POST_CREATE_CONTAINER]),
@@ -153,8 +145,8 @@ async def test_a_slow_plugin_has_one_call_at_a_time_and_others_are_not_kept_wait
     quick = {"mask": mask_of([nri.RUN_POD_SANDBOX])}
     async with (
         hosting(tmp_path) as it,
-        external(tmp_path, it.socket, "10-slow", slow) as slow_one,
-        external(tmp_path, it.socket, "20-quick", quick) as quick_one,
+        it.external("10-slow", slow) as slow_one,
+        it.external("20-quick", quick) as quick_one,
     ):
         await it.has("10-slow", "20-quick")
         telling = [
@@ -169,13 +161,13 @@ async def test_a_slow_plugin_has_one_call_at_a_time_and_others_are_not_kept_wait
         assert slow_one.log.events() == ["PostCreateContainer"] * 2
 
 
-async def test_creates_are_asked_about_one_after_another(tmp_path: Path) -> None:
+async def test_creates_are_asked_about_one_after_another(tmp_path) -> None:
     go = tmp_path / "go"
     waits = {"mask": REQUESTS, "actions": {"CreateContainer": [{"until": str(go)}, {}]}}
     async with (
         hosting(tmp_path) as it,
-        external(tmp_path, it.socket, "10-first", {"mask": REQUESTS}) as first,
-        external(tmp_path, it.socket, "20-waits", waits) as second,
+        it.external("10-first", {"mask": REQUESTS}) as first,
+        it.external("20-waits", waits) as second,
     ):
         await it.has("10-first", "20-waits")
         creating = [asyncio.ensure_future(it.host.create(POD, CONTAINER)) for _ in range(2)]
@@ -187,10 +179,10 @@ async def test_creates_are_asked_about_one_after_another(tmp_path: Path) -> None
         assert first.log.events() == second.log.events() == ["CreateContainer"] * 2
 
 
-async def test_a_caller_that_gives_up_leaves_everything_as_it_was(tmp_path: Path) -> None:
+async def test_a_caller_that_gives_up_leaves_everything_as_it_was(tmp_path) -> None:
     go = tmp_path / "go"
     waits = {"mask": REQUESTS, "actions": {"CreateContainer": [{"until": str(go)}, {}]}}
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo", waits) as plugin:
+    async with hosting(tmp_path) as it, it.external("10-foo", waits) as plugin:
         await it.has("10-foo")
         creating = asyncio.ensure_future(it.host.create(POD, CONTAINER))
         await plugin.log.line("CreateContainer")

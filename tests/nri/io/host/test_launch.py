@@ -49,9 +49,7 @@ def registered(tmp_path: Path, title: str) -> tuple[Preregistered, Log]:
     return Preregistered(index, name, str(tmp_path / "plugins" / title)), log
 
 
-async def test_a_unit_gets_its_connection_and_environment_from_the_daemon(
-    tmp_path: Path, systemctl: Path
-) -> None:
+async def test_a_unit_gets_its_connection_and_environment_from_the_daemon(tmp_path, systemctl) -> None:
     plugin, log = registered(tmp_path, "10-foo+bar")
     launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), [str(systemctl)])
     await launcher.open()
@@ -90,7 +88,7 @@ async def test_a_unit_gets_its_connection_and_environment_from_the_daemon(
     assert not (tmp_path / "nri/launch.sock").exists()
 
 
-async def test_a_unit_that_nobody_has_asked_for_does_not_start(tmp_path: Path) -> None:
+async def test_a_unit_that_nobody_has_asked_for_does_not_start(tmp_path) -> None:
     launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), ["false"])
     await launcher.open()
     try:
@@ -103,7 +101,7 @@ async def test_a_unit_that_nobody_has_asked_for_does_not_start(tmp_path: Path) -
         await launcher.close()
 
 
-async def test_a_systemd_that_refuses_is_quoted(tmp_path: Path) -> None:
+async def test_a_systemd_that_refuses_is_quoted(tmp_path) -> None:
     refuses = tmp_path / "systemctl"
     refuses.write_text("#!/bin/sh\necho Unit not found. >&2\nexit 5\n")
     refuses.chmod(0o755)
@@ -116,7 +114,7 @@ async def test_a_systemd_that_refuses_is_quoted(tmp_path: Path) -> None:
         await launcher.close()
 
 
-async def test_the_program_says_what_it_cannot_do(tmp_path: Path) -> None:
+async def test_the_program_says_what_it_cannot_do(tmp_path) -> None:
     for words, sentence in (
         (["10-foo", str(tmp_path / "none")], "no connection for 10-foo from"),
         ([], "usage: cri-resmgr nri launch NN-NAME"),
@@ -129,7 +127,7 @@ async def test_the_program_says_what_it_cannot_do(tmp_path: Path) -> None:
         assert process.returncode == 1 and sentence in said.decode()
 
 
-def test_units_are_used_where_we_are_one(tmp_path: Path) -> None:
+def test_units_are_used_where_we_are_one(tmp_path) -> None:
     (tmp_path / "system").mkdir()
     unit = {"INVOCATION_ID": "x"}
     assert isinstance(launcher_of("auto", unit, tmp_path / "system"), UnitLauncher)

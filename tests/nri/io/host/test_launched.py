@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from tests.nri.io.host.hosting import CONTAINER, POD, hosting
-from tests.nri.io.host.plugins import HANG_S, REPOSITORY, eventually, external, preregister
+from tests.nri.io.host.plugins import HANG_S, REPOSITORY, eventually, preregister
 
 
 def is_alive(pid: int) -> bool:
@@ -21,7 +21,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def test_a_launched_plugin_has_its_connection_on_descriptor_3_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_launched_plugin_has_its_connection_on_descriptor_3_and_nothing_else(tmp_path) -> None:
     log = preregister(tmp_path / "plugins", "10-foo")
     leak, other = os.pipe()
     os.set_inheritable(leak, True)
@@ -47,27 +47,27 @@ async def test_a_launched_plugin_has_its_connection_on_descriptor_3_and_nothing_
     await eventually(lambda: not is_alive(started["pid"]), lambda: "the plugin ends with the host")
 
 
-async def test_launched_and_external_plugins_are_asked_together_in_order(tmp_path: Path) -> None:
+async def test_launched_and_external_plugins_are_asked_together_in_order(tmp_path) -> None:
     preregister(tmp_path / "plugins", "20-launched")
     preregister(tmp_path / "plugins", "05-first")
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-external"):
+    async with hosting(tmp_path) as it, it.external("10-external"):
         await it.has("05-first", "10-external", "20-launched")
         await it.host.create(POD, CONTAINER)
 
 
-async def test_a_configuration_is_that_of_the_index_else_that_of_the_name(tmp_path: Path) -> None:
+async def test_a_configuration_is_that_of_the_index_else_that_of_the_name(tmp_path) -> None:
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "conf.d/10-foo.conf").write_text("of 10-foo")
     (tmp_path / "conf.d/foo.conf").write_text("of foo")
     logs = [preregister(tmp_path / "plugins", title) for title in ("10-foo", "20-foo", "30-bar")]
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "40-foo") as plugin:
+    async with hosting(tmp_path) as it, it.external("40-foo") as plugin:
         logs.append(plugin.log)
         told = [(await log.line("Configure"))["message"].get("config", "") for log in logs]
         # One that connects by itself brings its own.
         assert told == ["of 10-foo", "of foo", "", ""]
 
 
-async def test_what_is_no_plugin_is_passed_over_with_a_line_and_the_others_start(tmp_path: Path) -> None:
+async def test_what_is_no_plugin_is_passed_over_with_a_line_and_the_others_start(tmp_path) -> None:
     folder = tmp_path / "plugins"
     preregister(folder, "10-good")
     preregister(folder, "bad-name")
@@ -89,7 +89,7 @@ async def test_what_is_no_plugin_is_passed_over_with_a_line_and_the_others_start
         ]
 
 
-async def test_nothing_is_launched_from_where_others_may_write(tmp_path: Path) -> None:
+async def test_nothing_is_launched_from_where_others_may_write(tmp_path) -> None:
     folder = tmp_path / "plugins"
     preregister(folder, "10-foo")
     folder.chmod(0o777)
@@ -107,7 +107,7 @@ async def test_nothing_is_launched_from_where_others_may_write(tmp_path: Path) -
         assert "its configuration" in problem and "others may write to it (mode 0666)" in problem
 
 
-async def test_a_link_is_followed_to_a_file_that_is_safe(tmp_path: Path) -> None:
+async def test_a_link_is_followed_to_a_file_that_is_safe(tmp_path) -> None:
     preregister(tmp_path / "lib", "10-foo")
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins/10-foo").symlink_to(tmp_path / "lib/10-foo")
@@ -119,12 +119,12 @@ async def test_a_link_is_followed_to_a_file_that_is_safe(tmp_path: Path) -> None
         assert "20-foo is not launched: its directory" in it.host.problems[0]
 
 
-async def test_no_directory_is_no_plugins(tmp_path: Path) -> None:
+async def test_no_directory_is_no_plugins(tmp_path) -> None:
     async with hosting(tmp_path, plugin_path=str(tmp_path / "nowhere"), config_path="") as it:
         assert (it.host.plugins(), it.host.problems) == ([], [])
 
 
-async def test_a_plugin_that_cannot_run_keeps_nobody_from_starting(tmp_path: Path) -> None:
+async def test_a_plugin_that_cannot_run_keeps_nobody_from_starting(tmp_path) -> None:
     folder = tmp_path / "plugins"
     preregister(folder, "10-good")
     (folder / "20-broken").write_text("#!/nowhere/interpreter\n")
@@ -138,11 +138,9 @@ async def test_a_plugin_that_cannot_run_keeps_nobody_from_starting(tmp_path: Pat
         assert absent["broken"]["launches"] >= 1
 
 
-async def test_a_launched_plugin_that_dies_is_launched_again_and_leaves_nothing_behind(
-    tmp_path: Path,
-) -> None:
+async def test_a_launched_plugin_that_dies_is_launched_again_and_leaves_nothing_behind(tmp_path) -> None:
     log = preregister(tmp_path / "plugins", "10-foo")
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "20-other") as other:
+    async with hosting(tmp_path) as it, it.external("20-other") as other:
         await it.has("10-foo", "20-other")
         first = (await log.line("started"))["pid"]
         os.kill(first, signal.SIGKILL)
@@ -154,7 +152,7 @@ async def test_a_launched_plugin_that_dies_is_launched_again_and_leaves_nothing_
         assert second != first
 
 
-async def test_a_launched_plugin_that_hangs_is_ended_and_launched_again(tmp_path: Path) -> None:
+async def test_a_launched_plugin_that_hangs_is_ended_and_launched_again(tmp_path) -> None:
     script = {"actions": {"RunPodSandbox": [{"hang": True}]}}
     log = preregister(tmp_path / "plugins", "10-foo", script)
     async with hosting(tmp_path) as it:
@@ -167,7 +165,7 @@ async def test_a_launched_plugin_that_hangs_is_ended_and_launched_again(tmp_path
         await it.has("10-foo")
 
 
-async def test_when_the_daemon_is_killed_its_plugins_end_also_those_that_do_not_look(tmp_path: Path) -> None:
+async def test_when_the_daemon_is_killed_its_plugins_end_also_those_that_do_not_look(tmp_path) -> None:
     folder = tmp_path / "plugins"
     folder.mkdir()
     pid_file = tmp_path / "pid"
@@ -193,7 +191,7 @@ async def test_when_the_daemon_is_killed_its_plugins_end_also_those_that_do_not_
     await eventually(lambda: not is_alive(pid), lambda: "the plugin ends with its daemon")
 
 
-async def test_what_the_files_name_says_counts_and_not_what_the_plugin_does(tmp_path: Path) -> None:
+async def test_what_the_files_name_says_counts_and_not_what_the_plugin_does(tmp_path) -> None:
     log = preregister(tmp_path / "plugins", "10-foo")
     program = tmp_path / "plugins/10-foo"
     program.write_text(program.read_text().replace('main(["', 'main(["--name", "liar", "--index", "99", "'))
@@ -203,7 +201,7 @@ async def test_what_the_files_name_says_counts_and_not_what_the_plugin_does(tmp_
         assert log.events() == ["RemovePodSandbox"]
 
 
-async def test_a_plugin_that_cannot_start_says_why_in_the_log(tmp_path: Path) -> None:
+async def test_a_plugin_that_cannot_start_says_why_in_the_log(tmp_path) -> None:
     program = tmp_path / "plugins" / "10-broken"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nimport there_is_no_such_module\n")

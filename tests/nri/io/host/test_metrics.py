@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Optional
 
 import pytest
@@ -12,8 +11,7 @@ from cri_proxy.instruments import Registry
 from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.host.host import PluginRefused
 from cri_proxy.services.nri_metrics import MOST_LABELS, OTHERS, NriMetrics
-from tests.nri.io.host.hosting import CONTAINER, POD, Hosting, hosting, shares
-from tests.nri.io.host.plugins import external
+from tests.nri.io.host.hosting import CONTAINER, POD, Hosting, shares
 from tests.nri.io.host.test_events import everything
 
 OPERATIONS = ("Configure", "Synchronize", *(event_name(event) for event in range(1, nri.LAST)))
@@ -23,8 +21,8 @@ def value(it: Hosting, name: str, **labels: str) -> Optional[float]:
     return it.metrics.registry.get_sample_value(f"cri_resmgr_nri_{name}", {"plugin": "10-foo", **labels})
 
 
-async def test_every_operation_is_counted_by_result_and_timed(tmp_path: Path) -> None:
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo"):
+async def test_every_operation_is_counted_by_result_and_timed(it) -> None:
+    async with it.external("10-foo"):
         await it.has("10-foo")
         await everything(it.host)
         for operation in OPERATIONS:
@@ -32,12 +30,9 @@ async def test_every_operation_is_counted_by_result_and_timed(tmp_path: Path) ->
             assert value(it, "call_seconds_count", event=operation) == 1, operation
 
 
-async def test_errors_and_silence_are_counted_apart_and_only_answers_are_timed(tmp_path: Path) -> None:
+async def test_errors_and_silence_are_counted_apart_and_only_answers_are_timed(it) -> None:
     script = {"actions": {"RunPodSandbox": [{"error": "no"}, {"hang": True}]}}
-    async with (
-        hosting(tmp_path) as it,
-        external(tmp_path, it.socket, "10-foo", script),
-    ):
+    async with it.external("10-foo", script):
         await it.has("10-foo")
         with pytest.raises(PluginRefused):
             await it.host.run_pod(POD)
@@ -49,7 +44,7 @@ async def test_errors_and_silence_are_counted_apart_and_only_answers_are_timed(t
         assert value(it, "plugins_dropped_total") == 1
 
 
-async def test_what_is_asked_for_is_counted_by_kind(tmp_path: Path) -> None:
+async def test_what_is_asked_for_is_counted_by_kind(it) -> None:
     update = {"reply": {"update": [shares("c2", 1)]}}
     adjust = {"adjust": {"annotations": {"k": "v"}}, "update": [shares("c2", 1)]}
     evict = {"evict": [{"container_id": "c2", "reason": "no"}]}
@@ -61,7 +56,7 @@ async def test_what_is_asked_for_is_counted_by_kind(tmp_path: Path) -> None:
             "StopContainer": [update],
         }
     }
-    async with hosting(tmp_path) as it, external(tmp_path, it.socket, "10-foo", script):
+    async with it.external("10-foo", script):
         await it.has("10-foo")
         await it.host.create(POD, CONTAINER)
         await it.host.update(POD, CONTAINER, nri.LinuxResources())

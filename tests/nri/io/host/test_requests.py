@@ -42,7 +42,7 @@ def creates(*, update: Any = (), **adjust: Any) -> dict[str, Any]:
     return {"CreateContainer": [{"reply": {"adjust": adjust, "update": list(update)}}]}
 
 
-async def test_what_two_plugins_want_of_a_new_container_is_one_answer_with_owners(tmp_path: Path) -> None:
+async def test_what_two_plugins_want_of_a_new_container_is_one_answer_with_owners(tmp_path) -> None:
     wants = {
         "10-foo": creates(env=[{"key": "B", "value": "2"}], annotations={"a": "1"}),
         "00-bar": creates(linux={"resources": {"cpu": {"cpus": "2-3"}}}, args=["/other"]),
@@ -61,7 +61,7 @@ async def test_what_two_plugins_want_of_a_new_container_is_one_answer_with_owner
 
 
 async def test_two_plugins_that_set_the_same_fail_the_create_by_name_until_one_removes_first(
-    tmp_path: Path,
+    tmp_path,
 ) -> None:
     wants = {
         "00-bar": creates(annotations={"k": "bar"}),
@@ -82,16 +82,13 @@ async def test_two_plugins_that_set_the_same_fail_the_create_by_name_until_one_r
         assert merged.adjust.annotations == {"-k": "", "k": "foo"}
 
 
-async def test_a_removal_alone_takes_out_what_an_earlier_plugin_has_set(tmp_path: Path) -> None:
-    wants = {
-        "00-bar": creates(annotations={"k": "bar"}),
-        "10-foo": creates(annotations={"-k": ""}),
-    }
+async def test_a_removal_alone_takes_out_what_an_earlier_plugin_has_set(tmp_path) -> None:
+    wants = {"00-bar": creates(annotations={"k": "bar"}), "10-foo": creates(annotations={"-k": ""})}
     async with plugins(tmp_path, wants) as (it, _):
         assert (await it.host.create(POD, CONTAINER)).adjust.annotations == {"-k": ""}
 
 
-async def test_updates_of_others_during_a_create_come_with_it_and_conflicts_fail_it(tmp_path: Path) -> None:
+async def test_updates_of_others_during_a_create_come_with_it_and_conflicts_fail_it(tmp_path) -> None:
     same = {
         "CreateContainer": [
             {"reply": {"update": [shares("c2", 20)]}},
@@ -117,7 +114,7 @@ async def test_updates_of_others_during_a_create_come_with_it_and_conflicts_fail
             await it.host.create(POD, CONTAINER)
 
 
-async def test_an_update_lies_over_the_requests_own_and_comes_last(tmp_path: Path) -> None:
+async def test_an_update_lies_over_the_requests_own_and_comes_last(tmp_path) -> None:
     asked = {"UpdateContainer": [{"reply": {"update": [shares("c1", 7), shares("c2", 8)]}}]}
     resources = nri.LinuxResources()
     resources.cpu.shares.value = 1
@@ -129,12 +126,12 @@ async def test_an_update_lies_over_the_requests_own_and_comes_last(tmp_path: Pat
         assert (own.shares.value, own.quota.value) == (7, 500)
 
 
-async def test_an_update_that_nobody_wants_otherwise_is_as_it_was_asked_for(tmp_path: Path) -> None:
+async def test_an_update_that_nobody_wants_otherwise_is_as_it_was_asked_for(tmp_path) -> None:
     async with plugins(tmp_path, {"20-quiet": {}}) as (it, _):
         assert await it.host.update(POD, CONTAINER, nri.LinuxResources()) == []
 
 
-async def test_a_stop_brings_updates_of_others_and_leaves_conflicts_out(tmp_path: Path) -> None:
+async def test_a_stop_brings_updates_of_others_and_leaves_conflicts_out(tmp_path) -> None:
     wants = {
         "00-bar": {"StopContainer": [{"reply": {"update": [shares("c2", 1)]}}]},
         "10-foo": {"StopContainer": [{"reply": {"update": [shares("c2", 2), shares("c3", 3)]}}]},
@@ -148,7 +145,7 @@ async def test_a_stop_brings_updates_of_others_and_leaves_conflicts_out(tmp_path
         assert any("both tried to set CPUShares" in warning for warning in it.warnings())
 
 
-async def test_updates_of_no_container_and_evictions_are_passed_over(tmp_path: Path) -> None:
+async def test_updates_of_no_container_and_evictions_are_passed_over(tmp_path) -> None:
     reply = {"update": [shares("", 1), shares("c2", 2)], "evict": [{"container_id": "c2", "reason": "bad"}]}
     async with plugins(tmp_path, {"10-foo": {"CreateContainer": [{"reply": reply}]}}) as (it, _):
         merged = await it.host.create(POD, CONTAINER)
@@ -157,7 +154,7 @@ async def test_updates_of_no_container_and_evictions_are_passed_over(tmp_path: P
         assert 'cri_resmgr_nri_adjustments_total{kind="evict",plugin="10-foo"} 1.0' in it.metrics.text()
 
 
-async def test_what_synchronize_asks_for_is_applied(tmp_path: Path) -> None:
+async def test_what_synchronize_asks_for_is_applied(tmp_path) -> None:
     pod_view = FakeWorld()
     asks = {"Synchronize": [{"reply": {"update": [shares("c2", 5), shares("", 6)]}}]}
     async with plugins(tmp_path, {"10-foo": asks}, pod_view=pod_view) as (_, __):
@@ -169,7 +166,7 @@ async def test_what_synchronize_asks_for_is_applied(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- validation
 
 
-async def test_a_validator_sees_the_whole_and_its_word_counts(tmp_path: Path) -> None:
+async def test_a_validator_sees_the_whole_and_its_word_counts(tmp_path) -> None:
     judges = {
         "mask": VALIDATES,
         "ValidateContainerAdjustment": [
@@ -196,7 +193,7 @@ async def test_a_validator_sees_the_whole_and_its_word_counts(tmp_path: Path) ->
                 await it.host.create(POD, CONTAINER)
 
 
-async def test_validators_are_asked_all_at_once(tmp_path: Path) -> None:
+async def test_validators_are_asked_all_at_once(tmp_path) -> None:
     go = tmp_path / "go"
     waits = {"ValidateContainerAdjustment": [{"until": str(go)}]}
     wants = {"50-x": {"mask": VALIDATES, **waits}, "60-y": {"mask": VALIDATES, **waits}}
@@ -208,7 +205,7 @@ async def test_validators_are_asked_all_at_once(tmp_path: Path) -> None:
         await creating
 
 
-async def test_the_built_in_validator_rejects_what_it_is_told_to(tmp_path: Path) -> None:
+async def test_the_built_in_validator_rejects_what_it_is_told_to(tmp_path) -> None:
     hooks = creates(hooks={"prestart": [{"path": "/bin/hook"}]})
     rules = DefaultRules(reject_oci_hook_adjustment=True)
     async with plugins(tmp_path, {"10-foo": hooks}, rules=rules, is_validating=True) as (it, _):
@@ -223,9 +220,7 @@ async def test_the_built_in_validator_rejects_what_it_is_told_to(tmp_path: Path)
 REQUIRED = 'required plugin "foo" not present'
 
 
-async def test_without_a_required_plugin_no_pod_and_no_container_starts_until_it_is_back(
-    tmp_path: Path,
-) -> None:
+async def test_without_a_required_plugin_no_pod_and_no_container_starts_until_it_is_back(tmp_path) -> None:
     rules = DefaultRules(required_plugins=("foo",), tolerate_missing_plugins_annotation="may-miss")
     tolerant = Shown(nri.PodSandbox(id="p2", name="plugins", annotations={"may-miss": "true"}))
     async with hosting(tmp_path, rules=rules) as it:
@@ -241,7 +236,7 @@ async def test_without_a_required_plugin_no_pod_and_no_container_starts_until_it
             await it.host.create(tolerant, OTHER)
 
         await is_refused()
-        async with external(tmp_path, it.socket, "10-foo") as plugin:
+        async with it.external("10-foo") as plugin:
             await it.has("10-foo")
             await it.host.run_pod(POD)
             await it.host.create(POD, CONTAINER)
@@ -250,14 +245,14 @@ async def test_without_a_required_plugin_no_pod_and_no_container_starts_until_it
         await is_refused()
 
 
-async def test_a_pod_may_require_plugins_by_itself(tmp_path: Path) -> None:
+async def test_a_pod_may_require_plugins_by_itself(tmp_path) -> None:
     annotations = {"required-plugins.noderesource.dev/container.app": "[bar]"}
     pod = Shown(nri.PodSandbox(id="p1", name="web", annotations=annotations))
     async with plugins(tmp_path, {"10-foo": {}}) as (it, _):
         with pytest.raises(PluginRefused, match='required plugin "bar" not present'):
             await it.host.create(pod, CONTAINER)
         await it.host.create(pod, OTHER)
-        async with external(tmp_path, it.socket, "20-bar"):
+        async with it.external("20-bar"):
             await it.has("10-foo", "20-bar")
             await it.host.create(pod, CONTAINER)
 
@@ -266,7 +261,7 @@ async def test_a_pod_may_require_plugins_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [3000, 4096, 9000, 1_000_000])
-async def test_requests_and_answers_of_any_size_come_whole(tmp_path: Path, size: int) -> None:
+async def test_requests_and_answers_of_any_size_come_whole(tmp_path, size) -> None:
     text = "x" * size
     container = Shown(nri.Container(id="c1", name="app", annotations={"in": text}))
     async with plugins(tmp_path, {"10-foo": creates(annotations={"out": text})}) as (it, (foo,)):

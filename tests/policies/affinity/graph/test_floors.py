@@ -41,10 +41,7 @@ GRAPHS: dict[str, tuple[Mapping[Key, float], Mapping[Key, float]]] = {
         {(a, b): 1e4 for a in REPLICAS[:12] for b in REPLICAS[12:]},
         {(a, b): 1e4 for a in REPLICAS[:12] for b in REPLICAS[12:]},
     ),
-    "three tiers": (
-        {("web", "app"): 1e6, ("app", "db"): 5e5},
-        {("web", "app"): 1e6, ("app", "db"): 5e5},
-    ),
+    "three tiers": ({("web", "app"): 1e6, ("app", "db"): 5e5}, {("web", "app"): 1e6, ("app", "db"): 5e5}),
     "among themselves": ({("ring", "ring"): 1e5}, {("ring", "ring"): 1e5}),
 }
 

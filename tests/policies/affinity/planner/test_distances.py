@@ -11,18 +11,7 @@ from policies.affinity.planner.distances import distance_ns, tree_of
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import Problem, Vertex
 from policies.machine.topology import Topology
-from tests.machines import (
-    ALL_MACHINES,
-    ALTRA_1S,
-    EPYC_NPS1_1S,
-    HYGON_7285_2S,
-    KUNPENG_48_2S,
-    KUNPENG_64_OLD_KERNEL,
-    MONOLITHIC_2S,
-    SNC_2S,
-    VM_NO_CACHE_INFO,
-    machine,
-)
+from tests import machines
 from tests.scenes import topology
 
 L3_NS, SLIT_NS = 84.0, 4.1
@@ -37,7 +26,7 @@ def levels(name: str) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_a_matrix_is_symmetric_zero_in_a_leaf_and_never_negative(name: str) -> None:
     matrix = distance_ns(topology(name), L3_NS, SLIT_NS)
     for a, row in enumerate(matrix):
@@ -47,7 +36,7 @@ def test_a_matrix_is_symmetric_zero_in_a_leaf_and_never_negative(name: str) -> N
             assert a == b or distance >= L3_NS
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_sites_are_the_leaves_first_and_no_box_twice(name: str) -> None:
     tree = topology(name)
     made = tree_of(tree, range(len(tree.leaves)), distance_ns(tree, L3_NS, SLIT_NS))
@@ -57,7 +46,7 @@ def test_sites_are_the_leaves_first_and_no_box_twice(name: str) -> None:
 
 
 def test_hygon_distances_are_an_l3_a_node_and_a_socket_apart() -> None:
-    tree = topology(HYGON_7285_2S)
+    tree = topology(machines.HYGON_7285_2S)
     matrix = distance_ns(tree, L3_NS, SLIT_NS)
     found = {round(distance, 1) for distance in matrix[0]}
     slit = sorted({tree.distance(0, node) for node in tree.node_ids} - {10})
@@ -67,11 +56,11 @@ def test_hygon_distances_are_an_l3_a_node_and_a_socket_apart() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (HYGON_7285_2S, {"ccx": 16, "numa": 8, "socket": 2, "machine": 1}),
-        (EPYC_NPS1_1S, {"ccx": 8, "numa": 1}),
-        (MONOLITHIC_2S, {"ccx": 2, "machine": 1}),
-        (VM_NO_CACHE_INFO, {"numa": 2, "machine": 1}),
-        (SNC_2S, {"numa": 4, "socket": 2, "machine": 1}),
+        (machines.HYGON_7285_2S, {"ccx": 16, "numa": 8, "socket": 2, "machine": 1}),
+        (machines.EPYC_NPS1_1S, {"ccx": 8, "numa": 1}),
+        (machines.MONOLITHIC_2S, {"ccx": 2, "machine": 1}),
+        (machines.VM_NO_CACHE_INFO, {"numa": 2, "machine": 1}),
+        (machines.SNC_2S, {"numa": 4, "socket": 2, "machine": 1}),
     ],
 )
 def test_where_levels_coincide_there_is_one_site_of_the_lowest(name: str, expected: dict[str, int]) -> None:
@@ -81,26 +70,26 @@ def test_where_levels_coincide_there_is_one_site_of_the_lowest(name: str, expect
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (KUNPENG_48_2S, {"cluster": 24, "numa": 4, "socket": 2, "machine": 1}),
-        (ALTRA_1S, {"cluster": 40, "numa": 1}),
-        (KUNPENG_64_OLD_KERNEL, {"ccx": 4, "socket": 2, "machine": 1}),
+        (machines.KUNPENG_48_2S, {"cluster": 24, "numa": 4, "socket": 2, "machine": 1}),
+        (machines.ALTRA_1S, {"cluster": 40, "numa": 1}),
+        (machines.KUNPENG_64_OLD_KERNEL, {"ccx": 4, "socket": 2, "machine": 1}),
     ],
 )
 def test_clusters_are_the_lowest_sites_where_they_are_leaves(name: str, expected: dict[str, int]) -> None:
-    tree = Topology(machine(name), to_clusters=True)
+    tree = Topology(machines.machine(name), to_clusters=True)
     sites = tree_of(tree, [4000] * len(tree.leaves), distance_ns(tree, L3_NS, SLIT_NS)).sites
     assert Counter(site.level for site in sites) == expected
 
 
 def test_a_cluster_is_nearer_than_the_rest_of_the_l3() -> None:
-    tree = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    tree = Topology(machines.machine(machines.KUNPENG_48_2S), to_clusters=True)
     matrix = distance_ns(tree, 84.0, 4.0, cluster_ns=20.0)
     # In the cluster; the L3 (six clusters); the socket's other node (12); the other socket's (20, 22).
     assert matrix[0][:13] == (0.0, *[20.0] * 5, *[92.0] * 6, 124.0)
     assert matrix[0][23] == matrix[23][0] == 132.0
 
 
-@pytest.mark.parametrize("name", ALL_MACHINES)
+@pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_the_distance_of_clusters_is_none_between_l3s(name: str) -> None:
     tree = topology(name)
     assert distance_ns(tree, L3_NS, SLIT_NS, cluster_ns=1.0) == distance_ns(
@@ -109,7 +98,7 @@ def test_the_distance_of_clusters_is_none_between_l3s(name: str) -> None:
 
 
 def test_a_plan_brings_talking_containers_into_one_cluster_then_into_one_l3() -> None:
-    tree = Topology(machine(KUNPENG_48_2S), to_clusters=True)
+    tree = Topology(machines.machine(machines.KUNPENG_48_2S), to_clusters=True)
     made = tree_of(tree, [4000] * 24, distance_ns(tree, L3_NS, SLIT_NS))
     # Three of 2 CPUs: two of them fill a cluster. All of them far from each other, in three NUMA nodes.
     vertices = tuple(Vertex(f"c{i}", 2000, at, tuple(range(24))) for i, at in enumerate((0, 6, 12)))
@@ -121,13 +110,13 @@ def test_a_plan_brings_talking_containers_into_one_cluster_then_into_one_l3() ->
 
 
 def test_both_directions_of_an_asymmetric_slit_are_averaged() -> None:
-    data = machine(MONOLITHIC_2S)
+    data = machines.machine(machines.MONOLITHIC_2S)
     lopsided = Topology(replace(data, distance=((10, 20), (40, 10))))
     assert distance_ns(lopsided, L3_NS, 1.0)[0][1] == distance_ns(lopsided, L3_NS, 1.0)[1][0] == 84 + 20
 
 
 def test_capacities_that_do_not_belong_to_the_machine_are_refused() -> None:
-    tree = topology(EPYC_NPS1_1S)
+    tree = topology(machines.EPYC_NPS1_1S)
     with pytest.raises(
         ValueError, match="1 capacities and 8 rows of distances were given; the machine has 8 leaves"
     ):

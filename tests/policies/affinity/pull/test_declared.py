@@ -25,10 +25,6 @@ def named(*names: str) -> MatchExpression:
     return MatchExpression("name", "In", names)
 
 
-def same_pod(pod: str) -> MatchExpression:
-    return MatchExpression("pod/uid", "Equals", (f"uid-{pod}",))
-
-
 def container(name: str, pod: str = "web", *terms: AffinityTerm, namespace: str = "default") -> Container:
     made = make_container(name, pod=make_pod(pod, namespace=namespace))
     return replace(made, preferences=PlacementPreferences(affinity=terms))
@@ -79,7 +75,7 @@ def test_the_nearest_part_of_a_peer_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_MACHINES)
-def test_nothing_is_nearer_than_the_peers_own_leaf(name: str) -> None:
+def test_nothing_is_nearer_than_the_peers_own_leaf(name) -> None:
     tree = topology(name)
     for peer in (tree.leaves[0], tree.leaves[-1]):
         affinity = DeclaredAffinity(tree, [(peer.cpus, 3)])
@@ -91,8 +87,7 @@ def test_nothing_is_nearer_than_the_peers_own_leaf(name: str) -> None:
 # ---------------------------------------------------------------------- who is a peer
 
 
-def test_nobody_says_anything_as_a_rule() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_nobody_says_anything_as_a_rule(node) -> None:
     put(node, container("db"), "0-7")
     put(node, container("other", "shop"), "8-15")
     assert peers_of(node, container("app"), ALONE) is None
@@ -109,8 +104,7 @@ def test_a_term_pulls_to_those_it_means() -> None:
     assert affinity.cost(app, second) > 0.0
 
 
-def test_a_term_of_one_that_is_there_pulls_as_well() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_a_term_of_one_that_is_there_pulls_as_well(node) -> None:
     put(node, container("db", "web", term(named("app"), 5)), "0")
     there = cost(node, container("app"), "0")
     assert there == 0.0
@@ -118,8 +112,7 @@ def test_a_term_of_one_that_is_there_pulls_as_well() -> None:
     assert cost(node, container("log"), "63") is None
 
 
-def test_both_ways_add_up() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_both_ways_add_up(node) -> None:
     put(node, container("db", "web", term(named("app"), 5)), "0")
     one_way = cost(node, container("app"), "63")
     both_ways = cost(node, container("app", "web", term(named("db"), 5)), "63")
@@ -138,8 +131,7 @@ def test_an_anti_affinity_makes_the_far_end_cheaper() -> None:
     assert at_far < 0.0
 
 
-def test_as_much_pull_as_push_says_nothing() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_as_much_pull_as_push_says_nothing(node) -> None:
     put(node, container("db"), "0")
     app = container("app", "web", term(named("db"), 3), term(MatchExpression("name", "Exists"), -3))
     assert peers_of(node, app, ALONE) is None
@@ -147,7 +139,7 @@ def test_as_much_pull_as_push_says_nothing() -> None:
 
 SCOPES = [
     # scope, whether db of the same pod, of the same namespace, of another namespace is meant
-    (same_pod("web"), (True, False, False)),
+    (MatchExpression("pod/uid", "Equals", ("uid-web",)), (True, False, False)),
     (MatchExpression("pod/namespace", "Equals", ("default",)), (True, True, False)),
     (MatchExpression("pod/namespace", "Matches", ("d*",)), (True, True, False)),
     (MatchExpression("namespace", "NotEqual", ("default",)), (False, False, True)),
@@ -159,7 +151,7 @@ PLACES = [("web", "default"), ("shop", "default"), ("bank", "finance")]
 
 
 @pytest.mark.parametrize(("scope", "meant"), SCOPES)
-def test_only_those_in_scope_are_meant(scope: MatchExpression, meant: tuple[bool, ...]) -> None:
+def test_only_those_in_scope_are_meant(scope, meant) -> None:
     app = container("app", "web", term(named("db"), 1, scope))
     for (pod, namespace), is_meant in zip(PLACES, meant):
         node = node_of(HYGON_7285_2S)
@@ -168,16 +160,14 @@ def test_only_those_in_scope_are_meant(scope: MatchExpression, meant: tuple[bool
 
 
 @pytest.mark.parametrize(("scope", "meant"), SCOPES)
-def test_and_the_same_the_other_way_round(scope: MatchExpression, meant: tuple[bool, ...]) -> None:
-    node = node_of(HYGON_7285_2S)
+def test_and_the_same_the_other_way_round(node, scope, meant) -> None:
     put(node, container("app", "web", term(named("db"), 1, scope)), "0")
     for (pod, namespace), is_meant in zip(PLACES, meant):
         db = container("db", pod, namespace=namespace)
         assert (peers_of(node, db, ALONE) is not None) is is_meant, pod
 
 
-def test_another_attempt_of_the_container_is_no_peer() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_another_attempt_of_the_container_is_no_peer(node) -> None:
     app = container("app", "web", term(MatchExpression("name", "Exists"), 5))
     put(node, app, "0")
     assert peers_of(node, replace(app, attempt=1), ALONE) is None
@@ -185,8 +175,7 @@ def test_another_attempt_of_the_container_is_no_peer() -> None:
     assert peers_of(node, replica, ALONE) is not None
 
 
-def test_those_without_cpus_or_without_a_name_are_no_peers() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_those_without_cpus_or_without_a_name_are_no_peers(node) -> None:
     put(node, container("db"), "")
     node.add("kubelet", Resident("", 0, 0, parse_cpus("0-3")))
     assert peers_of(node, container("app", "web", term(MatchExpression("name", "Exists"))), PODS) is None
@@ -206,9 +195,7 @@ COLOCATION = [
 
 
 @pytest.mark.parametrize(("settings", "has_terms", "drawn_to"), COLOCATION)
-def test_colocation_draws_containers_without_terms_of_their_own(
-    settings: PlacementSettings, has_terms: bool, drawn_to: tuple[str, ...]
-) -> None:
+def test_colocation_draws_containers_without_terms_of_their_own(settings, has_terms, drawn_to) -> None:
     own = [term(named("nobody"))] if has_terms else []
     app = container("app", "web", *own)
     peers = {
@@ -222,8 +209,7 @@ def test_colocation_draws_containers_without_terms_of_their_own(
         assert (peers_of(node, app, settings) is not None) is (name in drawn_to), name
 
 
-def test_colocation_weighs_ten() -> None:
-    node = node_of(HYGON_7285_2S)
+def test_colocation_weighs_ten(node) -> None:
     put(node, container("db"), "0")
     declared = cost(node, container("app", "web", term(named("db"), 10)), "63")
     assert cost(node, container("app"), "63", PODS) == declared
