@@ -8,11 +8,10 @@ from typing import Optional
 from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import with_peers
-from cri_proxy.engine.recompute import give_places, placed, refreshed
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
-from policies.groups import group_of
-from policies.machine.cpus import NO_CPUS
-from policies.model import UNTOUCHED, Placement, altered
+from cri_proxy.engine.recompute import give_places, placed, refresh
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.told import hand_out
+from policies.model import altered
 
 
 def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
@@ -28,10 +27,11 @@ def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
     was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
     is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
+    told = Told(None, is_lifted=give_back is not None, cause="released")
     if not is_ours and not _keeps_its_place(ledger, grant):
         ledger.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
-        only_quota = CpusetUpdate(container_id, UNTOUCHED, False, "released", give_back)
-        return None if give_back is None else only_quota
+        ledger.tell(container_id, told._replace(cpus=grant.runs_on, mems=grant.runs_on_mems))
+        return _only(ledger, container_id)
     cpus, mems = _unmanaged_place(ledger, grant)
     # What it may be found with, if the runtime fails.
     placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
@@ -39,10 +39,14 @@ def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
         grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, runs_on_mems=mems, displaced=None
     )
     ledger.put(replace(now, why="released by command"))
-    if grant.stance is Stance.OBSERVED or grant.life is Life.HELD:
-        return None
-    place = Placement(cpus=cpus, mems=mems if grant.placement.mems else NO_CPUS)
-    return CpusetUpdate(container_id, place, bool(grant.cpus - cpus), "released", give_back)
+    is_told = grant.stance is not Stance.OBSERVED and grant.life is not Life.HELD
+    ledger.tell(container_id, told if is_told else told._replace(cpus=cpus, mems=mems, is_lifted=False))
+    return _only(ledger, container_id)
+
+
+def _only(ledger: Ledger, key: str) -> Optional[CpusetUpdate]:
+    """What one container is to be told now."""
+    return next(iter(hand_out(ledger, lambda update: update.id == key)), None)
 
 
 def _keeps_its_place(ledger: Ledger, grant: Grant) -> bool:
@@ -81,14 +85,11 @@ def manage(ledger: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
         decision = with_peers(ledger, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return ()
-    was = {key: ledger.grants[key] for key in decision.others if not group_of(key)}
     managed = placed(grant, decision.placement, decision.why)
     ledger.put(managed)
     give_places(ledger, decision, grant.container)
     ledger.record("adopt", container_id, managed, grant.since_s)
-    others = [u for u in refreshed(ledger, was) if u.id != container_id]
-    place = ledger.grants[container_id].placement
-    own = CpusetUpdate(
-        container_id, place, bool(grant.runs_on - place.cpus), "taken under management by command"
-    )
-    return (*(u for u in others if u.shrink), own, *(u for u in others if not u.shrink))
+    refresh(ledger)
+    told = ledger.told.get(container_id, Told(None))
+    ledger.tell(container_id, told._replace(cpus=None, cause="taken under management by command"))
+    return hand_out(ledger)

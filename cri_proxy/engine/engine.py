@@ -26,7 +26,7 @@ from cri_proxy.engine.ledger import MESSAGE_CHARS, JournalKey, JournalValue, Led
 from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED, NotableEvents
 from cri_proxy.engine.orders import Orders
 from cri_proxy.engine.quota import lifts_to_end
-from cri_proxy.engine.recompute import grown, put_and_recompute, refresh, refreshed
+from cri_proxy.engine.recompute import grown, put_and_recompute, refresh
 from cri_proxy.engine.records import (
     Admission,
     CpusetUpdate,
@@ -37,8 +37,10 @@ from cri_proxy.engine.records import (
     Plan,
     Stance,
     Ticket,
+    Told,
     resident_of,
 )
+from cri_proxy.engine.told import hand_out, has
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
 from policies.machine.cpus import NO_CPUS
@@ -122,6 +124,11 @@ class Engine:
     def grants(self) -> Mapping[str, Grant]:
         """Grants by container id, or by ticket while the container is being created."""
         return self.ledger.grants
+
+    @property
+    def told(self) -> Mapping[str, Told]:
+        """What containers were told last, by id."""
+        return self.ledger.told
 
     @property
     def tickets(self) -> Mapping[str, Ticket]:
@@ -217,7 +224,8 @@ class Engine:
         Its containers without resources of their own are placed by it, as by a resize; ``enforce`` False: the next time.
         Returns updates for them and others, to be sent in their order.
         """
-        return requests.resize_pod(self.ledger, sandbox_id, size, memory_limit_bytes, now_s, enforce)
+        requests.resize_pod(self.ledger, sandbox_id, size, memory_limit_bytes, now_s, enforce)
+        return hand_out(self.ledger)
 
     @_transition
     def end_pod(self, sandbox_id: str) -> tuple[CpusetUpdate, ...]:
@@ -234,7 +242,8 @@ class Engine:
             if pod.uid not in {other.uid for other in self.ledger.pods.values()}:
                 for who in [w for w in self.ledger.distrusted if w[0] == pod.uid]:
                     self.ledger.change("distrust", self.ledger.distrusted, who, None)
-        return refresh(self.ledger)
+        refresh(self.ledger)
+        return hand_out(self.ledger)
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
@@ -268,14 +277,16 @@ class Engine:
     @_transition
     def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
         """The runtime has created the container. Returns the updates it missed, and those of containers that grow now."""
-        return requests.bind(self.ledger, ticket_id, container_id, now_s)
+        requests.bind(self.ledger, ticket_id, container_id, now_s)
+        return hand_out(self.ledger)
 
     @_transition
     def cancel(
         self, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
     ) -> tuple[CpusetUpdate, ...]:
         """The runtime has said no, or nothing was sent: as if it had never been asked for."""
-        return requests.cancel(self.ledger, ticket_id, now_s, reason)
+        requests.cancel(self.ledger, ticket_id, now_s, reason)
+        return hand_out(self.ledger)
 
     @_transition
     def doubt(self, ticket_id: str) -> tuple[CpusetUpdate, ...]:
@@ -283,7 +294,8 @@ class Engine:
 
         Returns the updates of others that have waited for its end.
         """
-        return requests.doubt(self.ledger, ticket_id)
+        requests.doubt(self.ledger, ticket_id)
+        return hand_out(self.ledger)
 
     @_transition
     def resize(
@@ -298,7 +310,8 @@ class Engine:
     @_transition
     def commit(self, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
         """The runtime has accepted a resize: the new place replaces the old one. Returns updates for others and itself."""
-        return requests.commit(self.ledger, ticket_id, now_s)
+        requests.commit(self.ledger, ticket_id, now_s)
+        return hand_out(self.ledger)
 
     @_transition
     def follow_resources(
@@ -309,7 +322,8 @@ class Engine:
         ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
         policy refuses stays where it is. Returns updates for others and itself, to be sent in their order.
         """
-        return requests.follow(self.ledger, container_id, resources, now_s, enforce)
+        before = requests.follow(self.ledger, container_id, resources, now_s, enforce)
+        return (*before, *hand_out(self.ledger))
 
     # ------------------------------------------------------------------ the life of a container
 
@@ -347,7 +361,8 @@ class Engine:
             return ()
         if grant.stance not in (Stance.PLACED, Stance.OBSERVED, Stance.RELEASED):
             self.ledger.drop(container_id)
-            return refresh(self.ledger)
+            refresh(self.ledger)
+            return hand_out(self.ledger)
         if grant.life is Life.HELD and (exit_code is None or grant.exit_code is not None):
             return ()
         finished = exit_code == 0
@@ -374,7 +389,8 @@ class Engine:
         self.ledger.drop(container_id)
         if outcome:
             self.ledger.outcome(container_id, outcome)
-        return refresh(self.ledger)
+        refresh(self.ledger)
+        return hand_out(self.ledger)
 
     @_transition
     def tick(self, now_s: float) -> tuple[CpusetUpdate, ...]:
@@ -385,7 +401,8 @@ class Engine:
             self.ledger.drop(key)
         for who in [w for w, until_s in self.ledger.distrusted.items() if until_s <= now_s]:
             self.ledger.change("distrust", self.ledger.distrusted, who, None)
-        return refresh(self.ledger)
+        refresh(self.ledger)
+        return hand_out(self.ledger)
 
     # ------------------------------------------------------------------ by command
 
@@ -470,19 +487,19 @@ class Engine:
                     self.ledger.store(now)
                 self.ledger.node.add(grant.key, resident_of(now))
             self.ledger.charge_lacking()
-            return refreshed(self.ledger, self._end_lifts(before[1]), force=True)
+            self._end_lifts(before[1])
+            refresh(self.ledger, force=True)
+            return hand_out(self.ledger)
         except BaseException:
             self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node = before
             self.ledger.owned_before.clear()  # by the books that are no more
             raise
 
-    def _end_lifts(self, before: Policy) -> Mapping[str, Grant]:
-        """Have quotas kept that the policy before this one has lifted; returns the records as they were."""
+    def _end_lifts(self, before: Policy) -> None:
+        """Have quotas kept that the policy before this one has lifted."""
         settings = [getattr(policy, "settings", None) for policy in (before, self.ledger.policy)]
-        was = lifts_to_end(self.ledger.grants.values(), *settings)
-        for grant in was.values():
+        for grant in lifts_to_end(self.ledger.grants.values(), *settings).values():
             self.ledger.put(replace(grant, placement=replace(grant.placement, lift_quota=False)))
-        return was
 
     def note_free_memory(self, free_memory: Mapping[int, int]) -> None:
         """Decide by this much free memory from now on, in bytes by NUMA node. Nothing is moved by it, or written down."""
@@ -508,10 +525,15 @@ class Engine:
                 grant = replace(grant, placement=replace(grant.placement, home=NO_CPUS), displaced=None)
             self.ledger.put(grant)
             self.ledger.found[grant.key] = grant
+            if grant.life is not Life.CREATING:
+                self.ledger.tell(grant.key, has(grant))
         for pod in [pod for pod in self.ledger.pods.values() if pod.size is not None]:
             self.ledger.put_pod(pod)
         for ticket in tickets:
             self.ledger.put_ticket(replace(ticket, in_doubt=True))
+            for key in ticket.waiting:  # it has grown in its record only
+                if key in self.ledger.told:
+                    self.ledger.tell(key, Told(NO_CPUS))
         # Half of a pair is of no use.
         for ticket in [t for t in self.ledger.tickets.values() if t.key not in self.ledger.grants]:
             self.ledger.drop_ticket(ticket.id)
@@ -532,12 +554,18 @@ class Engine:
             if key.startswith("ticket-")
         ]
         self.ledger.counter = max([self.ledger.counter, *map(int, used)])
-        return refresh(self.ledger, force=True)
+        refresh(self.ledger, force=True)
+        return hand_out(self.ledger)
 
     @_transition
     def adopt(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
         """Take a container into the records as it runs; it loses what belongs to others already."""
-        return put_and_recompute(self.ledger, grant)
+        self._enter(grant)
+        return hand_out(self.ledger)
+
+    def _enter(self, grant: Grant) -> None:
+        self.ledger.tell(grant.key, has(grant))
+        put_and_recompute(self.ledger, grant)
 
     @_transition
     def take_over(
@@ -549,10 +577,10 @@ class Engine:
         for key in [*gone, *(ticket.key for ticket in tickets)]:
             if key in self.ledger.grants:
                 self.ledger.drop(key)
-        updates: list[CpusetUpdate] = []
         for grant in found:
-            updates += put_and_recompute(self.ledger, grant)
-        return (*updates, *refresh(self.ledger))
+            self._enter(grant)
+        refresh(self.ledger)
+        return hand_out(self.ledger)
 
     @_transition
     def note_memory(
@@ -565,11 +593,19 @@ class Engine:
         self.ledger.note_memory(container_id, mems, held)
 
     @_transition
-    def amend(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
-        """Replace the record of a known container by what was found out about it."""
+    def amend(self, grant: Grant, seen: Optional[Told] = None) -> tuple[CpusetUpdate, ...]:
+        """Replace the record of a known container by what was found out about it.
+
+        ``seen``: what it was seen to have, where that is not what it was told last.
+        """
         if grant.key not in self.ledger.grants:
             raise KeyError(f"{grant.key} is not known")
-        return put_and_recompute(self.ledger, grant)
+        if seen is None and grant.stance is not Stance.PLACED:
+            seen = self.ledger.told.get(grant.key, Told(None))._replace(cpus=grant.runs_on)
+        if seen is not None:
+            self.ledger.tell(grant.key, seen)
+        put_and_recompute(self.ledger, grant)
+        return hand_out(self.ledger)
 
     @_transition
     def mend(self, now_s: float) -> mend.Mended:

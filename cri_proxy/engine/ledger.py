@@ -26,6 +26,7 @@ from cri_proxy.engine.records import (
     PlacementChange,
     Stance,
     Ticket,
+    Told,
     resident_of,
 )
 from cri_proxy.engine.zones import Zone, zones_of
@@ -102,8 +103,10 @@ class Ledger:
         self.kubelets: set[str] = set()
         #: Keys of the grants whose places name no group, by home and by what they own: many have one home.
         self.places: dict[tuple[frozenset[int], frozenset[int]], dict[str, None]] = {}
-        #: While sets are worked out: the grants that have been changed by it, as they were.
-        self.was: Optional[dict[str, Grant]] = None
+        #: What the runtime was told of each container last, by id; and of which the record, or that, has changed since they
+        #: were compared.
+        self.told: dict[str, Told] = {}
+        self.unsettled: set[str] = set()
         #: Groups whose containers' records on disk may say what the group owned before; and by group what was last written
         #: down of it, and of which state of the books.
         self.group_records: set[str] = set()
@@ -206,8 +209,7 @@ class Ledger:
 
     def store(self, grant: Grant) -> None:
         known = self.grants.raw.get(grant.key)
-        if known is not None and self.was is not None:
-            self.was.setdefault(grant.key, known)
+        self.unsettled.add(grant.key)
         if grant.lifted and not grant.quota_taken:
             grant = altered(grant, quota_taken=True)
         self.change("grant", self.grants, grant.key, grant)
@@ -262,13 +264,25 @@ class Ledger:
             place = altered(grant.placement, cpus=cpus)
             now = altered(grant, placement=place)
             keys[key] = place
-            if self.was is not None:
-                self.was.setdefault(key, grant)
             if self.undo is not None:
                 self.undo.setdefault(("grant", key), (self.grants, key, grant))
             self.grants.raw[key] = self.journal["grant", key] = now
+        self.unsettled.update(keys)
         self.version += len(keys)
         self.node.share(keys, cpus)
+
+    def tell(self, key: str, told: Told) -> None:
+        """A container has this from now on, by what it was told or as it was seen. It is no record: nothing is written."""
+        self._change_told(key, told)
+
+    def _change_told(self, key: str, told: Optional[Told]) -> None:
+        if self.undo is not None:
+            self.undo.setdefault(("told", key), (self.told, key, self.told.get(key)))
+        self.unsettled.add(key)
+        if told is None:
+            self.told.pop(key, None)
+        else:
+            self.told[key] = told
 
     def put_pod(self, pod: Pod) -> None:
         """Note a pod, in the records of its containers as well."""
@@ -322,7 +336,10 @@ class Ledger:
         """The nodes that a container's memory may come from."""
         return grant.mems & self.host.topology.memory_nodes or self.node.mems
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, keeps_told: bool = False) -> None:
+        """Remove a grant. ``keeps_told``: it may come back, with what its container was told."""
+        if key in self.told and not keeps_told:
+            self._change_told(key, None)
         container = self.grants[key].container
         self._leave_place(self.grants.raw[key])
         self.change("grant", self.grants, key, None)
@@ -349,7 +366,7 @@ class Ledger:
 
     def set_aside(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
         for grant in grants:
-            self.drop(grant.key)
+            self.drop(grant.key, keeps_told=True)
         for ticket in tickets:
             self.drop_ticket(ticket.id)
 
@@ -487,7 +504,9 @@ class Ledger:
         """Undo a transition that was cut short; ``newest``: the last record in the history before it."""
         undo, self.undo = self.undo or {}, {}
         for (kind, _), (table, key, before) in undo.items():
-            if kind != "grant":
+            if kind == "told":
+                self._change_told(key, before)
+            elif kind != "grant":
                 self.change(kind, table, key, before)
             elif before is not None:
                 self.put(before)

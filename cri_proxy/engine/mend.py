@@ -21,7 +21,7 @@ from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory, placed, refresh
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, resident_of
-from cri_proxy.engine.updates import has_changed, update_of
+from cri_proxy.engine.told import hand_out
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, Placement, PlacementRefused
@@ -40,21 +40,13 @@ def mend(ledger: Ledger, now_s: float) -> Mended:
     broken, crowded = broken_invariants(ledger), crowded_out(ledger)
     if not broken and not crowded:
         return Mended()
-    before = dict(ledger.grants)
     if broken:
         _reckon_anew(ledger)
         refresh(ledger, force=True)
         _part(ledger, now_s)
     if crowded_out(ledger):
         _give_way(ledger, now_s)
-    updates = [
-        update_of(was, now)
-        for key, was in before.items()
-        if (now := ledger.grants.get(key, was)) is not was
-        and now.life in (Life.CREATED, Life.RUNNING)
-        and has_changed(was, now)
-    ]
-    return Mended((*broken, *crowded), tuple(sorted(updates, key=lambda u: (not u.shrink, u.id))))
+    return Mended((*broken, *crowded), hand_out(ledger))
 
 
 def _reckon_anew(ledger: Ledger) -> None:

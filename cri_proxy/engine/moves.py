@@ -13,8 +13,9 @@ from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import nearness
-from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refreshed
+from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refresh
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, MoveEffect, Plan, Stance, resident_of
+from cri_proxy.engine.told import hand_out
 from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, CpusetConstraint, Placement, PlacementRefused, wanted_milli
 
@@ -76,7 +77,8 @@ def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
         ledger.put(moved)
     for key, move in wanted.items():
         ledger.record("rebalance", key, ledger.grants[key], plan.at_s, _effect(ledger, was, wanted, move))
-    return _in_order(refreshed(ledger, was), list(wanted))
+    refresh(ledger)
+    return _in_order(hand_out(ledger), list(wanted))
 
 
 def _effect(ledger: Ledger, was: Mapping[str, Grant], wanted: Mapping[str, Move], move: Move) -> MoveEffect:
@@ -193,7 +195,8 @@ def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> tuple[CpusetUpd
     for key, place in places.items():
         ledger.put(replace(was[key], placement=place, displaced=None, why=reason, moved_s=0.0))
         ledger.outcome(key, f"taken back{': ' + why if why else ''}")
-    return refreshed(ledger, was) if was else ()
+    refresh(ledger)
+    return hand_out(ledger)
 
 
 def _is_there(ledger: Ledger, key: str) -> bool:

@@ -13,9 +13,8 @@ from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.engine.sharing import share_out
-from cri_proxy.engine.updates import has_changed, update_of, updates_of
 from policies.groups import group_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -38,24 +37,19 @@ REFRESH_ROUNDS = 8
 WORTH_ASKING = 2
 
 
-def refresh(ledger: Ledger, force: bool = False) -> tuple[CpusetUpdate, ...]:
-    """Recompute every set that depends on others, and say whose has really changed. Losers come first."""
+def refresh(ledger: Ledger, force: bool = False) -> None:
+    """Recompute every set that depends on others."""
     share_out(ledger)
     tidy = ledger.policy.tidy(ledger.node)
     unchanged = not force and ledger.refreshed == ledger.pools
     if unchanged and not tidy:
-        return ()
+        return
     owned = {
         t.target: ledger.grants[t.target].exclusive
         for t in ledger.tickets.values()
         if t.target in ledger.grants
     }
-    before = ledger.was = {}
-    try:
-        _work_out(ledger, tidy, force, unchanged, owned)
-    finally:
-        ledger.was = None
-    return updates_of((was, ledger.grants.raw[key]) for key, was in before.items())
+    _work_out(ledger, tidy, force, unchanged, owned)
 
 
 def _work_out(
@@ -111,34 +105,16 @@ def give_places(
     return tuple(moved)
 
 
-def tidied(ledger: Ledger) -> dict[str, Grant]:
-    """Give containers what the policy has for them now, before something is decided; returns their records as they were."""
-    places = ledger.policy.tidy(ledger.node)
-    was = {key: ledger.grants[key] for key in places if key in ledger.grants}
-    _give(ledger, places)
-    return was
+def tidy_up(ledger: Ledger) -> None:
+    """Give containers what the policy has for them now, before something is decided."""
+    _give(ledger, ledger.policy.tidy(ledger.node))
 
 
-def refreshed(ledger: Ledger, was: Mapping[str, Grant], force: bool = False) -> tuple[CpusetUpdate, ...]:
-    """As ``refresh``; with the updates of those, too, whose records were ``was`` before they were changed."""
-    found = refresh(ledger, force)
-    if not was:
-        return found
-    updates = {u.id: u for u in found}
-    for key, before in was.items():
-        now = ledger.grants.get(key)
-        updates.pop(key, None)
-        if now is not None and now.life in (Life.CREATED, Life.RUNNING) and has_changed(before, now):
-            updates[key] = update_of(before, now)
-    return tuple(sorted(updates.values(), key=lambda u: (not u.shrink, u.id)))
-
-
-def put_and_recompute(ledger: Ledger, grant: Grant) -> tuple[CpusetUpdate, ...]:
-    """Enter a record, bring it in line with the pools, and return the updates to send."""
+def put_and_recompute(ledger: Ledger, grant: Grant) -> None:
+    """Enter a record, and bring it and all that depends on it in line with the pools."""
     ledger.put(grant)
     recompute(ledger, ledger.grants[grant.key], barred_from_owning(ledger))
-    # It may be recomputed once more with all others: what it is told is the difference from what it has now.
-    return refreshed(ledger, {grant.key: grant})
+    refresh(ledger)
 
 
 def _twins(ledger: Ledger, owned: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
@@ -388,11 +364,14 @@ def _leave_untouched(ledger: Ledger, grant: Grant, first: Placement) -> None:
         runs_on = grant.runs_on
     if grant.life in (Life.CREATED, Life.RUNNING):
         ledger.notable.add(UNPLACED, grant.container, why)
+    told = ledger.told.get(grant.key)
     ledger.put(
         replace(
             grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
         )
     )
+    if told is not None:  # where it runs from now on the kernel says
+        ledger.tell(grant.key, told._replace(cpus=None))
 
 
 def _on_usable_mems(ledger: Ledger, placement: Placement, grant: Grant) -> Placement:

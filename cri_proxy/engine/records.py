@@ -158,16 +158,18 @@ class TicketKind(str, Enum):
     RESIZE = "resize"
 
 
-class PendingGrowth(NamedTuple):
-    """A container that grows by a request and is not told yet: the CPUs and memory nodes it runs with until then.
+class Told(NamedTuple):
+    """What a container has, as far as we know: by what it was told last, or as it was seen since.
 
-    ``is_owed_quota``: the CPU quota that we had taken away from it is to come back as well.
+    ``cpus`` None: not known. ``mems``: empty = not set by us. ``is_lifted``: we have taken its CPU quota away. ``why``: the
+    reason that its record had then. ``cause``: why it has not what its record says, where that does not say it.
     """
 
-    key: str
-    cpus: frozenset[int]
+    cpus: Optional[frozenset[int]]
     mems: frozenset[int] = NO_CPUS
-    is_owed_quota: bool = False
+    is_lifted: bool = False
+    why: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Ticket:
     ``replaces``: grants and tickets set aside for it, put back if it fails. ``moved``: the placements that
     others had before they made room for it, by key, with those they have been given. ``found``: the stance
     that the container of a resize had when it was asked for. ``waiting``: the containers that grow by it, told when it
-    ends; those among ``replaces`` that wait for another request are told if they come back.
+    ends.
     """
 
     id: str
@@ -193,7 +195,7 @@ class Ticket:
     replaced_tickets: tuple[Ticket, ...] = ()
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
     found: Optional[Stance] = None
-    waiting: tuple[PendingGrowth, ...] = ()
+    waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

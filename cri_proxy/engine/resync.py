@@ -12,10 +12,19 @@ from typing import Optional
 
 from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance, Ticket, TicketKind
+from cri_proxy.engine.records import (
+    CpusetUpdate,
+    Grant,
+    Life,
+    ListedContainer,
+    Stance,
+    Ticket,
+    TicketKind,
+    Told,
+)
 from cri_proxy.engine.takeover import take_over
 from policies.machine.cpus import NO_CPUS
-from policies.model import UNTOUCHED, Container, Placement, Qos, Resources
+from policies.model import Container, Placement, Qos, Resources
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is another program's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -178,7 +187,6 @@ def _follow_all(
             at_rest = was is not None and not in_motion and _unchanged(was, listing.then)
             if at_rest:
                 found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
-                found = _with_quota(engine, item, found) if listing.enforce else found
             _follow_memory(engine, item, at_rest)
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
@@ -238,7 +246,7 @@ def _resolve_tickets(
         elif now_s - ticket.since_s > patience_s and listed_at_s > ticket.since_s:
             updates += engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
             cancelled.append(ticket.id)
-    return bound, cancelled, _told_last(engine, listing, updates, targets)
+    return bound, cancelled, [*updates, *_as_seen(engine, listing, targets)]
 
 
 def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
@@ -246,24 +254,16 @@ def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
     return next((t for t in engine.tickets.values() if t.in_doubt and t.id not in judged), None)
 
 
-def _told_last(
-    engine: Engine,
-    listing: Mapping[str, ListedContainer],
-    updates: list[CpusetUpdate],
-    targets: Iterable[str],
-) -> list[CpusetUpdate]:
-    """The updates; of containers whose resizes were in doubt the place they have in the end, if they run elsewhere."""
+def _as_seen(
+    engine: Engine, listing: Mapping[str, ListedContainer], targets: Iterable[str]
+) -> Iterator[CpusetUpdate]:
+    """What containers whose resizes were in doubt are to be told in the end: it is seen what they have."""
     for target in sorted(targets):
         grant, item = engine.grants.get(target), listing.get(target)
-        if grant is None or item is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
+        if grant is None or item is None or item.cpus is None or grant.stance is not Stance.PLACED:
             continue
-        mine = [u for u in updates if u.id == target]
-        if mine or (item.cpus is not None and item.cpus != grant.cpus):
-            why = mine[-1].why if mine else "the outcome of a resize is unknown"
-            give_back = mine[-1].give_back if mine else None
-            updates = [u for u in updates if u.id != target]
-            updates.append(CpusetUpdate(target, grant.placement, True, why, give_back))
-    return updates
+        told = engine.told.get(target, Told(None))
+        yield from engine.amend(grant, _seen(told, item, "the outcome of a resize is unknown"))
 
 
 def _resolve_resize(
@@ -319,44 +319,43 @@ def _check_cpuset(
 ) -> tuple[CpusetUpdate, ...]:
     """Repair a cpuset that is not what we set any more; give up on one that another program keeps changing."""
     grant = engine.grants.get(item.id)
-    if grant is None or grant.life is Life.HELD or item.cpus is None:
+    if grant is None or grant.life is Life.HELD:
         return ()
-    online = engine.host.topology.online
-    cpus = _runs_on(engine, item)
+    told, online = engine.told.get(grant.key, Told(None)), engine.host.topology.online
+    lacks_quota = enforce and _lacks_its_quota(item, grant)
+    if lacks_quota:
+        told = told._replace(is_lifted=True, cause="its CPU quota had not come back")
     ours = _set_by_us(grant, online)
-    if ours is None:
-        return _follow_others(engine, grant, cpus)
     # Where it runs its own cgroup does not say; and while nothing is repaired, no other writer is found to undo it.
-    if item.runs_in or not enforce:
-        return ()
+    if item.cpus is None or (ours is not None and (item.runs_in or not enforce)):
+        return engine.amend(grant, told) if lacks_quota else ()
+    cpus = _runs_on(engine, item)
+    if ours is None:
+        now = _as_others_have_it(engine, grant, cpus)
+        return engine.amend(now, told._replace(cpus=now.runs_on)) if lacks_quota or now is not grant else ()
     same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
     # An empty one is inherited, or of no writer: ours is gone, also where as many CPUs come down from above.
     if item.cpus and cpus & online == ours.cpus & online and same_mems:
-        return ()
+        return engine.amend(grant, told) if lacks_quota else ()
     recent = grant.repairs if grant.repairs and now_s - grant.repairs[-1] <= DRIFT_WINDOW_S else ()
     if len(recent) >= FLIPS:
         foreign.append(grant.key)
         why = "another writer keeps changing its cpuset"
         return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
     drifted.append(grant.key)
-    updates = engine.amend(replace(grant, repairs=(*recent, now_s)))
-    if any(update.id == grant.key for update in updates):  # its place is another one from now on
-        return updates
-    return (*updates, CpusetUpdate(grant.key, ours, bool(cpus - ours.cpus), "its cpuset had been changed"))
+    seen = _seen(told, item, "its cpuset had been changed")
+    return engine.amend(replace(grant, repairs=(*recent, now_s)), seen)
 
 
-def _with_quota(
-    engine: Engine, item: ListedContainer, updates: tuple[CpusetUpdate, ...]
-) -> tuple[CpusetUpdate, ...]:
-    """With the quota of a container that is without it only since we have taken it and could not give it back."""
-    grant = engine.grants.get(item.id)
-    if grant is None or not item.has_no_quota or grant.lifted or not (grant.quota_taken and grant.quota):
-        return updates
-    if grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
-        return updates
-    told = next((u for u in updates if u.id == grant.key), None)
-    own = told or CpusetUpdate(grant.key, UNTOUCHED, False, "its CPU quota had not come back")
-    return (*(u for u in updates if u is not told), replace(own, give_back=grant.quota))
+def _seen(told: Told, item: ListedContainer, cause: str) -> Told:
+    """What a container was seen to have: where its cpuset is empty, that is not known for sure."""
+    return told._replace(cpus=item.cpus or None, mems=item.mems or told.mems, cause=cause)
+
+
+def _lacks_its_quota(item: ListedContainer, grant: Grant) -> bool:
+    """Whether a container is without its quota only since we have taken it and could not give it back."""
+    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED) and not grant.lifted
+    return is_ours and item.has_no_quota and grant.quota_taken and grant.quota is not None
 
 
 def _follow_memory(engine: Engine, item: ListedContainer, at_rest: bool) -> None:
@@ -380,18 +379,18 @@ def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
     return None
 
 
-def _follow_others(engine: Engine, grant: Grant, cpus: frozenset[int]) -> tuple[CpusetUpdate, ...]:
-    """Containers that are not ours are charged where they run; observed ones where they would."""
+def _as_others_have_it(engine: Engine, grant: Grant, cpus: frozenset[int]) -> Grant:
+    """The record of a container that is not ours, charged where it runs; of an observed one where it would."""
     if cpus == grant.runs_on:
-        return ()
+        return grant
     placement = grant.placement
     others = engine.node.exclusive - grant.exclusive
     if grant.stance is Stance.KUBELET and not cpus.isdisjoint(others):
         why = "it was moved onto exclusive CPUs of other containers, which stay theirs"
-        return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+        return replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why)
     if grant.stance is Stance.ADOPTED:
         placement = replace(placement, home=cpus, exclusive=placement.exclusive & cpus)
-    return engine.amend(replace(grant, runs_on=cpus, placement=placement))
+    return replace(grant, runs_on=cpus, placement=placement)
 
 
 def _adoption(

@@ -16,8 +16,9 @@ from cri_proxy.engine.decision import resized_anew
 from cri_proxy.engine.eviction import is_worse
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized, may_move
-from cri_proxy.engine.recompute import keep_memory, refreshed
+from cri_proxy.engine.recompute import keep_memory, refresh
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life
+from cri_proxy.engine.told import hand_out
 from policies.model import (
     BudgetSpent,
     CpusetConstraint,
@@ -133,29 +134,30 @@ def size(
     )
     ledger.put(now)
     # 4. The smaller ones there that are left with less than they use.
-    pushed = _push(ledger, now, now_s) if is_growth and not ledger.orders.freeze else {}
+    if is_growth and not ledger.orders.freeze:
+        _push(ledger, now, now_s)
     ledger.record(GROW if is_growth else SHRINK, key, ledger.grants[key], now_s)
-    return refreshed(ledger, {key: old, **pushed})
+    refresh(ledger)
+    return hand_out(ledger)
 
 
 # ---------------------------------------------------------------------- those that are in the way
 
 
-def _push(ledger: Ledger, grower: Grant, now_s: float) -> dict[str, Grant]:
-    """Move containers out of the way of one that has grown; returns their records as they were, by key."""
-    pushed: dict[str, Grant] = {}
+def _push(ledger: Ledger, grower: Grant, now_s: float) -> None:
+    """Move containers out of the way of one that has grown."""
+    pushed = 0
     if not ledger.max_moves or not _is_crowded(ledger, grower):
-        return pushed
+        return
     for other in _smaller(ledger, grower, being_resized(ledger), now_s)[: ledger.max_moves + TRIED_MORE]:
         place = _elsewhere(ledger, other, grower)
         if place is None:
             continue
-        pushed[other.key] = other
+        pushed += 1
         why = f"makes room for {grower.container.path}, whose cpuset has grown"
         ledger.put(altered(other, placement=place, why=why, moved_s=now_s, displaced=None))
-        if len(pushed) == ledger.max_moves or not _is_crowded(ledger, grower):
+        if pushed == ledger.max_moves or not _is_crowded(ledger, grower):
             break
-    return pushed
 
 
 def _is_crowded(ledger: Ledger, grower: Grant) -> bool:

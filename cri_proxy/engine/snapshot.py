@@ -7,7 +7,7 @@ items at the end of a list that goes by position) is left out, and a text that c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from typing import Any, Callable, Optional, TypeVar
@@ -21,7 +21,6 @@ from cri_proxy.engine.records import (
     GroupRecord,
     Life,
     MoveEffect,
-    PendingGrowth,
     PlacementChange,
     Stance,
     Ticket,
@@ -116,9 +115,8 @@ class RecordWriter:
             "target": ticket.target,
             "in_doubt": ticket.in_doubt,
             "found": ticket.found and ticket.found.value,
-            "waiting": [[w.key, format_cpus(w.cpus), format_cpus(w.mems)] for w in ticket.waiting],
-            # Apart: the version before this one takes three items of each that waits, and no more.
-            "owed_quota": [w.key for w in ticket.waiting if w.is_owed_quota],
+            # The version before this one takes three items of each; that it runs on nothing has it told.
+            "waiting": [[key, "", ""] for key in ticket.waiting],
             "moved": [[key, write_placement(was), write_placement(now)] for key, was, now in ticket.moved],
         }
         replaces = _listed(self._grant(grant) for grant in ticket.replaces)
@@ -411,14 +409,9 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
             (key, read_placement(was), read_placement(now)) for key, was, now, *_ in document.get("moved", ())
         ),
         Stance(document["found"]) if document.get("found") else None,
-        tuple(_read_waiting(document.get("owed_quota", ()), *entry) for entry in document.get("waiting", ())),
+        tuple(str(key) for key, *_ in document.get("waiting", ())),
     )
     return _checked(ticket)
-
-
-def _read_waiting(owed_quota: Sequence[str], key: str, cpus: str, mems: str = "", *_: Any) -> PendingGrowth:
-    # The memory nodes are what the first version did not write.
-    return PendingGrowth(key, parse_cpus(cpus), parse_cpus(mems), key in owed_quota)
 
 
 def _read_history(document: Mapping[str, Any]) -> DecisionRecord:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
@@ -18,22 +17,11 @@ from cri_proxy.engine.recompute import (
     put_and_recompute,
     put_placement,
     refresh,
-    refreshed,
-    tidied,
+    tidy_up,
 )
-from cri_proxy.engine.records import (
-    Admission,
-    CpusetUpdate,
-    Grant,
-    Life,
-    PendingGrowth,
-    Stance,
-    Ticket,
-    TicketKind,
-)
+from cri_proxy.engine.records import Admission, CpusetUpdate, Grant, Life, Stance, Ticket, TicketKind, Told
 from cri_proxy.engine.sharing import own_together, share_out_pod, without_past
-from cri_proxy.engine.updates import has_changed, update_of
-from policies.groups import group_of
+from cri_proxy.engine.told import hand_out, still_to_tell
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,
@@ -66,13 +54,10 @@ def admit(
     keys = {g.key for g in replaced}
     # Should they come back: no call waits for them any more, so ``resync`` must find out.
     replaced_tickets = tuple(replace(t, in_doubt=True) for t in ledger.tickets.values() if t.key in keys)
-    # A ticket that waits for one set aside, or is set aside itself, waits for this one.
-    tickets = ledger.tickets.values()
-    waiting = tuple(w for t in tickets for w in t.waiting if w.key in keys or t.key in keys)
     if (pod := without_past(ledger, container, replaced)) is not container.pod:
         container = replace(container, pod=pod)
     ledger.set_aside(replaced, replaced_tickets)
-    container, was = _among_its_pod(ledger, container)
+    container = _among_its_pod(ledger, container)
     # 2. Decide.
     given_up: tuple[Grant, ...] = ()
     if stance is Stance.PLACED:
@@ -106,54 +91,44 @@ def admit(
     )
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
     aside = replaced + given_up
-    ticket = Ticket(
-        key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets, waiting=waiting
-    )
-    before, after = _book(ledger, grant, ticket, decision, was)
+    ticket = Ticket(key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets)
+    before, after = _book(ledger, grant, ticket, decision)
     return Admission(key, decision, stance, sent, before, after)
 
 
-def _among_its_pod(ledger: Ledger, container: Container) -> tuple[Container, dict[str, Grant]]:
+def _among_its_pod(ledger: Ledger, container: Container) -> Container:
     """A container as it is charged in its pod, in which the others are charged with it from now on.
 
-    What others own together and do not need with it, they have given back; returns their records as they were.
+    What others own together and do not need with it, they have given back.
     """
     shared = share_out_pod(ledger, container.pod.id, container) or container
-    return shared, tidied(ledger) if own_together(ledger, container.pod.id) else {}
+    if own_together(ledger, container.pod.id):
+        tidy_up(ledger)
+    return shared
 
 
 def _book(
-    ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision, tidied_ones: Mapping[str, Grant]
+    ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision
 ) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
-    """Enter a request that is about to be sent; returns the updates before it and those after its reply.
-
-    ``tidied_ones``: the records of others that have changed for it already, as they were.
-    """
-    was = {key: ledger.grants[key] for key in decision.others if not group_of(key)}
-    was.update(tidied_ones)
+    """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
     ledger.put(pending)
     moved = give_places(ledger, decision, pending.container)
-    ticket = altered(ticket, moved=moved) if moved else ticket
-    ledger.put_ticket(ticket)
+    ledger.put_ticket(altered(ticket, moved=moved) if moved else ticket)
     ledger.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
-    updates = refreshed(ledger, was)
-    # Of a container that is being resized the request itself tells, also where its balloon changes.
-    told = tuple(u for u in updates if u.id != ticket.target)
-    waiting = tuple(
-        PendingGrowth(u.id, u.runs_on, u.memory_on, u.give_back is not None)
-        for u in updates
-        if not u.shrink or u.id == ticket.target
-    )
-    if waiting:
-        ledger.put_ticket(altered(ticket, waiting=ticket.waiting + waiting))
-    return tuple(u for u in told if u.shrink), tuple(u for u in told if not u.shrink)
+    refresh(ledger)
+    before = hand_out(ledger, lambda update: update.shrink)
+    waiting = {key for other in ledger.tickets.values() for key in other.waiting}
+    after = [update for update in still_to_tell(ledger) if update.id not in waiting]
+    if after:
+        ledger.put_ticket(altered(ledger.tickets[ticket.id], waiting=tuple(sorted(u.id for u in after))))
+    return before, tuple(sorted(after, key=lambda update: update.id))
 
 
-def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
+def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> None:
     """``Engine.bind``."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
-        return ()
+        return
     ledger.drop_ticket(ticket_id)
     pending = ledger.grants[ticket.key]
     ledger.drop(ticket.key)
@@ -168,60 +143,35 @@ def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> tup
         bound = replace(bound, runs_on=ticket.sent.cpus)
     ledger.put(bound)
     ledger.rename(ticket_id, container_id)
-    updates = _with_waiting(ledger, ticket.waiting, refresh(ledger))
-    return _with_missed(
-        ledger, updates, container_id, ticket.sent, "changed while the container was being created"
-    )
+    # One that was not given a place runs where its record says; unless that says otherwise by now.
+    runs_on = None if bound.stance is Stance.PLACED else bound.runs_on
+    ledger.tell(container_id, _told(ticket, "changed while the container was being created") or Told(runs_on))
+    refresh(ledger)
 
 
-def cancel(
-    ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
-) -> tuple[CpusetUpdate, ...]:
+def _told(ticket: Ticket, cause: str, mems: frozenset[int] = NO_CPUS) -> Optional[Told]:
+    """What a container has by a request that the runtime has taken, None if that gave it no place; ``cause``: why it is not
+    its place any more, if it is not."""
+    sent = ticket.sent
+    return Told(sent.cpus, sent.mems or mems, sent.lift_quota, cause=cause) if sent.cpus else None
+
+
+def cancel(ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> None:
     """``Engine.cancel``."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
-        return ()
+        return
     ledger.drop_ticket(ticket_id)
     ledger.drop(ticket.key)
     ledger.put_back(ticket.replaces, ticket.replaced_tickets)
     ledger.outcome(ticket.target or ticket_id, reason)
     # A container that made room goes back, unless something else has happened to it since, or its place is taken.
-    was = {}
     for key, before, given in ticket.moved:
         grant = ledger.grants.get(key)
         if grant is not None and grant.placement == given and _is_free(ledger, before, grant):
-            was[key] = grant
             put_placement(ledger, key, before, "back: the container it made room for was not created")
-    # What was set aside has not followed the changes since; and a container that was to grow after the reply waits for it.
-    return _with_waiting(ledger, ticket.waiting, refreshed(ledger, was, force=bool(ticket.replaces)))
-
-
-def _with_waiting(
-    ledger: Ledger, waiting_ones: Iterable[PendingGrowth], updates: tuple[CpusetUpdate, ...] = ()
-) -> tuple[CpusetUpdate, ...]:
-    """With updates of those that wait for the end of a request. By then it is the present place that counts."""
-    told = {u.id: u for u in updates}
-    for waiting in waiting_ones:
-        grant = ledger.grants.get(waiting.key)
-        if grant is None or grant.stance not in (Stance.PLACED, Stance.ADOPTED) or grant.life is Life.HELD:
-            continue
-        give_back = grant.quota if waiting.is_owed_quota and not grant.lifted else None
-        update = told.get(grant.key)
-        if update is not None:
-            # It has what it had before, whatever its record has said since.
-            shrink = update.shrink or bool(waiting.cpus - update.placement.cpus)
-            told[grant.key] = replace(update, shrink=shrink, give_back=update.give_back or give_back)
-            continue
-        place = grant.placement if grant.stance is Stance.PLACED else Placement(cpus=grant.runs_on)
-        if place.cpus != waiting.cpus or place.mems not in (NO_CPUS, waiting.mems) or give_back is not None:
-            why = "changed while another request was on its way"
-            told[grant.key] = CpusetUpdate(grant.key, place, bool(waiting.cpus - place.cpus), why, give_back)
-    return tuple(sorted(told.values(), key=lambda u: not u.shrink))
-
-
-def _others_waiting(ticket: Ticket) -> Iterable[PendingGrowth]:
-    """Without the container of a resize itself: the request tells it."""
-    return [waiting for waiting in ticket.waiting if waiting.key != ticket.target]
+    # What was set aside has not followed the changes since.
+    refresh(ledger, force=bool(ticket.replaces))
 
 
 def _is_free(ledger: Ledger, place: Placement, grant: Grant) -> bool:
@@ -231,17 +181,12 @@ def _is_free(ledger: Ledger, place: Placement, grant: Grant) -> bool:
         return is_free and effective(ledger, place, grant.fence) >= place.cpus & ledger.node.usable
 
 
-def doubt(ledger: Ledger, ticket_id: str) -> tuple[CpusetUpdate, ...]:
+def doubt(ledger: Ledger, ticket_id: str) -> None:
     """``Engine.doubt``."""
     ticket = ledger.tickets.get(ticket_id)
-    if ticket is None:
-        return ()
-    updates = _with_waiting(ledger, _others_waiting(ticket))
-    told = {u.id for u in updates}
-    left = tuple(w for w in ticket.waiting if w.key not in told)
-    ledger.put_ticket(replace(ticket, in_doubt=True, waiting=left))
-    ledger.outcome(ticket.target or ticket_id, "in doubt")
-    return updates
+    if ticket is not None:
+        ledger.put_ticket(replace(ticket, in_doubt=True, waiting=()))
+        ledger.outcome(ticket.target or ticket_id, "in doubt")
 
 
 def resize(
@@ -254,7 +199,6 @@ def resize(
     # 1. Set aside what this one supersedes. Should they come back, the runtime tells whether it has made them.
     open_ones = tuple(t for t in ledger.tickets.values() if t.target == container_id)
     superseded = tuple(ledger.grants[t.key] for t in open_ones)
-    waiting = tuple(w for t in open_ones for w in t.waiting)
     open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
     ledger.set_aside(superseded, open_ones)
     # 2. Decide, and book it under a ticket.
@@ -262,7 +206,7 @@ def resize(
     new_fence = ledger.host.bounded(
         CpusetConstraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
     )
-    container, tidied_ones = _among_its_pod(ledger, with_told(old.container, resources))
+    container = _among_its_pod(ledger, with_told(old.container, resources))
     old = ledger.grants[container_id]
     key = ledger.next_ticket()
     decision, stance, runs_on = resized(ledger, old, container, new_fence, fence)
@@ -281,23 +225,38 @@ def resize(
     )
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
     ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
-                    found=old.stance, waiting=waiting)  # fmt: skip
-    before, after = _book(ledger, pending, ticket, decision, tidied_ones)
+                    found=old.stance)  # fmt: skip
+    before, after = _book(ledger, pending, ticket, decision)
     give_back = pending.quota if old.lifted and not pending.lifted else None
     return Admission(key, decision, stance, sent, before, after, give_back)
 
 
-def commit(ledger: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
+def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
     """``Engine.commit``."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
-        return ()
-    ledger.drop_ticket(ticket_id)
+        return
+    _commit(ledger, ticket)
+    grant, told = ledger.grants.get(ticket.target), ledger.told.get(ticket.target)
+    if grant is not None and told is not None:
+        # One that was placed meanwhile: the request may have undone that.
+        runs_on = None if grant.stance is Stance.PLACED else grant.runs_on
+        cause = "changed while the container was being resized"
+        ledger.tell(
+            grant.key,
+            _told(ticket, cause, told.mems) or Told(runs_on, told.mems, told.is_lifted, cause=cause),
+        )
+
+
+def _commit(ledger: Ledger, ticket: Ticket) -> None:
+    """A resize has been made: the new place replaces the old one."""
+    ledger.drop_ticket(ticket.id)
     pending = ledger.grants[ticket.key]
     ledger.drop(ticket.key)
     old = ledger.grants.get(ticket.target)
     if old is None:  # it was removed meanwhile
-        return _with_waiting(ledger, ticket.waiting, refresh(ledger))
+        refresh(ledger)
+        return
     bound = replace(old, container=pending.container, fence=pending.fence)
     # What was released, given up as foreign or taken under management while the request was on its way stays so.
     is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
@@ -312,27 +271,17 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, 
             is_outgrown=False,
         )
         ledger.put(bound)
-        updates = refresh(ledger)
+        refresh(ledger)
     else:
         # Its fence may be another one now.
-        updates = put_and_recompute(ledger, replace(bound, placement=inside(bound.fence, bound.placement)))
-    updates = _with_waiting(ledger, _others_waiting(ticket), updates)
+        put_and_recompute(ledger, replace(bound, placement=inside(bound.fence, bound.placement)))
     ledger.outcome(ticket.target, "resized")
-    why = "changed while the container was being resized"
-    now = ledger.grants[ticket.target]
-    if (
-        now.stance is Stance.PLACED and not ticket.sent.cpus
-    ):  # placed meanwhile: the request may have undone that
-        others = tuple(u for u in updates if u.id != ticket.target)
-        give_back = next((u.give_back for u in updates if u.id == ticket.target), None)
-        return (*others, CpusetUpdate(ticket.target, now.placement, True, why, give_back))
-    return _with_missed(ledger, updates, ticket.target, ticket.sent, why)
 
 
 def follow(
     ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool
 ) -> tuple[CpusetUpdate, ...]:
-    """``Engine.follow_resources``."""
+    """``Engine.follow_resources``; returns the updates that come first."""
     old = ledger.grants.get(container_id)
     if old is None or old.life in (Life.CREATING, Life.HELD):
         return ()
@@ -343,20 +292,19 @@ def follow(
         container = with_told(old.container, resources)
         is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
         why = "its resources were changed past us; where it runs is left as it is"
-        return _take_over(ledger, old, resources, now_s, why, is_outgrown)
+        _take_over(ledger, old, resources, now_s, why, is_outgrown)
+        return ()
     try:
         admission = resize(ledger, container_id, resources, NO_CONSTRAINT, now_s)
     except (PlacementRefused, BudgetSpent) as refusal:
         why = f"its resources were changed past us, and it stays where it is: {refusal}"
-        return _take_over(ledger, old, resources, now_s, why, is_outgrown=False)
+        _take_over(ledger, old, resources, now_s, why, is_outgrown=False)
+        return ()
     assert admission is not None
     # 2. The runtime has made it: what remains to be told is its place.
-    missed = commit(ledger, admission.ticket, now_s)
+    _commit(ledger, ledger.tickets[admission.ticket])
     ledger.outcome(container_id, CHANGED_PAST_US)
-    now = ledger.grants[container_id]
-    others = tuple(u for u in missed if u.id != container_id)
-    own = (update_of(old, now),) if has_changed(old, now) else ()
-    return (*admission.before, *own, *others)
+    return admission.before
 
 
 def resize_pod(
@@ -366,20 +314,19 @@ def resize_pod(
     memory_limit_bytes: int,
     now_s: float,
     enforce: bool,
-) -> tuple[CpusetUpdate, ...]:
+) -> None:
     """``Engine.resize_pod``."""
     pod = ledger.pods.get(sandbox_id)
     if pod is None:
-        return ()
+        return
     # 1. The pod has it, and its containers are charged what follows.
     now = replace(pod, size=size or pod.size, memory_limit_bytes=memory_limit_bytes or pod.memory_limit_bytes)
     if now == pod:
-        return ()
+        return
     before = {key: ledger.grants[key] for key in sorted(ledger.sandboxes.get(sandbox_id, ()))}
     ledger.put_pod(now)
     share_out_pod(ledger, sandbox_id)
     # 2. Those that want more or less by it are placed anew; what they own together is the policy's to tell.
-    was: dict[str, Grant] = {}
     for key, old in before.items():
         grant = ledger.grants[key]
         is_shared = grant.container.pod_share is not None or old.container.pod_share is not None
@@ -387,14 +334,11 @@ def resize_pod(
             continue
         is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED)
         if is_ours and wanted_milli(old.container) != wanted_milli(grant.container):
-            was[key] = old
-            _place_in_resized_pod(ledger, old, now_s, enforce, was)
-    return refreshed(ledger, was)
+            _place_in_resized_pod(ledger, old, now_s, enforce)
+    refresh(ledger)
 
 
-def _place_in_resized_pod(
-    ledger: Ledger, old: Grant, now_s: float, enforce: bool, was: dict[str, Grant]
-) -> None:
+def _place_in_resized_pod(ledger: Ledger, old: Grant, now_s: float, enforce: bool) -> None:
     """Place one container by its pod's new size; what the policy refuses stays where it is."""
     grant = ledger.grants[old.key]
     if not enforce or any(ticket.target == old.key for ticket in ledger.tickets.values()):
@@ -405,7 +349,6 @@ def _place_in_resized_pod(
     except (PlacementRefused, BudgetSpent) as refusal:
         ledger.put(replace(grant, why=f"its pod was resized, and it stays where it is: {refusal}"))
         return
-    was.update({key: ledger.grants[key] for key in decision.others if not group_of(key) and key not in was})
     displaced = old.displaced if decision.placement.home == old.placement.home else None
     now = replace(
         grant, placement=decision.placement, stance=stance, runs_on=runs_on, displaced=displaced,
@@ -419,35 +362,10 @@ def _place_in_resized_pod(
 
 def _take_over(
     ledger: Ledger, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
-) -> tuple[CpusetUpdate, ...]:
+) -> None:
     """Take over a container's resources, and leave it where it is."""
     container = with_told(old.container, resources)
     now = replace(old, container=container, is_outgrown=is_outgrown)
     ledger.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
     ledger.outcome(old.key, CHANGED_PAST_US)
-    return put_and_recompute(ledger, now)
-
-
-def _with_missed(
-    ledger: Ledger, updates: tuple[CpusetUpdate, ...], key: str, sent: Placement, why: str
-) -> tuple[CpusetUpdate, ...]:
-    """Updates after a request has arrived that carried ``sent``; its own container gets one if that is not its place."""
-    grant = ledger.grants[key]
-    others = tuple(u for u in updates if u.id != key)
-    if grant.life is Life.HELD:
-        return others
-    if not sent.cpus:  # it was not asked for a place; it may have got one meanwhile
-        return updates
-    give_back = grant.quota if sent.lift_quota and not grant.lifted else None
-    if grant.stance is Stance.RELEASED:
-        place = Placement(cpus=grant.runs_on)
-    elif grant.stance is Stance.PLACED:
-        place = grant.placement
-    elif give_back is not None:
-        place = UNTOUCHED
-    else:
-        return others
-    has_its_cpus = (place.cpus or sent.cpus, place.mems or sent.mems) == (sent.cpus, sent.mems)
-    if has_its_cpus and grant.lifted == sent.lift_quota:
-        return others
-    return (*others, CpusetUpdate(key, place, bool(sent.cpus - grant.cpus), why, give_back))
+    put_and_recompute(ledger, now)

@@ -15,8 +15,7 @@ from cri_proxy.engine.build import make_engine, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.orders import NO_ORDERS, Orders
-from cri_proxy.engine.records import Grant, Life, Stance, Ticket
-from cri_proxy.engine.updates import has_changed, update_of
+from cri_proxy.engine.records import Grant, Stance, Ticket
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod
@@ -71,13 +70,9 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     trial.restore(records.grants, records.tickets, records.pods, (), {})
     before = dict(trial.grants)
     # 2. The reload.
-    trial.rehost(host, make_policy(wanted, host.topology), engine_options(wanted))
+    updates = trial.rehost(host, make_policy(wanted, host.topology), engine_options(wanted))
     # 3. Which containers the runtime would be told of.
-    shifts = [
-        _shift(was, trial.grants[key], update_of(was, trial.grants[key]).why)
-        for key, was in before.items()
-        if was.life in (Life.CREATED, Life.RUNNING) and has_changed(was, trial.grants[key])
-    ]
+    shifts = [_shift(before[update.id], trial.grants[update.id], update.why) for update in updates]
     return tuple(sorted(shifts, key=lambda shift: (shift.container, shift.id)))
 
 

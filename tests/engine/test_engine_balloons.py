@@ -115,7 +115,7 @@ def test_a_create_that_fails_gives_the_others_their_cpus_back() -> None:
     assert cpus_of(engine)["a"] != before["a"]
     updates = engine.cancel(admission.ticket, 0.0)
     assert cpus_of(engine) == before
-    assert set(told(updates)) == {"a", "w"}
+    assert set(told(updates)) == {"w"}  # the other one was not told yet that it grows
 
 
 def test_of_two_creates_on_their_way_the_one_that_fails_takes_only_its_own_share_back(engine) -> None:
@@ -304,9 +304,8 @@ def test_a_fenced_container_that_made_room_goes_back_with_its_memory_when_the_cr
     before = run(engine, fenced, "fenced", within=fence("0-1")).placement
     admission = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert engine.grants["fenced"].placement.mems > before.mems
-    updates = engine.cancel(admission.ticket, 0.0)
+    assert engine.cancel(admission.ticket, 0.0) == ()  # it was not told yet that it gets more
     assert engine.grants["fenced"].placement == before
-    assert [(u.id, u.placement.mems) for u in updates] == [("fenced", before.mems)]
 
 
 def test_who_waits_for_a_create_that_fails_is_told_of_memory_nodes_too() -> None:

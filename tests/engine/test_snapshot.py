@@ -13,7 +13,6 @@ from cri_proxy.engine.records import (
     Grant,
     Life,
     MoveEffect,
-    PendingGrowth,
     Stance,
     Ticket,
     TicketKind,
@@ -92,7 +91,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
             1.0,
             moved=(("c1", PLACEMENT, Placement()),),
             found=Stance.ADOPTED,
-            waiting=(PendingGrowth("c1", SET("0-3"), SET("1")), PendingGrowth("c2", SET("4"), SET(""), True)),
+            waiting=("c1", "c2"),
         ),
     ),
     "a bare ticket": ("ticket", Ticket("t", TicketKind.CREATE, "t", 0.0)),
@@ -141,9 +140,10 @@ def test_a_writer_of_many_records_writes_each_as_if_it_were_the_only_one() -> No
     assert writer.text(INNER) == write_record(INNER)
 
 
-def test_a_ticket_of_an_older_daemon_does_not_say_whose_memory_waits() -> None:
-    text = json.dumps({**json.loads(write_record(INNER)), "waiting": [["c1", "0-3"]]})
-    assert read_record("ticket", text).waiting == (PendingGrowth("c1", SET("0-3")),)
+@pytest.mark.parametrize("entry", [["c1", "0-3"], ["c1", "0-3", "1"]])
+def test_a_ticket_of_an_older_daemon_says_where_each_that_waits_runs(entry: list[str]) -> None:
+    text = json.dumps({**json.loads(write_record(INNER)), "waiting": [entry], "owed_quota": ["c1"]})
+    assert read_record("ticket", text).waiting == ("c1",)
 
 
 def test_a_grant_of_an_older_daemon_says_nothing_of_memory_and_one_for_it_says_no_more_than_it_takes() -> (
