@@ -401,6 +401,7 @@ class Engine:
             self.ledger.drop(key)
         for who in [w for w, until_s in self.ledger.distrusted.items() if until_s <= now_s]:
             self.ledger.change("distrust", self.ledger.distrusted, who, None)
+        self.ledger.forget_gone()
         refresh(self.ledger)
         return hand_out(self.ledger)
 

@@ -275,6 +275,12 @@ class Ledger:
         """A container has this from now on, by what it was told or as it was seen. It is no record: nothing is written."""
         self._change_told(key, told)
 
+    def forget_gone(self) -> None:
+        """Forget what containers were told that were set aside and will not be put back."""
+        if not self.tickets:
+            for key in self.told.keys() - self.grants.raw.keys():
+                del self.told[key]
+
     def _change_told(self, key: str, told: Optional[Told]) -> None:
         if self.undo is not None:
             self.undo.setdefault(("told", key), (self.told, key, self.told.get(key)))

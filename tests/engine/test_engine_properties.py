@@ -580,6 +580,8 @@ class Node_(RuleBasedStateMachine):
                 assert not grant.placement.mems or there.mems == grant.placement.mems, f"{key}: {grant.why}"
             elif grant.stance is Stance.ADOPTED:
                 assert there.cpus == grant.runs_on, f"{key}: {grant.why}"
+            if grant.stance in (Stance.PLACED, Stance.ADOPTED):
+                assert self.engine.told[key].cpus == there.cpus, key
 
     def teardown(self) -> None:
         for call in self.calls:
@@ -596,6 +598,8 @@ class Node_(RuleBasedStateMachine):
         assert node.charge_milli(node.topology.cpus) == 0
         assert all(node.memory_charged(n) == 0 for n in node.topology.node_ids)
         assert not self.engine.ledger.names and not self.engine.ledger.sandboxes
+        self.engine.tick(self.now_s)
+        assert not self.engine.told
         self.shadow.follow(self.engine)
         assert not self.shadow.tables.get("grant") and not self.shadow.tables.get("ticket")
 
