@@ -247,29 +247,33 @@ class Node:
             self._claim(group, resident.exclusive, +1)
             self._claim(group, was.exclusive, -1)
 
-    def share(self, places: Mapping[str, Placement], cpus: frozenset[int]) -> None:
+    def share(self, places: Mapping[str, Optional[Placement]], cpus: frozenset[int]) -> None:
         """Book containers that share one set of CPUs on another: as ``replace`` of each, where only its CPUs are others.
 
-        ``places``: what their placements are now, by key. They own no CPUs.
+        ``places``: what their placements are now, by key; None = it is not placed. They own no CPUs.
         """
-        old, shares, orders = NO_CPUS, [0, 0], [0, 0]
+        old = NO_CPUS
+        charged: dict[frozenset[int], list[int]] = {}
         wants: dict[int, int] = {}
         for key, place in places.items():
             was = self.residents[key]
-            old, milli = was.cpus, was.milli_request
+            old = was.cpus
             now = altered(was, cpus=cpus, placement=place)
             self.residents[key] = self._of_pod[was.pod_uid][key] = now
             if key in self.with_terms:
                 self.with_terms[key] = now
-            for index, count in enumerate((len(old), len(cpus))):
-                shares[index] += milli * NANO_PER_MILLI // count
-                orders[index] += max(milli, MIN_ORDER_MILLI) * NANO_PER_MILLI // count
+            for sign, part in ((-1, old), (1, cpus)):
+                _, share, order = _spread(part, was.milli_request, was.milli_used)
+                entry = charged.setdefault(part, [0, 0])
+                entry[0] += sign * share
+                entry[1] += sign * order
             if was.milli_wanted:
                 wants[was.milli_wanted] = wants.get(was.milli_wanted, 0) + 1
-        for sign, part, share, order in ((-1, old, shares[0], orders[0]), (1, cpus, shares[1], orders[1])):
+        for part, (share, order) in charged.items():
             entry = self._unentered.setdefault(part, [0, 0])
-            entry[0] += sign * share
-            entry[1] += sign * order
+            entry[0] += share
+            entry[1] += order
+        for sign, part in ((-1, old), (1, cpus)):
             left = self._sets[part] = self._sets.get(part, 0) + sign * len(places)
             if not left:
                 del self._sets[part]

@@ -36,7 +36,7 @@ from policies.affinity.pull.observed import Observed, Peer, owner_of_container, 
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, spread_limit
-from policies.model import Affinity, Container, Pod, altered
+from policies.model import Affinity, Container, Placement, Pod, altered
 from policies.node import Node, Resident
 from policies.policy import Policy
 
@@ -256,14 +256,16 @@ class Ledger:
     def put_cpus(self, grants: Collection[Grant], cpus: frozenset[int]) -> None:
         """Give grants that share one set of CPUs another one: nothing else of them changes. As ``put`` of each, at once.
 
-        They are placed, in no group, own no CPUs, and are in the books as they are here.
+        They are placed or adopted, in no group, own no CPUs, and are in the books as they are here.
         """
-        keys = {}
+        keys: dict[str, Optional[Placement]] = {}
         for grant in grants:
             key = grant.key
-            place = altered(grant.placement, cpus=cpus)
-            now = altered(grant, placement=place)
-            keys[key] = place
+            if grant.stance is Stance.ADOPTED:
+                keys[key], now = None, altered(grant, runs_on=cpus)
+            else:
+                place = altered(grant.placement, cpus=cpus)
+                keys[key], now = place, altered(grant, placement=place)
             if self.undo is not None:
                 self.undo.setdefault(("grant", key), (self.grants, key, grant))
             self.grants.raw[key] = self.journal["grant", key] = now

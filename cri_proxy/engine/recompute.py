@@ -226,14 +226,17 @@ def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object])
                 others.add(key)
                 continue
             place = grant.placement
-            signs = place.cpus, place.hidden, place.one_thread, grant.fence.cpus
-            alike.setdefault(signs, []).append(grant)
+            signs: tuple[object, ...] = (place.cpus, place.hidden, place.one_thread, grant.fence.cpus)
+            alike.setdefault(signs if grant.stance is Stance.PLACED else (grant.runs_on,), []).append(grant)
         for grants in alike.values():
-            place = grants[0].placement
-            cpus = effective(ledger, place, grants[0].fence)
+            first = grants[0]
+            if first.stance is Stance.ADOPTED:
+                cpus, has_now = _left_to_adopted(ledger, home), first.runs_on & ledger.host.topology.online
+            else:
+                cpus, has_now = effective(ledger, first.placement, first.fence), first.placement.cpus
             if not cpus:
                 others.update(grant.key for grant in grants)
-            elif cpus != place.cpus:
+            elif cpus != has_now:
                 ledger.put_cpus(grants, cpus)
     return others
 
@@ -241,6 +244,8 @@ def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object])
 def _shares_plainly(ledger: Ledger, grant: Grant) -> bool:
     """Whether nothing of a container that owns no CPUs depends on the pools, but which CPUs of its home it has."""
     place = grant.placement
+    if grant.stance is Stance.ADOPTED:
+        return True
     if grant.stance is not Stance.PLACED or place.level == "reserved" or not place.mems <= ledger.node.mems:
         return False
     if grant.fence.mems is not None and not place.mems <= grant.fence.mems:
@@ -384,6 +389,11 @@ def _on_usable_mems(ledger: Ledger, placement: Placement, grant: Grant) -> Place
         memory = memory_for(ledger, placement.cpus, grant.container, grant.fence)
     anywhere = ledger.node.mems if grant.fence.mems is None else NO_CPUS
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
+
+
+def _left_to_adopted(ledger: Ledger, home: frozenset[int]) -> frozenset[int]:
+    """What is left of the CPUs that adopted containers were found on, which own none of them."""
+    return (home & ledger.host.topology.online) - ledger.node.exclusive
 
 
 def _recompute_adopted(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Optional
 
 import pytest
 from hypothesis import given, settings
@@ -129,6 +130,29 @@ def test_many_fences_do_not_pile_up(node) -> None:
         fence = frozenset(range(last + 1))
         assert node.survey(fence) == recount(node, fence)
     assert len(node._sums) <= CONSTRAINTS_KEPT
+
+
+@given(data=st.data())
+def test_a_set_that_many_share_is_booked_as_each_of_them_by_itself(data: st.DataObject) -> None:
+    cpus = st.sampled_from(["0-7", "0-3", "2-3,70", "0-127"]).map(parse_cpus)
+    before, after = data.draw(cpus), data.draw(cpus)
+    one, other = node_of(HYGON_7285_2S), node_of(HYGON_7285_2S)
+    places: dict[str, Optional[Placement]] = {}
+    for key in "abc"[: data.draw(st.integers(1, 3))]:
+        request, used = data.draw(st.sampled_from([0, 5, 500, 2500])), data.draw(st.integers(0, 4000))
+        has_place = data.draw(st.booleans())
+        was, now = (Placement(cpus=c, home=parse_cpus("0-127"), level="ccx") for c in (before, after))
+        booked = Resident("uid", request, 2000, before, placement=was if has_place else None, milli_used=used)
+        for node in (one, other):
+            node.add(key, booked)
+        places[key] = now if has_place else None
+        other.replace(key, replace(booked, cpus=after, placement=places[key]))
+    one.share(places, after)
+    assert one.survey() == other.survey() == recount(one, one.topology.online)
+    assert one.residents == other.residents
+    for key in places:
+        one.remove(key)
+    assert one.survey() == node_of(HYGON_7285_2S).survey()
 
 
 def test_one_key_is_one_container(node) -> None:
