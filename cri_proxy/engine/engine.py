@@ -75,12 +75,14 @@ def _transition(method: _Method) -> _Method:
         if ledger.undo is not None:  # it is a part of another one
             return method(self, *args, **kwargs)
         ledger.undo = {}
-        newest = ledger.newest_record
+        newest, refreshed = ledger.newest_record, ledger.refreshed
         ledger.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", ledger.now_s)
         try:
             returned = method(self, *args, **kwargs)
             note_changes(ledger, method.__name__, newest)
             ledger.note_groups()
+            if isinstance(returned, Admission):
+                ledger.keep_request(refreshed)
             return returned
         except BaseException:
             ledger.roll_back(newest)

@@ -52,6 +52,8 @@ MESSAGE_CHARS = 1000
 #: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones: all, those of no group.
 Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 JournalKey = tuple[str, str]
+#: Records as they were before a transition has changed them: as (table, key, value), by kind and name.
+Undo = dict[tuple[str, str], tuple[MutableMapping[Any, Any], Any, Any]]
 JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, GroupRecord, float, None]
 
 
@@ -83,7 +85,9 @@ class Ledger:
         self.counter = 0
         self.journal: dict[JournalKey, JournalValue] = {}
         #: While a transition runs: the records it has changed, as (table, key, value before).
-        self.undo: Optional[dict[JournalKey, tuple[MutableMapping[Any, Any], Any, Any]]] = None
+        self.undo: Optional[Undo] = None
+        #: The last request that was booked: the version since, what it has changed, and the pools before.
+        self._request: tuple[int, Undo, Mapping[str, frozenset[int]], Pools]
         #: While one runs: what the groups owned that own something else by it.
         self.owned_before: dict[str, frozenset[int]] = {}
         #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
@@ -125,6 +129,7 @@ class Ledger:
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
         self.refreshed: Pools = self.pools
+        self._request = -1, {}, {}, self.pools
 
     @property
     def pools(self) -> Pools:
@@ -511,10 +516,21 @@ class Ledger:
     def roll_back(self, newest: int) -> None:
         """Undo a transition that was cut short; ``newest``: the last record in the history before it."""
         undo, self.undo = self.undo or {}, {}
-        for (kind, _), (table, key, before) in undo.items():
+        self._as_before(undo, self.owned_before)
+        for (kind, key), (_, _, before) in undo.items():
             if kind == "told":
                 self._change_told(key, before)
-            elif kind != "grant":
+        self.note_groups()
+        self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
+        for record in [r for r in self.history if r.number > newest]:
+            self._amend(record.id, outcome="undone: an error in cri-resmgr")
+
+    def _as_before(self, undo: Undo, owned_before: Mapping[str, frozenset[int]]) -> None:
+        """Put records back, and what groups owned; what containers were told they were told."""
+        for (kind, _), (table, key, before) in list(undo.items()):
+            if kind == "told":
+                continue
+            if kind != "grant":
                 self.change(kind, table, key, before)
             elif before is not None:
                 self.put(before)
@@ -522,14 +538,23 @@ class Ledger:
                 self.drop(key)
             else:
                 self._unbook(key)
-        for group, own in self.owned_before.items():
+        for group, own in owned_before.items():
             if group in self.node.groups:
                 self.node.give(group, own, resized_too=True)
                 self.grants.expect(group)
-        self.note_groups()
-        self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
-        for record in [r for r in self.history if r.number > newest]:
-            self._amend(record.id, outcome="undone: an error in cri-resmgr")
+
+    def keep_request(self, refreshed: Pools) -> None:
+        """A request was booked by the transition that ends now; ``refreshed``: as it was before."""
+        self._request = self.version, self.undo or {}, self.owned_before, refreshed
+
+    def take_back_request(self, ticket_id: str) -> bool:
+        """Have all as it was before a request was booked, if nothing has changed since; else False, and nothing is done."""
+        version, undo, owned_before, refreshed = self._request
+        if version != self.version or ("ticket", ticket_id) not in undo:
+            return False
+        self._as_before(undo, owned_before)
+        self.refreshed = refreshed
+        return True
 
     def _note(self, kind: str, key: str, value: JournalValue) -> None:
         self.version += 1

@@ -116,6 +116,8 @@ def _book(
     ledger.put_ticket(altered(ticket, moved=moved) if moved else ticket)
     ledger.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
     refresh(ledger)
+    # Of a container that is being resized the request itself tells, also where its balloon changes.
+    ledger.unsettled.discard(ticket.target)
     before = hand_out(ledger, lambda update: update.shrink)
     waiting = {key for other in ledger.tickets.values() for key in other.waiting}
     after = [update for update in still_to_tell(ledger) if update.id not in waiting]
@@ -160,6 +162,10 @@ def cancel(ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused 
     """``Engine.cancel``."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
+        return
+    ledger.unsettled.add(ticket.target)  # it was not told by the request
+    if ledger.take_back_request(ticket_id):
+        ledger.outcome(ticket.target or ticket_id, reason)
         return
     ledger.drop_ticket(ticket_id)
     ledger.drop(ticket.key)

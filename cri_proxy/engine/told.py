@@ -69,8 +69,7 @@ def update_of(grant: Grant, told: Told) -> Optional[CpusetUpdate]:
 
 
 def still_to_tell(ledger: Ledger) -> list[CpusetUpdate]:
-    """The updates that containers lack, in no order; of a container that a request under way is about that request tells."""
-    busy = {ticket.target for ticket in ledger.tickets.values()}
+    """The updates that containers lack, in no order."""
     found: list[CpusetUpdate] = []
     #: Many have one set, and are told another one: these two are compared once, and go away only with their records.
     losses: dict[tuple[int, int], Optional[bool]] = {}
@@ -79,8 +78,6 @@ def still_to_tell(ledger: Ledger) -> list[CpusetUpdate]:
         told = ledger.told.get(key)
         if grant is None or told is None or grant.life not in LIVING:
             ledger.unsettled.discard(key)
-            continue
-        if key in busy:
             continue
         place = grant.placement
         if (
@@ -118,16 +115,22 @@ def _settle(ledger: Ledger, grant: Grant, told: Told) -> None:
     ledger.unsettled.discard(grant.key)
 
 
+def _waiting(ledger: Ledger) -> set[str]:
+    """The containers that gain nothing before a request has ended: one about them, or one by which they gain."""
+    found = {key for ticket in ledger.tickets.values() for key in ticket.waiting}
+    return found.union(ticket.target for ticket in ledger.tickets.values() if not ticket.in_doubt)
+
+
 def hand_out(
     ledger: Ledger, which: Callable[[CpusetUpdate], bool] = lambda update: True
 ) -> tuple[CpusetUpdate, ...]:
     """The updates to send now; they count as told. Those that lose CPUs come first.
 
-    A container that only gains waits for the request that it gains by, if there is one under way (``Ticket.waiting``).
+    A container that only gains waits for the request that it gains by, or that is about it, if there is one under way.
     """
     if not ledger.unsettled:
         return ()
-    waiting = {key for ticket in ledger.tickets.values() for key in ticket.waiting}
+    waiting = _waiting(ledger)
     updates = [
         update
         for update in still_to_tell(ledger)

@@ -183,6 +183,7 @@ class Node_(RuleBasedStateMachine):
         enforce=st.sampled_from([True, True, True, True, False]),
         where=index,
         at_once=st.sampled_from([True, True, False]),
+        is_refused=st.sampled_from([False, False, False, True]),
         asks=st.integers(0, len(WISHES) - 1),
     )
     def admit(
@@ -199,6 +200,7 @@ class Node_(RuleBasedStateMachine):
         where: int,
         at_once: bool,
         asks: int,
+        is_refused: bool = False,
     ) -> None:
         preferences = WISHES[asks]
         if len(self.calls) >= IN_FLIGHT and not at_once:
@@ -219,6 +221,10 @@ class Node_(RuleBasedStateMachine):
             return
         assert bool(admission.placement.cpus) == (admission.stance is Stance.PLACED)
         self._send(admission.before)
+        if is_refused:
+            self._send(self.engine.cancel(admission.ticket, self.now_s))
+            assert dict(self.engine.grants) == before, "a refused create has left a trace"
+            return
         self.calls.append(Call(admission, container, within))
         if at_once:
             self.accepted(len(self.calls) - 1, 0.1)
