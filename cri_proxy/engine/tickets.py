@@ -165,6 +165,9 @@ def cancel(ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused 
         return
     ledger.unsettled.add(ticket.target)  # it was not told by the request
     if ledger.take_back_request(ticket_id):
+        # No call waits for those that come back: the runtime tells whether it has made them.
+        for replaced in ticket.replaced_tickets:
+            ledger.put_ticket(replaced)
         ledger.outcome(ticket.target or ticket_id, reason)
         return
     ledger.drop_ticket(ticket_id)

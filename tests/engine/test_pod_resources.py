@@ -319,8 +319,8 @@ class Kubelet:
             self.engine = restarted(engine)
 
     def _resize(self, request: int, limit: int, order: list[str]) -> None:
-        if "c" in self.running and request < self.own:
-            return
+        if "c" in self.running and request < 2000:
+            return  # what it has of its own cannot be taken away in place
         self.request, self.limit = request, limit
         self.own = min(self.own, request // 2000 * 1000)
         for what in order:
