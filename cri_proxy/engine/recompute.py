@@ -351,7 +351,11 @@ def _recompute_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own:
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
-    anew = _place_anew(ledger, grant)
+    # Others of its group that lose the same are in no way of it: they follow it to where it goes.
+    group = ledger.node.groups.get(placement.group, ())
+    lost = [key for key in group if key != grant.key and not ledger.grants[key].exclusive.isdisjoint(barred)]
+    with ledger.without(lost):
+        anew = _place_anew(ledger, grant)
     if anew is not None and anew.placement.cpus:
         kept = keep_memory(ledger, placement if placement.cpus else first, anew.placement, grant.fence)
         moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")

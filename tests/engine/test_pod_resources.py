@@ -29,6 +29,7 @@ from policies.model import (
     POD_CGROUP,
     SANDBOX_RESOURCES,
     Container,
+    CpusetConstraint,
     PlacementRefused,
     Pod,
     PodSize,
@@ -131,6 +132,19 @@ def test_those_that_own_together_make_room_before_the_create() -> None:
     back = engine.cancel(admission.ticket, 1.0)
     assert told(back) == {"p-a-0": "0-1,64-65"}
     assert broken_invariants(engine) == []
+
+
+def test_those_that_own_together_give_way_to_kubelets_own_assignment_together() -> None:
+    engine = engine_with(sized(3000, 3000), (3000, 3000), (3000, 3000), qos=Qos.GUARANTEED, owning=True)
+    before = engine.grants["p-a-0"].exclusive
+    assert before == engine.grants["p-b-0"].exclusive and len(before) == 3
+    other = container(make_pod("q"), "k", (3000, 3000), Qos.GUARANTEED)
+    admission = engine.admit(other, CpusetConstraint(before), 1.0)
+    engine.bind(admission.ticket, "k", 1.0)
+    assert engine.grants["k"].stance is Stance.KUBELET
+    assert broken_invariants(engine) == []
+    after = engine.grants["p-a-0"].exclusive
+    assert after == engine.grants["p-b-0"].exclusive and len(after) == 3 and after.isdisjoint(before)
 
 
 def test_an_error_undoes_what_was_shared_out() -> None:
