@@ -40,7 +40,7 @@ from cri_proxy.engine.records import (
     Told,
     resident_of,
 )
-from cri_proxy.engine.told import hand_out, has
+from cri_proxy.engine.told import hand_out, told_by
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
 from policies.machine.cpus import NO_CPUS
@@ -529,7 +529,7 @@ class Engine:
             self.ledger.put(grant)
             self.ledger.found[grant.key] = grant
             if grant.life is not Life.CREATING:
-                self.ledger.tell(grant.key, has(grant))
+                self.ledger.tell(grant.key, told_by(grant))
         for pod in [pod for pod in self.ledger.pods.values() if pod.size is not None]:
             self.ledger.put_pod(pod)
         for ticket in tickets:
@@ -567,7 +567,7 @@ class Engine:
         return hand_out(self.ledger)
 
     def _enter(self, grant: Grant) -> None:
-        self.ledger.tell(grant.key, has(grant))
+        self.ledger.tell(grant.key, told_by(grant))
         put_and_recompute(self.ledger, grant)
 
     @_transition

@@ -34,7 +34,7 @@ def place_to_tell(grant: Grant) -> Optional[Placement]:
     return None
 
 
-def has(grant: Grant, told: Optional[Told] = None) -> Told:
+def told_by(grant: Grant, told: Optional[Told] = None) -> Told:
     """What a container has that has what its record says; ``told``: what it had before, where that says more."""
     place = place_to_tell(grant)
     if place is None:
@@ -111,7 +111,7 @@ def still_to_tell(ledger: Ledger) -> list[CpusetUpdate]:
 
 def _settle(ledger: Ledger, grant: Grant, told: Told) -> None:
     """A container has what its record says, as it has been told or was found."""
-    ledger.tell(grant.key, has(grant, told))
+    ledger.tell(grant.key, told_by(grant, told))
     ledger.unsettled.discard(grant.key)
 
 
