@@ -1,0 +1,123 @@
+"""What a container is still to be told: the difference of its record from what it was told last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+import pytest
+
+from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.told import SHARED_CPUS, told_by, update_of
+from policies.machine.cpus import NO_CPUS, parse_cpus
+from policies.model import NO_CONSTRAINT, UNTOUCHED, Placement, Qos, Quota, Resources
+from tests.machines import VM_NO_CACHE_INFO
+from tests.scenes import TOPOLOGY_AWARE, engine_on, fence, make_container, run, told
+
+SET = parse_cpus
+PLACE = Placement(cpus=SET("0-3"), mems=SET("0"), level="ccx", home=SET("0-3"))
+TOLD = Told(PLACE.cpus, PLACE.mems, why="it fits")
+QUOTA = Quota(200_000, 100_000)
+
+
+def grant(stance: Stance = Stance.PLACED, place: Placement = PLACE, runs_on: str = "") -> Grant:
+    container = make_container("app", limit=2)
+    resources = replace(container.resources, quota_period_us=100_000)
+    container = replace(container, resources=resources)
+    return Grant("app", container, place, stance, life=Life.RUNNING, runs_on=SET(runs_on), why="it fits")
+
+
+LIFTED = replace(PLACE, lift_quota=True)
+#: What a container has and should have: the CPUs and memory nodes that are sent, whether it is told first, the quota that
+#: comes back, and why; None = it is told nothing.
+CASES: dict[str, tuple[Grant, Told, Optional[tuple[Placement, bool, Optional[Quota], str]]]] = {
+    "as told": (grant(), TOLD, None),
+    "it has lost a CPU": (grant(), TOLD._replace(cpus=SET("0-4")), (PLACE, True, None, SHARED_CPUS)),
+    "it has gained one": (grant(), TOLD._replace(cpus=SET("0-2")), (PLACE, False, None, SHARED_CPUS)),
+    "it goes elsewhere": (grant(), TOLD._replace(cpus=SET("8-11")), (PLACE, True, None, SHARED_CPUS)),
+    "where it runs is not known": (grant(), TOLD._replace(cpus=None), (PLACE, True, None, SHARED_CPUS)),
+    "only its memory": (grant(), TOLD._replace(mems=SET("1")), (PLACE, False, None, "memory nodes came or went")),
+    "no memory nodes are no wish": (grant(place=replace(PLACE, mems=NO_CPUS)), TOLD, None),
+    "its record has another reason": (
+        grant(), TOLD._replace(cpus=SET("0-4"), why="before"), (PLACE, True, None, "it fits"),
+    ),
+    "another program has changed it": (
+        grant(), TOLD._replace(cpus=SET("7"), cause="changed"), (PLACE, True, None, "changed"),
+    ),
+    "its quota is lifted": (grant(place=LIFTED), TOLD, (LIFTED, False, None, "its CPU quota is lifted")),
+    "its quota comes back": (
+        grant(), TOLD._replace(is_lifted=True), (PLACE, False, QUOTA, "its CPU quota is not lifted any more"),
+    ),
+    "adopted, as it was found": (grant(Stance.ADOPTED, runs_on="0-7"), Told(SET("0-7"), SET("1")), None),
+    "adopted, and others own a CPU": (
+        grant(Stance.ADOPTED, runs_on="0-6"), Told(SET("0-7"), why="it fits"),
+        (Placement(cpus=SET("0-6")), True, None, SHARED_CPUS),
+    ),
+    "released": (
+        grant(Stance.RELEASED, runs_on="0-7"), TOLD._replace(cause="released"),
+        (Placement(cpus=SET("0-7")), False, None, "released"),
+    ),
+    "not ours": (grant(Stance.FOREIGN, runs_on="5"), Told(SET("0-3")), None),
+    "not ours, and owed its quota": (
+        grant(Stance.FOREIGN, runs_on="5"), TOLD._replace(is_lifted=True),
+        (UNTOUCHED, False, QUOTA, "its CPU quota is not lifted any more"),
+    ),
+    "observed": (grant(Stance.OBSERVED, runs_on="0-7"), Told(SET("5")), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_told_is_what_differs(case: str) -> None:
+    record, has, expected = CASES[case]
+    update = update_of(record, has)
+    if expected is None:
+        assert update is None
+        return
+    assert update is not None
+    place, shrink, give_back, why = expected
+    place = replace(place, mems=NO_CPUS) if record.stance is Stance.RELEASED else place
+    assert (update.placement.cpus, update.shrink, update.give_back, update.why) == (
+        place.cpus,
+        shrink,
+        give_back,
+        why,
+    )
+    assert update.placement.lift_quota == place.lift_quota
+    assert (update.runs_on, update.memory_on) == (has.cpus or NO_CPUS, has.mems)
+    # Once it was told so, there is nothing left to tell.
+    assert update_of(record, told_by(record, has)) is None
+
+
+def test_a_container_that_changes_many_times_is_told_the_last_of_it() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
+    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    owners = [make_container(f"owner-{n}", limit=1, qos=Qos.GUARANTEED) for n in range(2)]
+    ledger = engine.ledger
+    before = ledger.told["app"]
+    for owner in owners:
+        engine.admit(owner, fence(str(owners.index(owner))), 1.0)
+    assert before.cpus is not None and ledger.told["app"].cpus == engine.grants["app"].cpus < before.cpus
+    assert not ledger.unsettled or told(engine.tick(2.0)) == {}
+
+
+def test_what_a_refused_request_had_others_told_is_told_back_and_what_they_were_not_told_is_not() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
+    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    whole = engine.grants["app"].cpus
+    admission = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), fence("0-1"), 1.0)
+    assert set(told(admission.before)) == {"app"}
+    [back] = engine.cancel(admission.ticket, 2.0)
+    assert (back.id, back.placement.cpus, back.shrink) == ("app", whole, False)
+    assert engine.tick(3.0) == ()
+
+
+def test_a_resize_in_doubt_hides_no_loss_of_its_container() -> None:
+    """Found by tests.differential: what an owner takes meanwhile it was not told."""
+    engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
+    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    admission = engine.resize("app", Resources(500, 4000), NO_CONSTRAINT, 1.0)
+    assert admission is not None
+    engine.doubt(admission.ticket)
+    taken = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), fence("0-1"), 2.0)
+    sent: dict[str, CpusetUpdate] = {update.id: update for update in taken.before}
+    assert sent["app"].placement.cpus.isdisjoint(taken.placement.exclusive)
