@@ -15,7 +15,7 @@ from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
 from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.engine.sharing import share_out
-from policies.groups import group_of
+from policies.groups import group_of, is_pod_group
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, MemoryChoice, memory_of
@@ -351,9 +351,9 @@ def _recompute_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own:
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
-    # Others of its group that lose the same are in no way of it: they follow it to where it goes.
-    group = ledger.node.groups.get(placement.group, ())
-    lost = [key for key in group if key != grant.key and not ledger.grants[key].exclusive.isdisjoint(barred)]
+    # Others that own CPUs with it as their pod's and lose the same keep it nowhere: they follow it to where it goes.
+    pods = ledger.node.groups.get(placement.group, ()) if is_pod_group(placement.group) else ()
+    lost = [key for key in pods if key != grant.key and not ledger.grants[key].exclusive.isdisjoint(barred)]
     with ledger.without(lost):
         anew = _place_anew(ledger, grant)
     if anew is not None and anew.placement.cpus:
