@@ -278,17 +278,9 @@ class Ledger:
         self.version += len(keys)
         self.node.share(keys, cpus)
 
-    def tell(self, key: str, told: Told) -> None:
-        """A container has this from now on, by what it was told or as it was seen. It is no record: nothing is written."""
-        self._change_told(key, told)
-
-    def forget_gone(self) -> None:
-        """Forget what containers were told that were set aside and will not be put back."""
-        if not self.tickets:
-            for key in self.told.keys() - self.grants.raw.keys():
-                del self.told[key]
-
-    def _change_told(self, key: str, told: Optional[Told]) -> None:
+    def tell(self, key: str, told: Optional[Told]) -> None:
+        """A container has this from now on, by what it was told or as it was seen; None: it is gone. It is no record:
+        nothing is written."""
         if self.undo is not None:
             self.undo.setdefault(("told", key), (self.told, key, self.told.get(key)))
         self.unsettled.add(key)
@@ -296,6 +288,12 @@ class Ledger:
             self.told.pop(key, None)
         else:
             self.told[key] = told
+
+    def forget_gone(self) -> None:
+        """Forget what containers were told that were set aside and will not be put back."""
+        if not self.tickets:
+            for key in self.told.keys() - self.grants.raw.keys():
+                del self.told[key]
 
     def put_pod(self, pod: Pod) -> None:
         """Note a pod, in the records of its containers as well."""
@@ -352,7 +350,7 @@ class Ledger:
     def drop(self, key: str, keeps_told: bool = False) -> None:
         """Remove a grant. ``keeps_told``: it may come back, with what its container was told."""
         if key in self.told and not keeps_told:
-            self._change_told(key, None)
+            self.tell(key, None)
         container = self.grants[key].container
         self._leave_place(self.grants.raw[key])
         self.change("grant", self.grants, key, None)
@@ -519,7 +517,7 @@ class Ledger:
         self._as_before(undo, self.owned_before)
         for (kind, key), (_, _, before) in undo.items():
             if kind == "told":
-                self._change_told(key, before)
+                self.tell(key, before)
         self.note_groups()
         self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
         for record in [r for r in self.history if r.number > newest]:

@@ -13,13 +13,12 @@ from typing import Optional
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
 from policies.machine.cpus import NO_CPUS
-from policies.model import UNTOUCHED, Placement, altered
+from policies.model import UNTOUCHED, Placement
 
 #: The containers that can be told anything.
 LIVING = (Life.CREATED, Life.RUNNING)
 #: Why one has other CPUs whose record gives no reason of its own.
 SHARED_CPUS = "CPUs of its domain came or went"
-_PLAIN = CpusetUpdate("", UNTOUCHED, False, SHARED_CPUS)
 
 
 def place_to_tell(grant: Grant) -> Optional[Placement]:
@@ -71,35 +70,11 @@ def update_of(grant: Grant, told: Told) -> Optional[CpusetUpdate]:
 def still_to_tell(ledger: Ledger) -> list[CpusetUpdate]:
     """The updates that containers lack, in no order."""
     found: list[CpusetUpdate] = []
-    #: Many have one set, and are told another one: these two are compared once, and go away only with their records.
-    losses: dict[tuple[int, int], Optional[bool]] = {}
     for key in list(ledger.unsettled):
         grant = ledger.grants.get(key)
         told = ledger.told.get(key)
         if grant is None or told is None or grant.life not in LIVING:
             ledger.unsettled.discard(key)
-            continue
-        place = grant.placement
-        if (
-            grant.stance is Stance.PLACED
-            and (not place.mems or told.mems == place.mems)
-            and told.is_lifted == place.lift_quota
-            and told.cpus is not None
-            and told.why == grant.why
-            and not told.cause
-        ):
-            sets = id(told.cpus), id(place.cpus)
-            if sets not in losses:
-                losses[sets] = None if told.cpus == place.cpus else not told.cpus <= place.cpus
-            shrink = losses[sets]
-            if shrink is None:
-                ledger.unsettled.discard(key)
-            else:
-                found.append(
-                    altered(
-                        _PLAIN, id=key, placement=place, shrink=shrink, runs_on=told.cpus, memory_on=told.mems
-                    )
-                )
             continue
         update = update_of(grant, told)
         if update is None:
