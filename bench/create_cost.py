@@ -4,6 +4,8 @@ Whole daemons with the ``hygon`` policy, in front of fake runtimes with 0, 100 a
 process of its own. The same creates go to each runtime directly and through its daemon, in turns of 10; what is
 between the two is the daemon's own: reading, deciding, making it durable twice, answering. Each container is removed
 again, so that their number stays. ``--log``: what its log lines take instead, without a thread and with one.
+``--policies``: the same for every policy, an ordinary container and one that owns 3 CPUs, beside adopted containers that
+must be told by it; and how many of those were told a pod.
 """
 
 from __future__ import annotations
@@ -23,12 +25,23 @@ from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.control import ask
 from tests.agent import Agent
-from tests.cri_client import Pod, container_config, create_request, pod_config
+from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
 from tests.fake_runtime import FakeRuntime
 from tests.functional.support import run_without_us
 from tests.machines import HYGON_7285_2S, machine
 
 RUNNING = (0, 100, 400)
+#: For ``--policies``: adopted containers, and the policies' settings.
+BESIDE = (0, 400, 2000)
+POLICIES: dict[str, dict[str, object]] = {
+    "hygon": {"Active": "hygon"},
+    "topology-aware": {"Active": "topology-aware"},
+    "balloons": {"Active": "balloons"},
+    "balloons, typed": {
+        "Active": "balloons",
+        "balloons": {"BalloonTypes": [{"Name": "all", "Namespaces": ["*"], "MinCPUs": 2}]},
+    },
+}
 CREATES = 200
 TURN = 10
 COMPARED = "cri_resmgr_resyncs_total{result=ok}"
@@ -50,18 +63,21 @@ cli.cli()
 class Way:
     """A client of a runtime, or of the daemon in front of it."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, owns: bool = False) -> None:
         self.milliseconds: list[float] = []
+        self._owns = owns
         self._client = Client(path)
         self._names = (f"{name}-{number}" for number in itertools.count())
 
     def create(self) -> None:
         """A pod with a container, which is timed; both are removed."""
         name = next(self._names)
-        config = pod_config(name, uid=f"uid-{name}")
+        qos = "guaranteed" if self._owns else "burstable"
+        config = pod_config(name, uid=f"uid-{name}", cgroup_parent=cgroup_parent(qos, f"uid-{name}"))
         reply = self._call("RunPodSandbox", cri.RunPodSandboxRequest(config=config).SerializeToString())
         pod = Pod(cri.RunPodSandboxResponse.FromString(reply).pod_sandbox_id, "", name, "default", config)
-        container = container_config("app", cpu_request=100, cpu_limit=2000, memory_limit=1 << 28)
+        size = {"cpu_limit": 3000, "qos": qos} if self._owns else {"cpu_request": 100, "cpu_limit": 2000}
+        container = container_config("app", memory_limit=1 << 28, **size)
         request = create_request(pod, container).SerializeToString()
         self._client.prepare("CreateContainer", 1)
         started_s = time.perf_counter()
@@ -132,6 +148,55 @@ async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, c
     return (own50 - direct50) / direct50
 
 
+async def measure_policies(creates: int) -> None:
+    """Rows for each policy beside adopted containers: the create's own time, and what others cost that are told."""
+    for policy, settings in POLICIES.items():
+        for owns in (False, True):
+            for running in BESIDE:
+                with tempfile.TemporaryDirectory(prefix="crb-") as folder:
+                    path = f"{folder}/r.sock"
+                    with process("bench.create_cost", "--serve", path, str(running)):
+                        config = {"policy": settings, "log": {"level": "error"}}
+                        async with Agent(path, machine(HYGON_7285_2S), config) as agent:
+                            await measure_beside(policy, owns, running, agent, path, creates)
+
+
+async def measure_beside(
+    policy: str, owns: bool, running: int, agent: Agent, runtime: str, creates: int
+) -> None:
+    pid = pid_of(agent)
+    while not (await asyncio.to_thread(ask, agent.control, "status"))["counters"].get(COMPARED):
+        pass
+    direct, through = Way(runtime, "direct", owns), Way(agent.socket, "through", owns)
+    for way in (direct, through):
+        way.create()
+        way.milliseconds.clear()
+    told_before, before_s = await told(agent), cpu_s(pid)
+    for _ in range(creates):
+        direct.create()
+        through.create()
+        await told(agent)  # all that is to be told: the next create is beside nothing else
+    own_cpu_ms = (cpu_s(pid) - before_s) * 1000 / creates
+    count = (await told(agent) - told_before) / creates
+    own = percentile(through.milliseconds, 50) - percentile(direct.milliseconds, 50)
+    kind = "3 CPUs of its own" if owns else "shared"
+    print_row(policy, kind, str(running), f"{own:.2f}", f"{count:.0f}", f"{own_cpu_ms:.2f}")
+    direct.close()
+    through.close()
+
+
+async def told(agent: Agent) -> float:
+    """How many updates the runtime has taken, once it has them all."""
+    while (status := await asyncio.to_thread(ask, agent.control, "status"))["updates_waiting"]:
+        await asyncio.sleep(0.01)
+    return float(status["counters"].get("cri_resmgr_updates_total{result=sent}", 0))
+
+
+def pid_of(agent: Agent) -> int:
+    assert agent.process is not None
+    return agent.process.pid
+
+
 async def measure_log(creates: int) -> None:
     """Rows of three daemons, in turns: lines written by a thread, in the loop, and none."""
     kinds = {
@@ -169,8 +234,7 @@ async def measure_log(creates: int) -> None:
 
 
 def pid_cpu_s(agent: Agent) -> float:
-    assert agent.process is not None
-    return cpu_s(agent.process.pid)
+    return cpu_s(pid_of(agent))
 
 
 async def main(creates: int) -> int:
@@ -201,11 +265,16 @@ if __name__ == "__main__":
         "--creates", type=int, default=CREATES, help="each way, with each number of containers"
     )
     parser.add_argument("--log", action="store_true", help="what log lines take; ms p50, p99, CPU ms a pod")
+    parser.add_argument("--policies", action="store_true", help="all policies, beside adopted containers")
     parser.add_argument("--serve", nargs=2, metavar=("SOCKET", "RUNNING"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(serve(options.serve[0], int(options.serve[1])))
+    elif options.policies:
+        print_row("policy", "container", "adopted", "own p50, ms", "told a pod", "CPU ms a pod")
+        print_row(*["---"] * 6)
+        asyncio.run(measure_policies(max(options.creates // 20, 3)))
     elif options.log:
         asyncio.run(measure_log(options.creates))
     else:

@@ -75,6 +75,9 @@ class Metrics:
         self.start_failures = counter("cri_resmgr_start_failures_total", "next_create",
             "Starts that failed for placed containers, by what is done with the next create: placed, untouched",
             ("placed", "untouched"))
+        self.not_alone = counter("cri_resmgr_not_alone_total", "method",
+            "Containers that were started or resized while others were still on CPUs which they own",
+            ("StartContainer", "UpdateContainerResources"))
         self.resyncs = counter("cri_resmgr_resyncs_total", "result",
             "Comparisons with the runtime's list, by result: ok, failed", ("ok", "failed"))
         self.observer_up = gauge("cri_resmgr_observer_up", "", "1 while the observer is heard of")

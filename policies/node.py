@@ -254,6 +254,7 @@ class Node:
         """
         old = NO_CPUS
         charged: dict[frozenset[int], list[int]] = {}
+        sizes: dict[tuple[int, int], int] = {}
         wants: dict[int, int] = {}
         for key, place in places.items():
             was = self.residents[key]
@@ -262,13 +263,16 @@ class Node:
             self.residents[key] = self._of_pod[was.pod_uid][key] = now
             if key in self.with_terms:
                 self.with_terms[key] = now
+            size, wanted = (was.milli_request, was.milli_used), was.milli_wanted
+            sizes[size] = sizes.get(size, 0) + 1
+            if wanted:
+                wants[wanted] = wants.get(wanted, 0) + 1
+        for size, number in sizes.items():
             for sign, part in ((-1, old), (1, cpus)):
-                _, share, order = _spread(part, was.milli_request, was.milli_used)
+                _, share, order = _spread(part, *size)
                 entry = charged.setdefault(part, [0, 0])
-                entry[0] += sign * share
-                entry[1] += sign * order
-            if was.milli_wanted:
-                wants[was.milli_wanted] = wants.get(was.milli_wanted, 0) + 1
+                entry[0] += sign * share * number
+                entry[1] += sign * order * number
         for part, (share, order) in charged.items():
             entry = self._unentered.setdefault(part, [0, 0])
             entry[0] += share

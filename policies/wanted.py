@@ -26,6 +26,18 @@ def demand_of(container: Container, settings: PlacementSettings) -> str:
     return "numa" if container.preferences.numa == "require" else ""
 
 
+def requires_place(container: Container) -> str:
+    """The annotation by which a container would rather not run than otherwise, as ``name: value``; "" = it has none."""
+    wishes = container.preferences
+    demands = {"l3": ("require", "exclusive"), "numa": ("require",), "isolated": ("require",)}
+    found = (
+        f"{name}: {getattr(wishes, name)}"
+        for name, words in demands.items()
+        if getattr(wishes, name) in words
+    )
+    return next(found, "")
+
+
 def without_demands(container: Container) -> Container:
     """The container as if its demands were only preferred. One that owns CPUs by a demand goes on owning some."""
     preferences = container.preferences

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
@@ -38,6 +38,7 @@ from policies.node import Node, Resident
 from policies.policy import Policy
 from policies.settings import PlacementSettings
 from tests.machines import GIB, machine
+from tests.told_at_once import ToldAtOnce
 
 Number = Union[int, float]
 
@@ -250,9 +251,10 @@ def engine_on(
     settings: PlacementSettings = HYGON,
     options: Optional[EngineOptions] = None,
     policy: Optional[Policy] = None,
-) -> Engine:
+) -> Any:
+    """A ``ToldAtOnce``."""
     host = where if isinstance(where, Host) else host_of(where)
-    return Engine(host, policy or Hygon(host.topology, settings), options or EngineOptions())
+    return ToldAtOnce(host, policy or Hygon(host.topology, settings), options or EngineOptions())
 
 
 def run(

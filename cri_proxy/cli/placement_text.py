@@ -57,6 +57,8 @@ def explain_text(document: dict[str, Any]) -> str:
         lines.append(f"  why: {row['why']}")
         if row.get("runs_in"):
             lines.append(f"  not bound: {_not_bound(row['runs_in'])}")
+        if row.get("not_alone"):
+            lines.append(f"  not alone on its own CPUs yet: {', '.join(row['not_alone'])}")
         if row["fence_cpus"] is not None:
             lines.append(f"  the caller's cpuset: {row['fence_cpus']}")
         if row.get("pod_cpus") is not None:
@@ -144,6 +146,8 @@ def status_text(document: dict[str, Any]) -> str:
             lines.append(f"  modified   {path}: its cpuset is modified externally, again and again")
         for path in document["unusable_fences"]:
             lines.append(f"  untouched  {path}: the caller's cpuset holds no usable CPU")
+        for path, others in document.get("not_alone", {}).items():
+            lines.append(f"  not alone  {path}: on its own CPUs {', '.join(others)} may still run")
         for path, runs_in in document.get("not_bound", {}).items():
             lines.append(f"  not bound  {path}: {_not_bound(runs_in)}")
         for path in document["distrusted"]:

@@ -26,7 +26,7 @@ from cri_proxy.engine.commands import is_adoptable
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet, unmet_in_short
 from cri_proxy.engine.orders import BadOrder, read_overrides
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.engine.report import (
     NotOne,
     distrusted_paths,
@@ -34,6 +34,7 @@ from cri_proxy.engine.report import (
     explain,
     find_one,
     memory_rows,
+    not_alone,
     path_of,
     placement_rows,
 )
@@ -217,9 +218,10 @@ class Commands:
             grants = [g for g in engine.grants.values() if g.life is not Life.CREATING]
         else:
             grants = [self._one(str(arguments.get("container", "")))]
-        updates = [u for g in grants if (u := engine.release(g.key)) is not None]
+        for grant in grants:
+            engine.release(grant.key)
         self._daemon.services.node_state.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
-        return await self._carry_out(updates, len(grants))
+        return await self._carry_out(len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
         """Place a container that is not managed; or (``all``) those that were released or ran before us."""
@@ -227,18 +229,19 @@ class Commands:
         if arguments.get("all"):
             engine = self._engine()
             waiting = [g for g in engine.grants.values() if is_adoptable(engine.ledger, g)]
-            return await self._carry_out(self._manage_all(engine, waiting), len(waiting))
+            self._manage_all(engine, waiting)
+            return await self._carry_out(len(waiting))
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Stance.PLACED:
             path = grant.container.path
             raise ControlError(f"{path} is managed already; see: cri-resmgr explain {path}")
         try:
-            updates = self._engine().manage(grant.key)
+            is_managed = self._engine().manage(grant.key)
         except PlacementRefused as error:
             raise ControlError(str(error)) from None
-        if not updates:
+        if not is_managed:
             raise ControlError(f"{grant.container.path} cannot be placed: {grant.why or grant.life.value}")
-        return await self._carry_out(list(updates), 1)
+        return await self._carry_out(1)
 
     async def reset_policy(self, arguments: dict[str, Any]) -> Any:
         """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
@@ -251,11 +254,9 @@ class Commands:
         self._daemon.assembly.engage(make_engine(services.config, old.host))
         await services.reconciler.run()
         engine = self._engine()
-        updates: list[CpusetUpdate] = []
         if arguments.get("replace"):
-            adopted = [g for g in engine.grants.values() if g.stance is Stance.ADOPTED]
-            updates = self._manage_all(engine, adopted)
-        result = await self._carry_out(updates, len(engine.grants))
+            self._manage_all(engine, [g for g in engine.grants.values() if g.stance is Stance.ADOPTED])
+        result = await self._carry_out(len(engine.grants))
         return {**result, "state": await moved, "adopted": len(engine.grants)}
 
     async def acknowledge(self, arguments: dict[str, Any]) -> Any:
@@ -264,14 +265,12 @@ class Commands:
         await self._daemon.services.store.settled()
         return {"acknowledged": sentence}
 
-    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> list[CpusetUpdate]:
-        updates: dict[str, CpusetUpdate] = {}
+    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> None:
         for grant in sorted(adopted, key=lambda g: (g.container.path, g.key)):
             try:
-                updates.update({u.id: u for u in engine.manage(grant.key)})
+                engine.manage(grant.key)
             except (PlacementRefused, BudgetSpent) as error:
                 self._daemon.log.warning("left as it is", container=grant.container.path, why=str(error))
-        return list(updates.values())
 
     def _require_enforcing(self) -> None:
         mode = self._daemon.mode
@@ -284,17 +283,19 @@ class Commands:
         except NotOne as error:
             raise ControlError(str(error)) from None
 
-    async def _carry_out(self, updates: list[CpusetUpdate], count: int) -> Any:
-        node_state = self._daemon.services.node_state
+    async def _carry_out(self, count: int) -> Any:
+        """Have containers told what they lack by a command, and wait for the runtime; what they were told."""
+        engine, node_state = self._engine(), self._daemon.services.node_state
+        updates = sorted(engine.lacking(node_state.updates.gives_back), key=lambda update: update.id)
         await node_state.saved()
-        await node_state.updates.send_and_wait(updates, WAIT_S, by_command=True)
+        await node_state.updates.tried([update.id for update in updates], WAIT_S)
         waiting = node_state.updates.pending
         return {
             "containers": count,
             "updates": [
                 {
                     "id": u.id,
-                    "container": path_of(self._engine(), u.id),
+                    "container": path_of(engine, u.id),
                     "cpus": format_cpus(u.placement.cpus),
                     "mems": format_cpus(u.placement.mems),
                     "done": u.id not in waiting,
@@ -328,6 +329,7 @@ def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, 
             for g in engine.grants.values()
             if g.stance is Stance.PLACED and g.runs_in
         },
+        "not_alone": not_alone(engine),
         "distrusted": distrusted_paths(engine, now_s),
         "invariants": unmet(engine),
         "domains": domain_rows(engine.node),

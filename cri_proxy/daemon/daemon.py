@@ -329,6 +329,7 @@ class Daemon:
             services.node_state.engine is not None
         ):  # else there is nothing to keep, or a thread is still reading it
             services.node_state.save()
+            services.node_state.save_derived()
             await services.store.close()
             self.assembly.end()
         await self.history.close()

@@ -17,7 +17,6 @@ from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
-from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas
@@ -138,7 +137,7 @@ class Assembly:
                 for parent in parents:
                     services.machine.note_cgroup(parent)
                 machine = await asyncio.to_thread(services.machine.read, None, parents)
-                engine, updates = await self._build(self.host(machine), loaded)
+                engine = await self._build(self.host(machine), loaded)
                 services.reconciler.is_newer |= self._mark.is_set()
             except StateLocked:
                 services.health.note("state", services.store.problem)
@@ -157,7 +156,7 @@ class Assembly:
             services.health.note("engine", "")
             services.health.note("state", services.store.problem)
             services.health.tell()
-            services.node_state.send(updates)
+            services.node_state.updates.wake()
             return True
 
     async def _load(self) -> LoadedState:
@@ -172,7 +171,7 @@ class Assembly:
         services.health.note("state", services.store.problem)
         return loaded
 
-    async def _build(self, host: Host, loaded: LoadedState) -> tuple[Engine, tuple[CpusetUpdate, ...]]:
+    async def _build(self, host: Host, loaded: LoadedState) -> Engine:
         services = self._services
         engine = make_engine(services.config, host)
         if loaded.meta.get(HASH_KEY, host.topology.hash()) != host.topology.hash():
@@ -183,16 +182,18 @@ class Assembly:
         self._meta.update(self.on_meta(loaded.meta))
         self.on_engage(engine)
         try:
-            updates = restore(engine, loaded, services.store, self._boot_id)
+            restore(engine, loaded, services.store, self._boot_id)
         except Exception:
             # Records that can be read and yet make no sense together: as corrupt as any.
-            loaded, updates = await services.store.start_over(), ()
+            loaded = await services.store.start_over()
             services.log.error(f"the state makes no sense; {'; '.join(loaded.notes)}", exc_info=True)
             engine = make_engine(services.config, host)
             self.on_engage(engine)
         self._restore_mode(loaded.meta)
         self._tell_lost([loaded.meta.get(LOST_KEY, ""), loaded.lost])
-        return engine, updates
+        if engine.grants:
+            services.node_state.expect_comparison()
+        return engine
 
     def _tell_lost(self, sentences: Iterable[str]) -> None:
         """What was lost is a reason, over restarts too, until ``acknowledge``."""
@@ -279,11 +280,10 @@ class Assembly:
             elif not by_reload:
                 return
             options = engine_options(services.config) if by_reload else None
-            updates = engine.rehost(host, make_policy(services.config, host.topology), options)
+            engine.rehost(host, make_policy(services.config, host.topology), options)
             self._meta[HASH_KEY] = host.topology.hash()
             services.store.write({}, self._meta)
             services.node_state.save()
-            services.node_state.send(updates)
 
     # ------------------------------------------------------------------ the mode
 
@@ -320,21 +320,19 @@ class Assembly:
             self._services.node_state.switch(mode)
 
 
-def restore(
-    engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: str
-) -> tuple[CpusetUpdate, ...]:
+def restore(engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: str) -> None:
     """Put the records of an earlier daemon into the engine, unless they are of another boot."""
     if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
         # Every container of that boot is dead; what runs now is adopted by the first resync.
         known = [(kind, key) for kind, found in loaded.records.items() for key in found]
         store.write(dict.fromkeys([*known, *loaded.unknown]))
-        return ()
+        return
     # Where a key has two halves they are on two lines.
     distrusted: dict[Any, Any] = {tuple(key.split("\n", 1)): s for key, s in loaded.of("distrust").items()}
     history = sorted(loaded.of("record").values(), key=lambda record: record.number)
     grants = sorted(loaded.of("grant").values(), key=lambda grant: (grant.since_s, grant.key))
     tickets, pods = loaded.of("ticket").values(), loaded.of("pod").values()
-    return engine.restore(grants, tickets, pods, history, distrusted)
+    engine.restore(grants, tickets, pods, history, distrusted)
 
 
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:

@@ -200,7 +200,7 @@ class Maintenance:
             return True
         if full:
             await self._assembly.follow_machine()
-            node_state.updates.retry()
+            node_state.updates.hurry()
             await services.store.checkpoint()
         if services.runtime.api and (full or not self._events_read):
             await self._compare(full)
@@ -211,7 +211,7 @@ class Maintenance:
         # It may have been replaced meanwhile.
         engine = node_state.active()
         if engine is not None:
-            node_state.send(engine.tick(node_state.clock()))
+            engine.tick(node_state.clock())
             node_state.save()
             if full:
                 self._follow_quotas(engine)
@@ -225,10 +225,9 @@ class Maintenance:
         """What must never be is mended, where that can be; what is left of it is a reason."""
         node_state = self._services.node_state
         if node_state.enforcing:
-            mended = engine.mend(node_state.clock())
-            if mended.broken:
-                self._services.log.warning("invariants were broken", sentences=mended.broken)
-            node_state.send(mended.updates)
+            broken = engine.mend(node_state.clock())
+            if broken:
+                self._services.log.warning("invariants were broken", sentences=broken)
             node_state.save()
         self._services.health.note("invariants", unmet_in_short(engine))
 
@@ -239,6 +238,7 @@ class Maintenance:
             await services.reconciler.run(with_cpusets=full)
         except grpc.aio.AioRpcError as error:
             services.metrics.resyncs.labels("failed").inc()
+            services.node_state.note_compared(is_done=False)
             services.log.warning("the runtime's list could not be had", error=error.details())
             # A runtime that is away is another reason than one that is stuck.
             if services.runtime.is_connected:
@@ -252,9 +252,12 @@ class Maintenance:
         node_state = self._services.node_state
         node_state.follow_quotas()
         if node_state.quotas is not None:
-            node_state.send(
-                node_state.quotas.drifted(engine.grants.values(), self._services.reconciler.cgroup_of)
-            )
+            under_way = engine.ledger.under_way
+            found = node_state.quotas.drifted(engine.grants.values(), self._services.reconciler.cgroup_of)
+            for key, is_lifted, why in list(found):
+                if key not in under_way:
+                    engine.saw(key, is_lifted=is_lifted, cause=why)
+            node_state.updates.wake()
             self._services.health.warn("quotas", node_state.quotas.sentences(engine.pods.values()))
 
     @property

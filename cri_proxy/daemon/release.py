@@ -97,7 +97,9 @@ async def _engine(node: _Node, loaded: LoadedState) -> Engine:
     # The runtime's list comes first: containers without a record are adopted, records of dead ones go.
     metrics = Metrics("")
     updates = Updates(node.runtime, metrics, node.log)
-    node_state = NodeState(node.store, updates, metrics, node.log, engine, mode="observe")
+    await updates.close()  # what is sent here is sent by hand
+    node_state = NodeState(node.store, updates, metrics, node.log, mode="observe")
+    node_state.engine = engine
     await Reconciler(node.runtime, cgroups, node_state).run()
     return engine
 
@@ -106,7 +108,10 @@ def _release(engine: Engine, container: Optional[str]) -> list[CpusetUpdate]:
     chosen = list(engine.grants.values()) if container is None else [find_one(engine, container)]
     # One without a record may be one of ours whose record is lost: its CPUs are given back too.
     live = [g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Stance.KUBELET]
-    return [u for g in live if (u := engine.release(g.key)) is not None]
+    for grant in live:
+        engine.release(grant.key)
+    lacking = {update.id: update for update in engine.lacking(gives_back=True)}
+    return [lacking[grant.key] for grant in live if grant.key in lacking]
 
 
 def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger
-from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange, Stance
+from cri_proxy.engine.records import DecisionRecord, Grant, Life, PlacementChange
 from policies.model import UNTOUCHED, altered
 
 #: What transitions are called in the history, where that is not their own name.
@@ -47,10 +47,18 @@ def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
         if key in ledger.grants and ledger.grants[key].cpus == record.placement.cpus:
             told.add(key)
     about: Optional[Grant] = None
-    #: Many share one set and lose the same of it: those are compared by the identity of their sets, and once.
+    #: Many share one set and lose the same of it: those are compared once.
     alike: dict[tuple[object, ...], tuple[Grant, Grant, list[str]]] = {}
+    raw, together = ledger.grants.raw, ledger.together
     for (kind, key), (_, _, before) in (ledger.undo or {}).items():
         if kind != "grant":
+            continue
+        if (moved := together.get(key)) is not None and moved[0] is before and moved[1] is raw.get(key):
+            if key not in told:
+                place, is_held = before.placement, before.life is Life.HELD
+                signs = id(moved[2]), before.cpus, place.level, place.mems, before.stance, is_held
+                alike.setdefault(signs, (before, moved[1], []))[2].append(key)
+            about = about or moved[1]
             continue
         now = ledger.grants.get(key)
         before = before or ledger.found.get(key)
@@ -59,22 +67,7 @@ def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
         if now is None:
             ledger.changed.pop(key, None)
         elif before is not None and before is not now and key not in told:
-            was, place = before.placement, now.placement
-            signs: tuple[object, ...] = (key,)
-            if (
-                now.stance is before.stance is Stance.PLACED
-                and now.why is before.why
-                and now.repairs is before.repairs
-                and now.life is not Life.HELD
-                and place.exclusive is was.exclusive
-                and place.level == was.level
-                and place.mems == was.mems
-            ):  # it has other CPUs, at most
-                signs = id(was.cpus), id(place.cpus), place.mems, place.level
-            if signs in alike:
-                alike[signs][2].append(key)
-            else:
-                alike[signs] = before, now, [key]
+            alike[(key,)] = before, now, [key]
     found: dict[_What, list[str]] = {}
     for before, now, keys in alike.values():
         operation = _operation(before, now)

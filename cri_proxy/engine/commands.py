@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
 
 from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.recompute import give_places, placed, refresh
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
-from cri_proxy.engine.told import hand_out
+from cri_proxy.engine.records import Grant, Life, Stance, Told
 from policies.model import altered
 
 
-def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
+def release(ledger: Ledger, container_id: str) -> None:
     """``Engine.release``."""
     grant = ledger.grants.get(container_id)
-    if grant is None or grant.life is Life.CREATING:
-        return None
-    if grant.stance is Stance.KUBELET:
-        return None
+    if grant is None or grant.life is Life.CREATING or grant.stance is Stance.KUBELET:
+        return
     # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
     # and of one whose record was lost it is not known.
     was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
     was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
     is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
+    # What it has may be another one than it was told: it is told, whatever that is.
     told = Told(None, is_lifted=give_back is not None, cause="released")
     if not is_ours and not _keeps_its_place(ledger, grant):
         ledger.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
         ledger.tell(container_id, told._replace(cpus=grant.runs_on, mems=grant.runs_on_mems))
-        return _only(ledger, container_id)
+        return
     cpus, mems = _unmanaged_place(ledger, grant)
     # What it may be found with, if the runtime fails.
     placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
@@ -41,12 +38,6 @@ def release(ledger: Ledger, container_id: str) -> Optional[CpusetUpdate]:
     ledger.put(replace(now, why="released by command"))
     is_told = grant.stance is not Stance.OBSERVED and grant.life is not Life.HELD
     ledger.tell(container_id, told if is_told else told._replace(cpus=cpus, mems=mems, is_lifted=False))
-    return _only(ledger, container_id)
-
-
-def _only(ledger: Ledger, key: str) -> Optional[CpusetUpdate]:
-    """What one container is to be told now."""
-    return next(iter(hand_out(ledger, lambda update: update.id == key)), None)
 
 
 def _keeps_its_place(ledger: Ledger, grant: Grant) -> bool:
@@ -71,20 +62,20 @@ def is_adoptable(ledger: Ledger, grant: Grant) -> bool:
     return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(ledger, grant.container)
 
 
-def manage(ledger: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
+def manage(ledger: Ledger, container_id: str) -> bool:
     """``Engine.manage``."""
     grant = ledger.grants.get(container_id)
     if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
-        return ()
+        return False
     if grant.stance in (Stance.PLACED, Stance.KUBELET):
-        return ()
+        return False
     grant = replace(grant, container=altered(grant.container, milli_size=None))
     with ledger.without([container_id]):
         pull = ledger.pull(grant.container, container_id)
         decision = ledger.policy.place(ledger.node, grant.container, grant.fence, pull)
         decision = with_peers(ledger, grant.container, decision, container_id)
     if not decision.placement.cpus:
-        return ()
+        return False
     managed = placed(grant, decision.placement, decision.why)
     ledger.put(managed)
     give_places(ledger, decision, grant.container)
@@ -92,4 +83,4 @@ def manage(ledger: Ledger, container_id: str) -> tuple[CpusetUpdate, ...]:
     refresh(ledger)
     told = ledger.told.get(container_id, Told(None))
     ledger.tell(container_id, told._replace(cpus=None, cause="taken under management by command"))
-    return hand_out(ledger)
+    return True

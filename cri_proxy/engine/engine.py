@@ -1,10 +1,11 @@
 """The engine: which container has which place, and every way that can change.
 
 Every public method is one transition: it runs to its end without waiting for anything, or raises and leaves no
-trace. What has to happen in the world is returned (an ``Admission``, ``CpusetUpdate``s); what has to be written down
-is collected in the journal, which the daemon drains after each call. Times are seconds since boot, given by the
-caller. The records themselves are in ``ledger.py``, what is decided about one container in ``decision.py``,
-what that does to others in ``recompute.py``; requests under way in ``tickets.py``, what commands do in ``commands.py``.
+trace. It changes records only. What containers are to be told by that is in ``pending``, until they were told
+(``told.py``); what has to be written down is collected in the journal, which the daemon drains after each call. Times are
+seconds since boot, given by the caller. The records themselves are in ``ledger.py``, what is decided about one container
+in ``decision.py``, what that does to others in ``recompute.py``; requests under way in ``tickets.py``, what commands do in
+``commands.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Callable, Optional, TypeVar, cast
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import commands as interventions
-from cri_proxy.engine import mend, moves, pins, sizing
+from cri_proxy.engine import mend, moves, pins, sizing, told
 from cri_proxy.engine import tickets as requests
 from cri_proxy.engine.changes import note_changes
 from cri_proxy.engine.host import Host
@@ -40,7 +41,7 @@ from cri_proxy.engine.records import (
     Told,
     resident_of,
 )
-from cri_proxy.engine.told import hand_out, told_by
+from cri_proxy.engine.told import told_by
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
 from policies.machine.cpus import NO_CPUS
@@ -89,7 +90,7 @@ def _transition(method: _Method) -> _Method:
             raise
         finally:
             ledger.undo = None
-            ledger.amended, ledger.found, ledger.owned_before = {}, {}, {}
+            ledger.amended, ledger.found, ledger.owned_before, ledger.together = {}, {}, {}, {}
 
     return cast(_Method, run)
 
@@ -131,6 +132,47 @@ class Engine:
     def told(self) -> Mapping[str, Told]:
         """What containers were told last, by id."""
         return self.ledger.told
+
+    def lacking(self, gives_back: bool = False) -> list[CpusetUpdate]:
+        """The updates of containers that have not what they should, in no order; ``gives_back``: as in ``pending``."""
+        return told.lacking(self.ledger, gives_back)
+
+    def lacks(self, container_id: str, gives_back: bool = False) -> bool:
+        """Whether one container has not what it should."""
+        return told.lacks(self.ledger, container_id, gives_back)
+
+    def pending(self, gives_back: bool = False) -> list[CpusetUpdate]:
+        """The updates that may go out now, those that lose CPUs first; ``gives_back``: but only what gives back what we
+        have taken (mode observe, or off)."""
+        return told.pending(self.ledger, gives_back)
+
+    def not_alone(self, key: str) -> tuple[str, ...]:
+        """The ids of others that may still be on CPUs which a container owns, and are to leave them."""
+        return told.not_alone(self.ledger, key)
+
+    def begin_update(self, container_id: str, gives_back: bool = False) -> Optional[CpusetUpdate]:
+        """The update of a container, which goes out now; None = there is nothing to tell it, or one is on its way.
+
+        ``took``, ``refused`` or ``unanswered`` must follow.
+        """
+        return told.begin(self.ledger, container_id, gives_back)
+
+    def took(self, container_id: str) -> None:
+        """The runtime has taken the update of a container, or there is no such container any more."""
+        told.took(self.ledger, container_id)
+
+    def refused(self, container_id: str, error: str) -> None:
+        """The runtime has refused the update of a container: it has what it had."""
+        told.refused(self.ledger, container_id, error)
+
+    def unanswered(self, container_id: str) -> None:
+        """Whether the runtime has taken the update of a container is not known: it is told again."""
+        told.unanswered(self.ledger, container_id)
+
+    def saw(self, container_id: str, **seen: Any) -> None:
+        """A container was seen to have this (fields of ``Told``); what it lacks by that it is told."""
+        if (before := self.ledger.told.get(container_id)) is not None:
+            self.ledger.tell(container_id, before._replace(**seen))
 
     @property
     def tickets(self) -> Mapping[str, Ticket]:
@@ -200,9 +242,17 @@ class Engine:
         """The longest create seen, in seconds."""
         return self.ledger.longest_create_s
 
-    def drain(self) -> dict[JournalKey, JournalValue]:
-        """What has changed since the last call, to be written down: the last value of each record, None = gone."""
-        return self.ledger.drain()
+    def drain(self, at_once: bool = False) -> dict[JournalKey, JournalValue]:
+        """What has changed since the last call, to be written down: the last value of each record, None = gone.
+
+        ``at_once``: without what a daemon that starts works out anew, which waits for the next call without it.
+        """
+        return self.ledger.drain(at_once)
+
+    @property
+    def has_derived(self) -> bool:
+        """Whether ``drain`` has left something for later."""
+        return bool(self.ledger.derived)
 
     # ------------------------------------------------------------------ pods
 
@@ -220,17 +270,15 @@ class Engine:
         memory_limit_bytes: int,
         now_s: float,
         enforce: bool = True,
-    ) -> tuple[CpusetUpdate, ...]:
+    ) -> None:
         """A pod has this size and memory limit (None, 0: not told) from now on: UpdatePodSandboxResources was accepted.
 
         Its containers without resources of their own are placed by it, as by a resize; ``enforce`` False: the next time.
-        Returns updates for them and others, to be sent in their order.
         """
         requests.resize_pod(self.ledger, sandbox_id, size, memory_limit_bytes, now_s, enforce)
-        return hand_out(self.ledger)
 
     @_transition
-    def end_pod(self, sandbox_id: str) -> tuple[CpusetUpdate, ...]:
+    def end_pod(self, sandbox_id: str) -> None:
         """The sandbox was stopped or removed: its containers are gone, and its holds end."""
         for key in sorted(self.ledger.sandboxes.get(sandbox_id, ())):
             if self.ledger.grants[key].life is not Life.CREATING:
@@ -245,7 +293,6 @@ class Engine:
                 for who in [w for w in self.ledger.distrusted if w[0] == pod.uid]:
                     self.ledger.change("distrust", self.ledger.distrusted, who, None)
         refresh(self.ledger)
-        return hand_out(self.ledger)
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
@@ -277,27 +324,19 @@ class Engine:
         return requests.admit(self.ledger, container, fence, now_s, enforce)
 
     @_transition
-    def bind(self, ticket_id: str, container_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
-        """The runtime has created the container. Returns the updates it missed, and those of containers that grow now."""
+    def bind(self, ticket_id: str, container_id: str, now_s: float) -> None:
+        """The runtime has created the container: what it was told is what the request carried."""
         requests.bind(self.ledger, ticket_id, container_id, now_s)
-        return hand_out(self.ledger)
 
     @_transition
-    def cancel(
-        self, ticket_id: str, now_s: float, reason: str = "refused by the runtime"
-    ) -> tuple[CpusetUpdate, ...]:
+    def cancel(self, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> None:
         """The runtime has said no, or nothing was sent: as if it had never been asked for."""
         requests.cancel(self.ledger, ticket_id, now_s, reason)
-        return hand_out(self.ledger)
 
     @_transition
-    def doubt(self, ticket_id: str) -> tuple[CpusetUpdate, ...]:
-        """Whether the container exists is not known: it keeps its CPUs until ``resync`` finds out.
-
-        Returns the updates of others that have waited for its end.
-        """
+    def doubt(self, ticket_id: str) -> None:
+        """Whether the container exists is not known: it keeps its CPUs until ``resync`` finds out. No other waits for it."""
         requests.doubt(self.ledger, ticket_id)
-        return hand_out(self.ledger)
 
     @_transition
     def resize(
@@ -310,22 +349,20 @@ class Engine:
         return requests.resize(self.ledger, container_id, resources, fence, now_s)
 
     @_transition
-    def commit(self, ticket_id: str, now_s: float) -> tuple[CpusetUpdate, ...]:
-        """The runtime has accepted a resize: the new place replaces the old one. Returns updates for others and itself."""
+    def commit(self, ticket_id: str, now_s: float) -> None:
+        """The runtime has accepted a resize: the new place replaces the old one."""
         requests.commit(self.ledger, ticket_id, now_s)
-        return hand_out(self.ledger)
 
     @_transition
     def follow_resources(
         self, container_id: str, resources: Resources, now_s: float, enforce: bool = True
-    ) -> tuple[CpusetUpdate, ...]:
+    ) -> None:
         """The runtime has given a container other resources without our knowing: place it by them, as by a resize.
 
         ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
-        policy refuses stays where it is. Returns updates for others and itself, to be sent in their order.
+        policy refuses stays where it is.
         """
-        before = requests.follow(self.ledger, container_id, resources, now_s, enforce)
-        return (*before, *hand_out(self.ledger))
+        requests.follow(self.ledger, container_id, resources, now_s, enforce)
 
     # ------------------------------------------------------------------ the life of a container
 
@@ -356,17 +393,17 @@ class Engine:
         return True
 
     @_transition
-    def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> tuple[CpusetUpdate, ...]:
+    def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> None:
         """The container stopped (``exit_code`` None: not known yet). Its place is held for its next attempt."""
         grant = self.ledger.grants.get(container_id)
         if grant is None or grant.life is Life.CREATING:
-            return ()
+            return
         if grant.stance not in (Stance.PLACED, Stance.OBSERVED, Stance.RELEASED):
             self.ledger.drop(container_id)
             refresh(self.ledger)
-            return hand_out(self.ledger)
+            return
         if grant.life is Life.HELD and (exit_code is None or grant.exit_code is not None):
-            return ()
+            return
         finished = exit_code == 0
         hold_s = self.ledger.options.finished_hold_s if finished else self.ledger.options.restart_hold_s
         since_s = grant.since_s if grant.life is Life.HELD else now_s
@@ -375,10 +412,9 @@ class Engine:
                 grant, life=Life.HELD, since_s=since_s, hold_until_s=since_s + hold_s, exit_code=exit_code
             )
         )
-        return ()
 
     @_transition
-    def remove(self, container_id: str, outcome: str = "") -> tuple[CpusetUpdate, ...]:
+    def remove(self, container_id: str, outcome: str = "") -> None:
         """The container is gone from the runtime, or will never run: this attempt's place is free, no other's.
 
         ``outcome``: what is remembered of it where that is news.
@@ -387,15 +423,14 @@ class Engine:
         if grant is None:
             self.ledger.drop_replaced(lambda g: g.key == container_id)
         if grant is None or grant.life is Life.CREATING:
-            return ()
+            return
         self.ledger.drop(container_id)
         if outcome:
             self.ledger.outcome(container_id, outcome)
         refresh(self.ledger)
-        return hand_out(self.ledger)
 
     @_transition
-    def tick(self, now_s: float) -> tuple[CpusetUpdate, ...]:
+    def tick(self, now_s: float) -> None:
         """Let time pass: holds end, and so does distrust."""
         raw, held = self.ledger.grants.raw, self.ledger.held
         over = [k for k in raw if k in held and raw[k].hold_until_s <= now_s] if held else []
@@ -405,40 +440,33 @@ class Engine:
             self.ledger.change("distrust", self.ledger.distrusted, who, None)
         self.ledger.forget_gone()
         refresh(self.ledger)
-        return hand_out(self.ledger)
 
     # ------------------------------------------------------------------ by command
 
     @_transition
-    def release(self, container_id: str) -> Optional[CpusetUpdate]:
+    def release(self, container_id: str) -> None:
         """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
-        return interventions.release(self.ledger, container_id)
+        interventions.release(self.ledger, container_id)
 
     @_transition
-    def manage(self, container_id: str) -> tuple[CpusetUpdate, ...]:
-        """Place a container that is not managed; nothing to do if it is unknown or cannot be placed.
-
-        Returns its update, and those of others whose CPUs it gets.
+    def manage(self, container_id: str) -> bool:
+        """Place a container that is not managed; False if it is unknown or cannot be placed.
 
         :raises PlacementRefused, BudgetSpent: as the policy.
         """
         return interventions.manage(self.ledger, container_id)
 
     @_transition
-    def apply(self, plan: Plan) -> tuple[CpusetUpdate, ...]:
-        """Carry out the moves of a plan that still hold; the others are dropped.
-
-        The updates are in an order in which no domain is fuller than it must be: send them in it.
-        """
-        return moves.apply(self.ledger, plan)
+    def apply(self, plan: Plan) -> None:
+        """Make the moves of a plan that still hold; the others are dropped."""
+        moves.apply(self.ledger, plan)
 
     @_transition
-    def take_back(self, made: Sequence[Move], why: str = "") -> tuple[CpusetUpdate, ...]:
+    def take_back(self, made: Sequence[Move], why: str = "") -> bool:
         """Undo a move of a plan, or an exchange (the runtime refused it, containers wait), if the places before hold.
 
-        ``made``: as ``plan_of`` has made them; they go back at once, all of them that are there still, or none. Returns
-        their updates, and those of others whose CPUs come or go; nothing if one is elsewhere by now, or its old place
-        is taken.
+        ``made``: as ``plan_of`` has made them; they go back at once, all of them that are there still, or none: False,
+        if one is elsewhere by now, or its old place is taken.
         """
         return moves.take_back(self.ledger, made, why)
 
@@ -459,13 +487,10 @@ class Engine:
         sizing.note_use(self.ledger, used)
 
     @_transition
-    def size(
-        self, container_id: str, milli_size: Optional[int], why: str, now_s: float
-    ) -> Optional[tuple[CpusetUpdate, ...]]:
+    def size(self, container_id: str, milli_size: Optional[int], why: str, now_s: float) -> bool:
         """Give a container the smallest place, near its own, that holds ``milli_size`` milli-CPUs; None = its limit.
 
-        Returns its update, and those of others that make room; None if it stays as it is: there is no such place, it may
-        not be moved now, or it is gone.
+        False if it stays as it is: there is no such place, it may not be moved now, or it is gone.
         """
         return sizing.size(self.ledger, container_id, milli_size, why, now_s)
 
@@ -474,7 +499,7 @@ class Engine:
     @_transition
     def rehost(
         self, host: Host, policy: Optional[Policy] = None, options: Optional[EngineOptions] = None
-    ) -> tuple[CpusetUpdate, ...]:
+    ) -> None:
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
         before = self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node
         old_topology = self.ledger.host.topology
@@ -492,7 +517,6 @@ class Engine:
             self.ledger.charge_lacking()
             self._end_lifts(before[1])
             refresh(self.ledger, force=True)
-            return hand_out(self.ledger)
         except BaseException:
             self.ledger.host, self.ledger.policy, self.ledger.options, self.ledger.node = before
             self.ledger.owned_before.clear()  # by the books that are no more
@@ -512,11 +536,8 @@ class Engine:
     @_transition
     def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod],
                 history: Iterable[DecisionRecord],
-                distrusted: dict[tuple[str, str], float]) -> tuple[CpusetUpdate, ...]:  # fmt: skip
-        """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt.
-
-        Returns updates only for containers whose CPUs are not usable any more.
-        """
+                distrusted: dict[tuple[str, str], float]) -> None:  # fmt: skip
+        """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt."""
         history = list(history)
         for pod in pods:
             self.ledger.change("pod", self.ledger.pods, pod.id, pod)
@@ -558,22 +579,18 @@ class Engine:
         ]
         self.ledger.counter = max([self.ledger.counter, *map(int, used)])
         refresh(self.ledger, force=True)
-        return hand_out(self.ledger)
 
     @_transition
-    def adopt(self, grant: Grant) -> tuple[CpusetUpdate, ...]:
+    def adopt(self, grant: Grant) -> None:
         """Take a container into the records as it runs; it loses what belongs to others already."""
         self._enter(grant)
-        return hand_out(self.ledger)
 
     def _enter(self, grant: Grant) -> None:
         self.ledger.tell(grant.key, told_by(grant))
         put_and_recompute(self.ledger, grant)
 
     @_transition
-    def take_over(
-        self, gone: Iterable[str], tickets: Iterable[Ticket], found: Iterable[Grant]
-    ) -> tuple[CpusetUpdate, ...]:
+    def take_over(self, gone: Iterable[str], tickets: Iterable[Ticket], found: Iterable[Grant]) -> None:
         """Replace records that are no longer true, and requests that have ended, by those of what runs."""
         for ticket in tickets:
             self.ledger.drop_ticket(ticket.id)
@@ -583,7 +600,6 @@ class Engine:
         for grant in found:
             self._enter(grant)
         refresh(self.ledger)
-        return hand_out(self.ledger)
 
     @_transition
     def note_memory(
@@ -596,7 +612,7 @@ class Engine:
         self.ledger.note_memory(container_id, mems, held)
 
     @_transition
-    def amend(self, grant: Grant, seen: Optional[Told] = None) -> tuple[CpusetUpdate, ...]:
+    def amend(self, grant: Grant, seen: Optional[Told] = None) -> None:
         """Replace the record of a known container by what was found out about it.
 
         ``seen``: what it was seen to have, where that is not what it was told last.
@@ -608,9 +624,11 @@ class Engine:
         if seen is not None:
             self.ledger.tell(grant.key, seen)
         put_and_recompute(self.ledger, grant)
-        return hand_out(self.ledger)
 
     @_transition
-    def mend(self, now_s: float) -> mend.Mended:
-        """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing."""
+    def mend(self, now_s: float) -> tuple[str, ...]:
+        """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing.
+
+        Returns what was broken, in sentences; what could not be mended is broken still.
+        """
         return mend.mend(self.ledger, now_s)

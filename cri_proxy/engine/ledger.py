@@ -18,6 +18,8 @@ from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
 from cri_proxy.engine.records import (
+    Begun,
+    CpusetUpdate,
     DecisionRecord,
     Grant,
     GroupRecord,
@@ -84,6 +86,8 @@ class Ledger:
         self.longest_create_s = 0.0
         self.counter = 0
         self.journal: dict[JournalKey, JournalValue] = {}
+        #: What a daemon that starts works out anew in any case: it need not be written down before anything else is done.
+        self.derived: dict[JournalKey, JournalValue] = {}
         #: While a transition runs: the records it has changed, as (table, key, value before).
         self.undo: Optional[Undo] = None
         #: The last request that was booked: the version since, what it has changed, and the pools before.
@@ -93,6 +97,8 @@ class Ledger:
         #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
         self.amended: dict[str, DecisionRecord] = {}
         self.found: dict[str, Grant] = {}
+        #: While one runs: grants that were given another set together, before and after it, and that set.
+        self.together: dict[str, tuple[Grant, Grant, frozenset[int]]] = {}
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
@@ -107,10 +113,13 @@ class Ledger:
         self.kubelets: set[str] = set()
         #: Keys of the grants whose places name no group, by home and by what they own: many have one home.
         self.places: dict[tuple[frozenset[int], frozenset[int]], dict[str, None]] = {}
-        #: What the runtime was told of each container last, by id; and of which the record, or that, has changed since they
-        #: were compared.
+        #: What the runtime was told of each container last, by id; of which the record, or that, has changed since they were
+        #: compared; what these lack, with what it follows from; and the updates that are on their way. ``told.py`` alone
+        #: works with the last three.
         self.told: dict[str, Told] = {}
         self.unsettled: set[str] = set()
+        self.updates: dict[str, tuple[Grant, Told, bool, CpusetUpdate]] = {}
+        self.under_way: dict[str, Begun] = {}
         #: Groups whose containers' records on disk may say what the group owned before; and by group what was last written
         #: down of it, and of which state of the books.
         self.group_records: set[str] = set()
@@ -273,7 +282,8 @@ class Ledger:
                 keys[key], now = place, altered(grant, placement=place)
             if self.undo is not None:
                 self.undo.setdefault(("grant", key), (self.grants, key, grant))
-            self.grants.raw[key] = self.journal["grant", key] = now
+                self.together[key] = grant, now, cpus
+            self.grants.raw[key] = self.derived["grant", key] = now
         self.unsettled.update(keys)
         self.version += len(keys)
         self.node.share(keys, cpus)
@@ -286,14 +296,19 @@ class Ledger:
         self.unsettled.add(key)
         if told is None:
             self.told.pop(key, None)
+            self.under_way.pop(key, None)
         else:
             self.told[key] = told
+
+    def changed_grants(self) -> list[str]:
+        """The keys of the grants that the transition that runs has changed so far, and that are there to be told of it."""
+        return [key for kind, key in self.undo or () if kind == "grant" and key in self.unsettled]
 
     def forget_gone(self) -> None:
         """Forget what containers were told that were set aside and will not be put back."""
         if not self.tickets:
             for key in self.told.keys() - self.grants.raw.keys():
-                del self.told[key]
+                self.tell(key, None)
 
     def put_pod(self, pod: Pod) -> None:
         """Note a pod, in the records of its containers as well."""
@@ -557,10 +572,17 @@ class Ledger:
     def _note(self, kind: str, key: str, value: JournalValue) -> None:
         self.version += 1
         self.journal[(kind, key)] = value
+        if self.derived:
+            self.derived.pop((kind, key), None)
 
-    def drain(self) -> dict[JournalKey, JournalValue]:
-        """What has changed since the last call, to be written down: the last value of each record, None = gone."""
+    def drain(self, at_once: bool = False) -> dict[JournalKey, JournalValue]:
+        """What has changed since the last call, to be written down: the last value of each record, None = gone.
+
+        ``at_once``: without what may be written down some time later, which waits for the next call without it.
+        """
         journal, self.journal = self.journal, {}
+        if not at_once and self.derived:
+            journal, self.derived = {**journal, **self.derived}, {}
         return journal
 
     def record(

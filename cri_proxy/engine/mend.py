@@ -7,7 +7,7 @@ that are involved are placed anew; all others stay where they are. A part of the
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.engine.invariants import (
@@ -20,33 +20,24 @@ from cri_proxy.engine.invariants import (
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.recompute import keep_memory, placed, refresh
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, resident_of
-from cri_proxy.engine.told import hand_out
+from cri_proxy.engine.records import Grant, Life, Stance, resident_of
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, Placement, PlacementRefused
 
 
-@dataclass(frozen=True)
-class Mended:
-    """What was broken, in sentences, and the updates to send; what could not be mended is broken still."""
-
-    broken: tuple[str, ...] = ()
-    updates: tuple[CpusetUpdate, ...] = ()
-
-
-def mend(ledger: Ledger, now_s: float) -> Mended:
+def mend(ledger: Ledger, now_s: float) -> tuple[str, ...]:
     """``Engine.mend``."""
     broken, crowded = broken_invariants(ledger), crowded_out(ledger)
     if not broken and not crowded:
-        return Mended()
+        return ()
     if broken:
         _reckon_anew(ledger)
         refresh(ledger, force=True)
         _part(ledger, now_s)
     if crowded_out(ledger):
         _give_way(ledger, now_s)
-    return Mended((*broken, *crowded), hand_out(ledger))
+    return (*broken, *crowded)
 
 
 def _reckon_anew(ledger: Ledger) -> None:

@@ -14,8 +14,7 @@ from typing import Optional
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import nearness
 from cri_proxy.engine.recompute import barred_from_owning, effective, keep_memory, memory_for, refresh
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Move, MoveEffect, Plan, Stance, resident_of
-from cri_proxy.engine.told import hand_out
+from cri_proxy.engine.records import Grant, Life, Move, MoveEffect, Plan, Stance, resident_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import BudgetSpent, CpusetConstraint, Placement, PlacementRefused, wanted_milli
 
@@ -50,7 +49,7 @@ def being_resized(ledger: Ledger) -> frozenset[str]:
     return frozenset(key for t in ledger.tickets.values() if t.target for key in (t.key, t.target))
 
 
-def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
+def apply(ledger: Ledger, plan: Plan) -> None:
     """``Engine.apply``."""
     # 1. Those that may be moved, and are not there already.
     resized = being_resized(ledger)
@@ -78,7 +77,6 @@ def apply(ledger: Ledger, plan: Plan) -> tuple[CpusetUpdate, ...]:
     for key, move in wanted.items():
         ledger.record("rebalance", key, ledger.grants[key], plan.at_s, _effect(ledger, was, wanted, move))
     refresh(ledger)
-    return _in_order(hand_out(ledger), list(wanted))
 
 
 def _effect(ledger: Ledger, was: Mapping[str, Grant], wanted: Mapping[str, Move], move: Move) -> MoveEffect:
@@ -104,17 +102,6 @@ def _effect(ledger: Ledger, was: Mapping[str, Grant], wanted: Mapping[str, Move]
 
 def _home(grant: Grant, move: Move) -> frozenset[int]:
     return move.home if grant.fence.cpus is None else move.home & grant.fence.cpus
-
-
-def _in_order(updates: Iterable[CpusetUpdate], movers: list[str]) -> tuple[CpusetUpdate, ...]:
-    """First the containers that make room, then the movers in the order of the plan, then those that grow."""
-    rank = {key: index for index, key in enumerate(movers)}
-    last = len(movers)
-
-    def key(update: CpusetUpdate) -> tuple[int, str]:
-        return (rank.get(update.id, -1 if update.shrink else last), update.id)
-
-    return tuple(sorted(updates, key=key))
 
 
 def _new_places(ledger: Ledger, moves: Mapping[str, Move]) -> dict[str, Placement]:
@@ -176,7 +163,7 @@ def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     return keep_memory(ledger, grant.placement, place, grant.fence)
 
 
-def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> tuple[CpusetUpdate, ...]:
+def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> bool:
     """``Engine.take_back``."""
     # 1. Those that are there still, none of which is anywhere else by now.
     back = {move.id: move for move in made if move.was is not None and _is_there(ledger, move.id)}
@@ -185,18 +172,18 @@ def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> tuple[CpusetUpd
     for key, move in back.items():
         grant = was[key]
         if not may_move(ledger, grant, resized, is_order=True) or not grant.placement.home <= move.home:
-            return ()
+            return False
     # 2. Their old places, with all of them out of the way.
     places = _old_places(ledger, back)
-    if len(places) < len(back):
-        return ()
+    if not back or len(places) < len(back):
+        return False
     # 3. Back, with their memory where it was.
     reason = f"back at its place before the plan: {why}" if why else "back at its place before the plan"
     for key, place in places.items():
         ledger.put(replace(was[key], placement=place, displaced=None, why=reason, moved_s=0.0))
         ledger.outcome(key, f"taken back{': ' + why if why else ''}")
     refresh(ledger)
-    return hand_out(ledger)
+    return True
 
 
 def _is_there(ledger: Ledger, key: str) -> bool:

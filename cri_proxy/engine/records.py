@@ -163,6 +163,9 @@ class Told(NamedTuple):
 
     ``cpus`` None: not known. ``mems``: empty = not set by us. ``is_lifted``: we have taken its CPU quota away. ``why``: the
     reason that its record had then. ``cause``: why it has not what its record says, where that does not say it.
+    ``owned``: what it owned then. ``is_sure`` False: it is on ``cpus``, or on some of them. ``refused``: what the runtime
+    has said to the last update since, "" = it has not refused it. ``ignores_mems``: it takes memory nodes and does not set
+    them: they are not told again.
     """
 
     cpus: Optional[frozenset[int]]
@@ -170,6 +173,10 @@ class Told(NamedTuple):
     is_lifted: bool = False
     why: str = ""
     cause: str = ""
+    owned: frozenset[int] = NO_CPUS
+    is_sure: bool = True
+    refused: str = ""
+    ignores_mems: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,10 +216,9 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class CpusetUpdate:
-    """A cpuset (and mems) another container must get. ``shrink``: it loses CPUs, so it goes before a create.
+    """A cpuset (and mems) that a container must get. ``shrink``: it loses CPUs, so it is told first.
 
-    ``give_back``: the CPU quota that we had taken away from it. ``runs_on``, ``memory_on``: its CPUs and memory
-    nodes until it is told.
+    ``give_back``: the CPU quota that we had taken away from it.
     """
 
     id: str
@@ -220,15 +226,20 @@ class CpusetUpdate:
     shrink: bool
     why: str
     give_back: Optional[Quota] = None
-    runs_on: frozenset[int] = field(default=NO_CPUS, compare=False)
-    memory_on: frozenset[int] = field(default=NO_CPUS, compare=False)
+
+
+class Begun(NamedTuple):
+    """An update on its way: what its container had when it went out, and has once it was taken."""
+
+    update: CpusetUpdate
+    had: Told
+    has: Told
 
 
 @dataclass(frozen=True)
 class Admission:
     """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched.
 
-    ``before``: send these first. ``after``: the containers that grow; ``bind``, ``commit`` and ``doubt`` say what to send.
     ``give_back``: the CPU quota to send with it, since it had been taken away.
     """
 
@@ -236,24 +247,7 @@ class Admission:
     decision: Decision
     stance: Stance
     placement: Placement
-    before: tuple[CpusetUpdate, ...] = ()
-    after: tuple[CpusetUpdate, ...] = ()
     give_back: Optional[Quota] = None
-
-
-@dataclass(frozen=True)
-class Effects:
-    """What is to be done besides a request, in this order, before the changes are saved.
-
-    ``forget``: the container of this id gets no update that is on its way. ``overtaken``: the request itself has told a
-    container this, so an earlier update of it is void. ``send``: what containers get now. ``look``: the runtime is to be
-    asked soon what became of a request.
-    """
-
-    forget: str = ""
-    overtaken: Optional[CpusetUpdate] = None
-    send: tuple[CpusetUpdate, ...] = ()
-    look: bool = False
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,15 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
     nodes = charged | grant.placement.mems or node.topology.nodes_of(grant.cpus)
     row["memory"] = [_memory_row(node, n) for n in sorted(nodes)]
     row["peers"] = peer_rows(engine.ledger, grant)
+    row["not_alone"] = sorted(path_of(engine, key) for key in engine.not_alone(grant.key))
     return row
+
+
+def not_alone(engine: Engine) -> dict[str, list[str]]:
+    """By name the containers on whose own CPUs others may still be, which are to leave them, with those."""
+    owners = [grant for grant in engine.grants.values() if grant.exclusive] if engine.lacking() else []
+    found = {grant.container.path: engine.not_alone(grant.key) for grant in owners}
+    return {path: sorted(path_of(engine, key) for key in others) for path, others in found.items() if others}
 
 
 def move_rows(engine: Engine, key: str, now_s: float) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from typing import Optional
 from cri_proxy.engine.decision import opted_out
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import (
-    CpusetUpdate,
     Grant,
     Life,
     ListedContainer,
@@ -34,9 +33,8 @@ SLICE = 50
 
 @dataclass(frozen=True)
 class Resync:
-    """What a resync did: updates to send, and ids by what was found."""
+    """What a resync found: ids by what it was. ``ignoring``: the runtime has not set their memory nodes, told twice."""
 
-    updates: tuple[CpusetUpdate, ...] = ()
     adopted: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
@@ -44,6 +42,7 @@ class Resync:
     foreign: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
+    ignoring: tuple[str, ...] = ()
 
 
 def unknown_ids(engine: Engine, seen: Collection[ListedContainer]) -> tuple[str, ...]:
@@ -99,16 +98,16 @@ class Listing:
 
     ``details``: containers by id for ``unknown_ids``. ``listed_at_s``: when the list was asked for. ``then``: the
     engine's grants at that time, empty if nothing can have changed since. ``pending``: ids with an update of
-    ours on its way then or since; their cpusets say nothing yet. ``enforce`` False: nothing can be sent, and so
-    nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended with records
-    that were not saved, so what runs is right where they say otherwise.
+    ours on its way then or since, as it grows; what was seen of them says nothing. ``enforce`` False: nothing can be
+    sent, and so nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended
+    with records that were not saved, so what runs is right where they say otherwise.
     """
 
     seen: Mapping[str, ListedContainer]
     listed_at_s: float
     details: Mapping[str, Container] = field(default_factory=dict)
     then: Mapping[str, Grant] = field(default_factory=dict)
-    pending: frozenset[str] = frozenset()
+    pending: Collection[str] = frozenset()
     enforce: bool = True
     is_newer: bool = False
 
@@ -129,8 +128,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
     seen = listing.seen
     if listing.is_newer:
         yield _take_over(engine, listing, now_s)
-    bound, cancelled, late = _resolve_tickets(engine, seen, now_s, listing.listed_at_s)
-    updates = list(late)
+    bound, cancelled = _resolve_tickets(engine, seen, now_s, listing.listed_at_s)
     removed = [
         g.key
         for g in engine.grants.values()
@@ -140,67 +138,65 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
     never_run = sorted(_never_run(engine, seen.values(), latest))
     removed += [key for key in never_run if key in engine.grants and engine.grants[key].life is Life.CREATED]
     for key in removed:
-        updates += engine.remove(key, "never started: there is a later attempt" if key in never_run else "")
-    yield Resync(tuple(updates), removed=tuple(removed), bound=tuple(bound), cancelled=tuple(cancelled))
-    told = {u.id for u in updates}
+        engine.remove(key, "never started: there is a later attempt" if key in never_run else "")
+    yield Resync(removed=tuple(removed), bound=tuple(bound), cancelled=tuple(cancelled))
     # What looks exclusive to one that runs is not exclusive to one that was only created.
     items = sorted(seen.values(), key=lambda s: not (s.running or s.exited))
     for start in range(0, len(items), SLICE):
         slice_ = items[start : start + SLICE]
         dead = _never_run(engine, slice_, latest)
-        part = _follow_all(engine, [s for s in slice_ if s.id not in dead], listing, now_s, told)
-        told |= {u.id for u in part.updates}
-        yield part
+        yield _follow_all(engine, [s for s in slice_ if s.id not in dead], listing, now_s)
 
 
 def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
     def adoption(item: ListedContainer, container: Container, owned: frozenset[int]) -> Grant:
         return _adoption(engine, item, container, now_s, listing.seen, owned)
 
-    adopted, updates = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
+    adopted = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
     for key in adopted:
         _follow_memory(engine, listing.seen[key], at_rest=True)
-    return Resync(updates if listing.enforce else (), adopted=adopted)
+    return Resync(adopted=adopted)
 
 
-def _follow_all(
-    engine: Engine, items: list[ListedContainer], listing: Listing, now_s: float, told: set[str]
-) -> Resync:
-    updates: list[CpusetUpdate] = []
+def _follow_all(engine: Engine, items: list[ListedContainer], listing: Listing, now_s: float) -> Resync:
     drifted: list[str] = []
     resized: list[str] = []
     foreign: list[str] = []
     adopted: list[str] = []
+    ignoring: list[str] = []
     resizing = {t.target for t in engine.tickets.values()}
     for item in items:
-        found: tuple[CpusetUpdate, ...] = ()
         if item.id in engine.grants:
-            found = _follow(engine, item, now_s, listing.listed_at_s) + _note_where(engine, item)
+            _follow(engine, item, now_s, listing.listed_at_s)
+            _note_where(engine, item)
             was = engine.grants.get(item.id)
             resources = _news_of_resources(engine, item, listing)
             if resources is not None and item.id not in resizing:
-                found += engine.follow_resources(item.id, resources, now_s, listing.enforce)
+                engine.follow_resources(item.id, resources, now_s, listing.enforce)
                 resized.append(item.id)
-            # What a container runs on says nothing while it is being told to run elsewhere.
-            told_now = told | {u.id for u in found}
-            in_motion = item.id in listing.pending or item.id in told_now or item.id in resizing
+            # What a container runs on says nothing that was told to run elsewhere since, or asked to.
+            in_motion = item.id in listing.pending or item.id in resizing
             at_rest = was is not None and not in_motion and _unchanged(was, listing.then)
             if at_rest:
-                found += _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign)
+                _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign, ignoring)
             _follow_memory(engine, item, at_rest)
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
             owned = engine.node.exclusive
-            found = engine.adopt(_adoption(engine, item, container, now_s, listing.seen, owned))
+            engine.adopt(_adoption(engine, item, container, now_s, listing.seen, owned))
             _follow_memory(engine, item, at_rest=True)
             # Its next containers' requests will not say what its runtime handler is.
             if item.sandbox_id not in engine.pods:
                 engine.add_pod(container.pod)
             adopted.append(item.id)
-        updates += found
-        told = told | {u.id for u in found}
-    news = {"drifted": drifted, "resized": resized, "foreign": foreign, "adopted": adopted}
-    return Resync(tuple(updates), **{name: tuple(ids) for name, ids in news.items()})
+    news = {
+        "drifted": drifted,
+        "resized": resized,
+        "foreign": foreign,
+        "adopted": adopted,
+        "ignoring": ignoring,
+    }
+    return Resync(**{name: tuple(ids) for name, ids in news.items()})
 
 
 def _unchanged(grant: Grant, then: Mapping[str, Grant]) -> bool:
@@ -222,13 +218,12 @@ def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) 
 
 def _resolve_tickets(
     engine: Engine, listing: Mapping[str, ListedContainer], now_s: float, listed_at_s: float
-) -> tuple[list[str], list[str], list[CpusetUpdate]]:
+) -> tuple[list[str], list[str]]:
     """Tickets in doubt: found in the list, they are bound; not found for long enough, they are cancelled."""
     by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in listing.values() if s.id not in engine.grants}
     patience_s = max(engine.options.doubt_s, 2 * engine.longest_create_s)
     bound: list[str] = []
     cancelled: list[str] = []
-    updates: list[CpusetUpdate] = []
     targets: set[str] = set()
     judged: set[str] = set()
     # A create that never appeared brings back those that it had set aside: they are judged after it.
@@ -236,17 +231,18 @@ def _resolve_tickets(
         judged.add(ticket.id)
         if ticket.kind is TicketKind.RESIZE:
             targets.add(ticket.target)
-            updates += _resolve_resize(engine, ticket, listing.get(ticket.target), now_s)
+            _resolve_resize(engine, ticket, listing.get(ticket.target), now_s)
             continue
         container = engine.grants[ticket.key].container
         found = by_name.get((container.pod.uid, container.name, container.attempt))
         if found is not None:
-            updates += engine.bind(ticket.id, found, now_s)
+            engine.bind(ticket.id, found, now_s)
             bound.append(found)
         elif now_s - ticket.since_s > patience_s and listed_at_s > ticket.since_s:
-            updates += engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
+            engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
             cancelled.append(ticket.id)
-    return bound, cancelled, [*updates, *_as_seen(engine, listing, targets)]
+    _as_seen(engine, listing, targets)
+    return bound, cancelled
 
 
 def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
@@ -254,21 +250,17 @@ def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
     return next((t for t in engine.tickets.values() if t.in_doubt and t.id not in judged), None)
 
 
-def _as_seen(
-    engine: Engine, listing: Mapping[str, ListedContainer], targets: Iterable[str]
-) -> Iterator[CpusetUpdate]:
-    """What containers whose resizes were in doubt are to be told in the end: it is seen what they have."""
+def _as_seen(engine: Engine, listing: Mapping[str, ListedContainer], targets: Iterable[str]) -> None:
+    """Containers whose resizes were in doubt: it is seen what they have."""
     for target in sorted(targets):
         grant, item = engine.grants.get(target), listing.get(target)
         if grant is None or item is None or item.cpus is None or grant.stance is not Stance.PLACED:
             continue
         told = engine.told.get(target, Told(None))
-        yield from engine.amend(grant, _seen(told, item, "the outcome of a resize is unknown"))
+        engine.amend(grant, _seen(told, item, "the outcome of a resize is unknown"))
 
 
-def _resolve_resize(
-    engine: Engine, ticket: Ticket, item: Optional[ListedContainer], now_s: float
-) -> tuple[CpusetUpdate, ...]:
+def _resolve_resize(engine: Engine, ticket: Ticket, item: Optional[ListedContainer], now_s: float) -> None:
     """A resize whose end is not known: what the container has now tells whether the runtime has made it.
 
     Its resources do where they are others by it; else its cpuset.
@@ -277,14 +269,15 @@ def _resolve_resize(
     if old is not None and item is not None and not item.exited:
         asked, known = engine.grants[ticket.key].container.told, old.container.told
         if item.resources is not None and asked != known:
-            if item.resources == known:
-                return engine.cancel(ticket.id, now_s, "the runtime was not reached")
-            return engine.commit(ticket.id, now_s)
-        if item.cpus is None:
-            return ()  # not looked at this time
-        if item.cpus != ticket.sent.cpus and item.cpus == old.placement.cpus:
-            return engine.cancel(ticket.id, now_s, "the runtime was not reached")
-    return engine.commit(ticket.id, now_s)
+            is_made = item.resources != known
+        elif item.cpus is None:
+            return  # not looked at this time
+        else:
+            is_made = item.cpus == ticket.sent.cpus or item.cpus != old.placement.cpus
+        if not is_made:
+            engine.cancel(ticket.id, now_s, "the runtime was not reached")
+            return
+    engine.commit(ticket.id, now_s)
 
 
 def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int]]:
@@ -292,64 +285,82 @@ def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int
     return {(c.pod.uid, c.name, c.attempt) for c in containers}
 
 
-def _follow(
-    engine: Engine, item: ListedContainer, now_s: float, listed_at_s: float
-) -> tuple[CpusetUpdate, ...]:
+def _follow(engine: Engine, item: ListedContainer, now_s: float, listed_at_s: float) -> None:
     if item.exited:
-        return engine.exited(item.id, item.exit_code, now_s)
-    if not item.running:
-        return ()
-    grant = engine.grants[item.id]
-    if grant.life is Life.HELD and grant.since_s < listed_at_s:  # it was told to stop, and has not
-        return engine.amend(replace(grant, life=Life.RUNNING, hold_until_s=0.0, exit_code=None))
-    engine.started(item.id)
-    return ()
+        engine.exited(item.id, item.exit_code, now_s)
+    elif item.running:
+        grant = engine.grants[item.id]
+        if grant.life is Life.HELD and grant.since_s < listed_at_s:  # it was told to stop, and has not
+            engine.amend(replace(grant, life=Life.RUNNING, hold_until_s=0.0, exit_code=None))
+        else:
+            engine.started(item.id)
 
 
-def _note_where(engine: Engine, item: ListedContainer) -> tuple[CpusetUpdate, ...]:
+def _note_where(engine: Engine, item: ListedContainer) -> None:
     """Remember whether what we set binds the container's processes at all."""
     grant = engine.grants.get(item.id)
-    if grant is None or item.runs_in is None or item.runs_in == grant.runs_in:
-        return ()
-    return engine.amend(replace(grant, runs_in=item.runs_in))
+    if grant is not None and item.runs_in is not None and item.runs_in != grant.runs_in:
+        engine.amend(replace(grant, runs_in=item.runs_in))
 
 
 def _check_cpuset(
-    engine: Engine, item: ListedContainer, now_s: float, enforce: bool, drifted: list[str], foreign: list[str]
-) -> tuple[CpusetUpdate, ...]:
-    """Repair a cpuset that is not what we set any more; give up on one that another program keeps changing."""
+    engine: Engine,
+    item: ListedContainer,
+    now_s: float,
+    enforce: bool,
+    drifted: list[str],
+    foreign: list[str],
+    ignoring: list[str],
+) -> None:
+    """Find a cpuset that is not what its container was told last; give up on one that another program keeps changing."""
     grant = engine.grants.get(item.id)
     if grant is None or grant.life is Life.HELD:
-        return ()
+        return
+    if enforce and _lacks_its_quota(item, grant):
+        engine.saw(item.id, is_lifted=True, cause="its CPU quota had not come back")
     told, online = engine.told.get(grant.key, Told(None)), engine.host.topology.online
-    lacks_quota = enforce and _lacks_its_quota(item, grant)
-    if lacks_quota:
-        told = told._replace(is_lifted=True, cause="its CPU quota had not come back")
     ours = _set_by_us(grant, online)
     # Where it runs its own cgroup does not say; and while nothing is repaired, no other writer is found to undo it.
     if item.cpus is None or (ours is not None and (item.runs_in or not enforce)):
-        return engine.amend(grant, told) if lacks_quota else ()
+        return
     cpus = _runs_on(engine, item)
+    if ours is None and engine.lacks(item.id):  # it is still to be told what it should have
+        engine.saw(item.id, cpus=item.cpus or None, is_sure=True)
+        return
     if ours is None:
         now = _as_others_have_it(engine, grant, cpus)
-        return engine.amend(now, told._replace(cpus=now.runs_on)) if lacks_quota or now is not grant else ()
-    same_mems = item.mems is None or not ours.mems or item.mems == ours.mems
+        if now is not grant:
+            engine.amend(now, told._replace(cpus=now.runs_on))
+        return
+    if told.cpus is None or not told.is_sure:
+        engine.saw(item.id, cpus=item.cpus or None, mems=item.mems or told.mems, is_sure=True, refused="")
+        return
+    same_mems = item.mems is None or not ours.mems or told.ignores_mems or item.mems in (told.mems, ours.mems)
     # An empty one is inherited, or of no writer: ours is gone, also where as many CPUs come down from above.
-    if item.cpus and cpus & online == ours.cpus & online and same_mems:
-        return engine.amend(grant, told) if lacks_quota else ()
+    if item.cpus and cpus & online in (told.cpus & online, ours.cpus & online) and same_mems:
+        if cpus & online != told.cpus & online:  # another program has set what it should have
+            engine.saw(item.id, cpus=item.cpus)
+        return
     recent = grant.repairs if grant.repairs and now_s - grant.repairs[-1] <= DRIFT_WINDOW_S else ()
+    if recent and not same_mems and item.cpus and cpus & online == told.cpus & online:
+        engine.saw(item.id, mems=item.mems, ignores_mems=True)
+        ignoring.append(grant.key)
+        return
     if len(recent) >= FLIPS:
         foreign.append(grant.key)
         why = "another writer keeps changing its cpuset"
-        return engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+        engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+        return
     drifted.append(grant.key)
     seen = _seen(told, item, "its cpuset had been changed")
-    return engine.amend(replace(grant, repairs=(*recent, now_s)), seen)
+    engine.amend(replace(grant, repairs=(*recent, now_s)), seen)
 
 
 def _seen(told: Told, item: ListedContainer, cause: str) -> Told:
     """What a container was seen to have: where its cpuset is empty, that is not known for sure."""
-    return told._replace(cpus=item.cpus or None, mems=item.mems or told.mems, cause=cause)
+    return told._replace(
+        cpus=item.cpus or None, mems=item.mems or told.mems, cause=cause, is_sure=True, refused=""
+    )
 
 
 def _lacks_its_quota(item: ListedContainer, grant: Grant) -> bool:

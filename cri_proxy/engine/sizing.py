@@ -17,8 +17,8 @@ from cri_proxy.engine.eviction import is_worse
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.recompute import keep_memory, refresh
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life
-from cri_proxy.engine.told import hand_out
+from cri_proxy.engine.records import Grant, Life
+from cri_proxy.engine.told import GIVEN_BACK
 from policies.model import (
     BudgetSpent,
     CpusetConstraint,
@@ -89,27 +89,25 @@ def note_use(ledger: Ledger, used: Mapping[str, int]) -> None:
             ledger.put(altered(grant, container=altered(grant.container, milli_used=milli)))
 
 
-def size(
-    ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: float
-) -> Optional[tuple[CpusetUpdate, ...]]:
+def size(ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: float) -> bool:
     """``Engine.size``."""
     old = ledger.grants.get(key)
     if old is None or old.exclusive:
-        return None
+        return False
     if not may_move(ledger, old, being_resized(ledger), is_order=True):
-        return None
+        return False
     if old.life not in (Life.CREATED, Life.RUNNING):
-        return None
+        return False
     # 1. The smallest place of that size, near the one it has.
     container = altered(old.container, milli_size=milli_size, milli_used=0)
     with ledger.without([key]):
         try:
             decision = resized_anew(ledger, old, container, old.fence)
         except (PlacementRefused, BudgetSpent):
-            return None
+            return False
     place, was = decision.placement, old.placement
     if not place.cpus or decision.others or place.exclusive:
-        return None
+        return False
     # 2. It must be what was asked for; what is frozen may grow where it is, and nothing else.
     count, count_before = len(place.cpus), len(was.cpus)
     is_as_asked = milli_size is None or (
@@ -118,10 +116,10 @@ def size(
     is_other, is_growth = place.home != was.home, count > count_before
     is_frozen = ledger.orders.freeze and is_other and not (is_growth and was.home <= place.home)
     if not is_as_asked or is_frozen:
-        return None
+        return False
     if not is_other:  # by its limit it would be where it is
         ledger.put(altered(old, container=container))
-        return ()
+        return True
     # 3. Its memory stays where it is. What has left its place is not moved for others soon.
     has_left = not (was.home <= place.home or place.home <= was.home)
     now = altered(
@@ -138,7 +136,9 @@ def size(
         _push(ledger, now, now_s)
     ledger.record(GROW if is_growth else SHRINK, key, ledger.grants[key], now_s)
     refresh(ledger)
-    return hand_out(ledger)
+    if milli_size is None and key in ledger.told:
+        ledger.tell(key, ledger.told[key]._replace(cause=GIVEN_BACK))
+    return True
 
 
 # ---------------------------------------------------------------------- those that are in the way

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer, Stance, Ticket, TicketKind
+from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance, Ticket, TicketKind
+from cri_proxy.engine.told import told_by
 from policies.machine.cpus import NO_CPUS
 from policies.model import Container
 
@@ -21,10 +22,10 @@ Adoption = Callable[[ListedContainer, Container, frozenset[int]], Grant]
 def take_over(
     engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float,
     adoption: Adoption
-) -> tuple[tuple[str, ...], tuple[CpusetUpdate, ...]]:  # fmt: skip
+) -> tuple[str, ...]:  # fmt: skip
     """Bring the records in line with what runs; ``details``: containers by id that are not in the records.
 
-    Returns the ids of the adopted, and updates for containers that do not run as they should even so.
+    Returns the ids of the adopted. What the others were told last is what they run on.
     """
     live = [item for item in seen.values() if not item.exited]
     details = {**details, **_made_otherwise(engine, live)}
@@ -32,25 +33,18 @@ def take_over(
     gone, tickets = _gone(engine, seen, unknown, details, listed_at_s)
     owned = _owned(engine, {*gone, *(ticket.key for ticket in tickets)})
     found = [adoption(item, details[item.id], owned) for item in unknown]
-    updates = list(engine.take_over(gone, tickets, found))
+    engine.take_over(gone, tickets, found)
     for grant in found:
         if grant.container.pod.id not in engine.pods:
             engine.add_pod(grant.container.pod)
     outdated = [item for item in live if is_outdated(engine, item)]
     for item in outdated:
         grant = engine.grants[item.id]
-        updates += engine.adopt(adoption(item, grant.container, _owned(engine, {item.id})))
-    last = {update.id: update for update in updates}
-    return (
-        tuple(item.id for item in [*unknown, *outdated]),
-        tuple(update for update in last.values() if not _runs_so(engine, update, seen)),
-    )
-
-
-def _runs_so(engine: Engine, update: CpusetUpdate, seen: Mapping[str, ListedContainer]) -> bool:
-    """Whether a container runs on what it should have in the end."""
-    grant, item = engine.grants.get(update.id), seen.get(update.id)
-    return grant is None or (item is not None and item.cpus == grant.cpus)
+        engine.adopt(adoption(item, grant.container, _owned(engine, {item.id})))
+    for update in engine.lacking():
+        if update.id in seen and seen[update.id].cpus == engine.grants[update.id].cpus:
+            engine.saw(update.id, **told_by(engine.grants[update.id], engine.told[update.id])._asdict())
+    return tuple(item.id for item in [*unknown, *outdated])
 
 
 def _made_otherwise(engine: Engine, live: Iterable[ListedContainer]) -> dict[str, Container]:

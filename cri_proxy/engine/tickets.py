@@ -19,9 +19,9 @@ from cri_proxy.engine.recompute import (
     refresh,
     tidy_up,
 )
-from cri_proxy.engine.records import Admission, CpusetUpdate, Grant, Life, Stance, Ticket, TicketKind, Told
+from cri_proxy.engine.records import Admission, Grant, Life, Stance, Ticket, TicketKind, Told
 from cri_proxy.engine.sharing import own_together, share_out_pod, without_past
-from cri_proxy.engine.told import hand_out, still_to_tell
+from cri_proxy.engine.told import gaining, settle
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,
@@ -92,8 +92,8 @@ def admit(
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
     aside = replaced + given_up
     ticket = Ticket(key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets)
-    before, after = _book(ledger, grant, ticket, decision)
-    return Admission(key, decision, stance, sent, before, after)
+    _book(ledger, grant, ticket, decision)
+    return Admission(key, decision, stance, sent)
 
 
 def _among_its_pod(ledger: Ledger, container: Container) -> Container:
@@ -107,10 +107,8 @@ def _among_its_pod(ledger: Ledger, container: Container) -> Container:
     return shared
 
 
-def _book(
-    ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision
-) -> tuple[tuple[CpusetUpdate, ...], tuple[CpusetUpdate, ...]]:
-    """Enter a request that is about to be sent; returns the updates before it and those after its reply."""
+def _book(ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision) -> None:
+    """Enter a request that is about to be sent. The containers that grow by it wait for its end."""
     ledger.put(pending)
     moved = give_places(ledger, decision, pending.container)
     ledger.put_ticket(altered(ticket, moved=moved) if moved else ticket)
@@ -118,12 +116,10 @@ def _book(
     refresh(ledger)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     ledger.unsettled.discard(ticket.target)
-    before = hand_out(ledger, lambda update: update.shrink)
-    waiting = {key for other in ledger.tickets.values() for key in other.waiting}
-    after = [update for update in still_to_tell(ledger) if update.id not in waiting]
-    if after:
-        ledger.put_ticket(altered(ledger.tickets[ticket.id], waiting=tuple(sorted(u.id for u in after))))
-    return before, tuple(sorted(after, key=lambda update: update.id))
+    wait_already = {key for other in ledger.tickets.values() for key in other.waiting}
+    waiting = [key for key in gaining(ledger, ledger.changed_grants()) if key not in wait_already]
+    if waiting:
+        ledger.put_ticket(altered(ledger.tickets[ticket.id], waiting=tuple(sorted(waiting))))
 
 
 def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> None:
@@ -149,13 +145,18 @@ def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> Non
     runs_on = None if bound.stance is Stance.PLACED else bound.runs_on
     ledger.tell(container_id, _told(ticket, "changed while the container was being created") or Told(runs_on))
     refresh(ledger)
+    settle(ledger, container_id)
 
 
 def _told(ticket: Ticket, cause: str, mems: frozenset[int] = NO_CPUS) -> Optional[Told]:
     """What a container has by a request that the runtime has taken, None if that gave it no place; ``cause``: why it is not
     its place any more, if it is not."""
     sent = ticket.sent
-    return Told(sent.cpus, sent.mems or mems, sent.lift_quota, cause=cause) if sent.cpus else None
+    return (
+        Told(sent.cpus, sent.mems or mems, sent.lift_quota, cause=cause, owned=sent.exclusive)
+        if sent.cpus
+        else None
+    )
 
 
 def cancel(ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> None:
@@ -196,6 +197,7 @@ def doubt(ledger: Ledger, ticket_id: str) -> None:
     if ticket is not None:
         ledger.put_ticket(replace(ticket, in_doubt=True, waiting=()))
         ledger.outcome(ticket.target or ticket_id, "in doubt")
+        ledger.unsettled.discard(ticket.target)  # a look at what it has comes first
 
 
 def resize(
@@ -235,9 +237,12 @@ def resize(
     sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
     ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
                     found=old.stance)  # fmt: skip
-    before, after = _book(ledger, pending, ticket, decision)
-    give_back = pending.quota if old.lifted and not pending.lifted else None
-    return Admission(key, decision, stance, sent, before, after, give_back)
+    _book(ledger, pending, ticket, decision)
+    told = ledger.told.get(container_id)
+    has_no_quota = old.lifted if told is None else told.is_lifted
+    return Admission(
+        key, decision, stance, sent, pending.quota if has_no_quota and not pending.lifted else None
+    )
 
 
 def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
@@ -251,10 +256,11 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
         # One that was placed meanwhile: the request may have undone that.
         runs_on = None if grant.stance is Stance.PLACED else grant.runs_on
         cause = "changed while the container was being resized"
-        ledger.tell(
-            grant.key,
-            _told(ticket, cause, told.mems) or Told(runs_on, told.mems, told.is_lifted, cause=cause),
-        )
+        now = _told(ticket, cause, told.mems) or Told(runs_on, told.mems, told.is_lifted, cause=cause)
+        # An update of ours that was on its way meanwhile may have got there after it.
+        is_sure = told.is_sure and ticket.target not in ledger.under_way
+        ledger.tell(grant.key, now._replace(is_sure=is_sure))
+        settle(ledger, grant.key)
 
 
 def _commit(ledger: Ledger, ticket: Ticket) -> None:
@@ -287,33 +293,30 @@ def _commit(ledger: Ledger, ticket: Ticket) -> None:
     ledger.outcome(ticket.target, "resized")
 
 
-def follow(
-    ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool
-) -> tuple[CpusetUpdate, ...]:
-    """``Engine.follow_resources``; returns the updates that come first."""
+def follow(ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool) -> None:
+    """``Engine.follow_resources``."""
     old = ledger.grants.get(container_id)
     if old is None or old.life in (Life.CREATING, Life.HELD):
-        return ()
+        return
     if any(ticket.target == container_id for ticket in ledger.tickets.values()):
-        return ()  # its end tells
+        return  # its end tells
     # 1. Nothing can be sent, or the policy will not: known, counted, and where it was.
     if not enforce:
         container = with_told(old.container, resources)
         is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
         why = "its resources were changed past us; where it runs is left as it is"
         _take_over(ledger, old, resources, now_s, why, is_outgrown)
-        return ()
+        return
     try:
         admission = resize(ledger, container_id, resources, NO_CONSTRAINT, now_s)
     except (PlacementRefused, BudgetSpent) as refusal:
         why = f"its resources were changed past us, and it stays where it is: {refusal}"
         _take_over(ledger, old, resources, now_s, why, is_outgrown=False)
-        return ()
+        return
     assert admission is not None
     # 2. The runtime has made it: what remains to be told is its place.
     _commit(ledger, ledger.tickets[admission.ticket])
     ledger.outcome(container_id, CHANGED_PAST_US)
-    return admission.before
 
 
 def resize_pod(

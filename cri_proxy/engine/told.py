@@ -1,17 +1,19 @@
 """What the runtime was told of each container last, and what it is still to be told: the difference from its record.
 
 A transition changes records and no more. Whom that concerns is found here, by comparing each record that has changed with
-what its container was told: level-triggered, as kubelet and controllers are. What was told is not written down: a daemon
-that starts takes the places in its records for told, and the first comparison with the runtime finds out what is not so.
+what its container was told: level-triggered, as kubelet and controllers are. One sender carries it out
+(services/updates.py): ``begin`` has the update that goes out now, and ``took``, ``refused`` or ``unanswered`` says how that
+has ended. What was told is not written down: a daemon that starts takes the places in its records for told, and the first
+comparison with the runtime finds out what is not so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from cri_proxy.engine.ledger import Ledger
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.records import Begun, CpusetUpdate, Grant, Life, Stance, Told
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
@@ -19,6 +21,10 @@ from policies.model import UNTOUCHED, Placement
 LIVING = (Life.CREATED, Life.RUNNING)
 #: Why one has other CPUs whose record gives no reason of its own.
 SHARED_CPUS = "CPUs of its domain came or went"
+#: Why one that demand has made small is given the set of its limit: that is sent in every mode.
+GIVEN_BACK = "its cpuset is not sized by usage any more"
+#: A container of which the runtime says nothing twice running: others do not wait for it any longer.
+NO_ANSWER = "the runtime does not answer"
 
 
 def place_to_tell(grant: Grant) -> Optional[Placement]:
@@ -33,84 +39,248 @@ def place_to_tell(grant: Grant) -> Optional[Placement]:
     return None
 
 
-def told_by(grant: Grant, told: Optional[Told] = None) -> Told:
+def _wanted(grant: Grant, told: Optional[Told], gives_back: bool) -> Optional[Placement]:
+    """The same where nothing but what gives back is sent (``gives_back``): mode observe, or off."""
+    if gives_back and grant.stance is not Stance.RELEASED and (told is None or told.cause != GIVEN_BACK):
+        return None
+    return place_to_tell(grant)
+
+
+def told_by(grant: Grant, told: Optional[Told] = None, gives_back: bool = False) -> Told:
     """What a container has that has what its record says; ``told``: what it had before, where that says more."""
-    place = place_to_tell(grant)
+    place = _wanted(grant, told, gives_back)
     if place is None:
-        return (
-            Told(grant.runs_on) if told is None else told._replace(is_lifted=False, why=grant.why, cause="")
-        )
-    mems = place.mems or (NO_CPUS if told is None else told.mems)
-    return Told(place.cpus, mems, grant.lifted, grant.why)
+        if told is None:
+            return Told(grant.runs_on)
+        return told._replace(is_lifted=False, why=grant.why, cause="", refused="")
+    mems, ignores = (NO_CPUS, False) if told is None else (told.mems, told.ignores_mems)
+    return Told(
+        place.cpus, place.mems or mems, grant.lifted, grant.why, owned=grant.exclusive, ignores_mems=ignores
+    )
 
 
-def update_of(grant: Grant, told: Told) -> Optional[CpusetUpdate]:
+def update_of(grant: Grant, told: Told, gives_back: bool = False) -> Optional[CpusetUpdate]:
     """What the runtime is to be told of a container; None = it has what it should have."""
-    place, is_lifted = place_to_tell(grant), grant.lifted
+    place, is_lifted = _wanted(grant, told, gives_back), grant.lifted
     is_there = place is None or (
-        (place.cpus is told.cpus or place.cpus == told.cpus) and (not place.mems or place.mems == told.mems)
+        (place.cpus is told.cpus or place.cpus == told.cpus)
+        and (not place.mems or place.mems == told.mems or told.ignores_mems)
+        and told.is_sure
     )
     if is_there and is_lifted == told.is_lifted:
         return None
     give_back = grant.quota if told.is_lifted and not is_lifted else None
-    if place is None and give_back is None:
+    if place is None and (give_back is None or gives_back):
         return None
     place = UNTOUCHED if place is None or (is_there and grant.stance is not Stance.PLACED) else place
     has_cpus = told.cpus is not None and told.cpus == place.cpus
     # Where it runs is not known for sure: it is told first.
-    shrink = bool(place.cpus) and (told.cpus is None or not told.cpus <= place.cpus)
+    is_known = told.cpus is not None and told.is_sure and told.cpus <= place.cpus
     why = told.cause or grant.why
     if not told.cause and grant.why == told.why:
         why = "memory nodes came or went" if has_cpus else SHARED_CPUS
         if is_lifted != told.is_lifted:
             why = "its CPU quota is lifted" if is_lifted else "its CPU quota is not lifted any more"
-    return CpusetUpdate(grant.key, place, shrink, why, give_back, told.cpus or NO_CPUS, told.mems)
+    return CpusetUpdate(grant.key, place, bool(place.cpus) and not is_known, why, give_back)
 
 
-def still_to_tell(ledger: Ledger) -> list[CpusetUpdate]:
-    """The updates that containers lack, in no order."""
+# ---------------------------------------------------------------------- what is still to be told
+
+
+def lacking(ledger: Ledger, gives_back: bool = False) -> list[CpusetUpdate]:
+    """The updates that containers lack, in no order; those that are on their way, or what follows them, included."""
     found: list[CpusetUpdate] = []
-    for key in list(ledger.unsettled):
-        grant = ledger.grants.get(key)
-        told = ledger.told.get(key)
+    for key in {*ledger.unsettled, *ledger.under_way}:
+        grant, told = ledger.grants.get(key), ledger.told.get(key)
         if grant is None or told is None or grant.life not in LIVING:
-            ledger.unsettled.discard(key)
+            _forget(ledger, key)
             continue
-        update = update_of(grant, told)
-        if update is None:
-            _settle(ledger, grant, told)
-        else:
+        begun = ledger.under_way.get(key)
+        told = told if begun is None else begun.has
+        known = ledger.updates.get(key)
+        if known is not None and known[0] is grant and known[1] is told and known[2] is gives_back:
+            found.append(known[3])
+            continue
+        update = update_of(grant, told, gives_back)
+        if update is not None:
+            ledger.updates[key] = grant, told, gives_back, update
             found.append(update)
+        elif begun is not None:
+            found.append(begun.update)
+        elif not gives_back:
+            ledger.tell(key, told_by(grant, told))
+            _forget(ledger, key)
     return found
 
 
-def _settle(ledger: Ledger, grant: Grant, told: Told) -> None:
-    """A container has what its record says, as it has been told or was found."""
-    ledger.tell(grant.key, told_by(grant, told))
-    ledger.unsettled.discard(grant.key)
+def lacks(ledger: Ledger, key: str, gives_back: bool = False) -> bool:
+    """Whether one container has not what it should."""
+    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    if grant is None or told is None or grant.life not in LIVING:
+        return False
+    if key in ledger.under_way:
+        return True
+    return key in ledger.unsettled and update_of(grant, told, gives_back) is not None
 
 
-def _waiting(ledger: Ledger) -> set[str]:
-    """The containers that gain nothing before a request has ended: one about them, or one by which they gain."""
-    found = {key for ticket in ledger.tickets.values() for key in ticket.waiting}
-    return found.union(ticket.target for ticket in ledger.tickets.values() if not ticket.in_doubt)
+def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
+    """Those of some containers that are to be told of CPUs that they gain, and lose none."""
+    raw, under_way = ledger.grants.raw, ledger.under_way
+    found = []
+    for key in keys:
+        grant, told = raw.get(key), ledger.told.get(key)
+        if grant is None or told is None or grant.life not in LIVING:
+            continue
+        told = under_way[key].has if key in under_way else told
+        cpus = grant.placement.cpus if grant.stance is Stance.PLACED else grant.runs_on
+        if told.cpus is None or not told.cpus <= cpus:  # most lose some
+            continue
+        update = update_of(ledger.grants[key], told)
+        if update is not None and not update.shrink:
+            found.append(key)
+    return found
 
 
-def hand_out(
-    ledger: Ledger, which: Callable[[CpusetUpdate], bool] = lambda update: True
-) -> tuple[CpusetUpdate, ...]:
-    """The updates to send now; they count as told. Those that lose CPUs come first.
+def settle(ledger: Ledger, key: str) -> None:
+    """A request has told a container what it has: where that is what it should have, no other cause counts any more."""
+    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    if grant is not None and told is not None and update_of(grant, told) is None:
+        ledger.tell(key, told_by(grant, told))
 
-    A container that only gains waits for the request that it gains by, or that is about it, if there is one under way.
+
+def _forget(ledger: Ledger, key: str) -> None:
+    ledger.unsettled.discard(key)
+    ledger.updates.pop(key, None)
+
+
+def pending(ledger: Ledger, gives_back: bool = False) -> list[CpusetUpdate]:
+    """The updates that may go out now, those that lose CPUs first.
+
+    Not those of containers with one on its way; nor of one that only gains, as long as a request is on its way that it
+    gains by, or that is about it; nor of one that gains CPUs which others own, or gains them for itself, as long as those
+    are to leave them. A container whose update was refused is waited for no more.
     """
     if not ledger.unsettled:
-        return ()
-    waiting = _waiting(ledger)
-    updates = [
-        update
-        for update in still_to_tell(ledger)
-        if which(update) and (update.shrink or update.id not in waiting)
-    ]
+        return []
+    updates = [u for u in lacking(ledger, gives_back) if u.id not in ledger.under_way]
+    waiting, asked = _waiting(ledger)
+    free = [u for u in updates if u.id not in waiting or (u.shrink and u.id not in asked)]
+    leaving, owned = _left_behind(ledger, updates)
+    ready = [u for u in free if not _is_held(ledger, u, leaving, owned)] if leaving else free
+    # Owners that wait for each other would wait for ever.
+    ready = ready if ready or ledger.under_way else free
+    return sorted(ready, key=lambda update: (not update.shrink, update.id))
+
+
+def _waiting(ledger: Ledger) -> tuple[set[str], set[str]]:
+    """The containers that gain nothing before a request has ended: one about them, or one by which they gain.
+
+    And those of which it is not known what they have until then: a resize and an update of ours have passed each other.
+    """
+    targets = {ticket.target for ticket in ledger.tickets.values() if not ticket.in_doubt}
+    keys = {key for ticket in ledger.tickets.values() for key in ticket.waiting}
+    unsure = {key for key in targets if key in ledger.told and not ledger.told[key].is_sure}
+    return keys | targets, unsure
+
+
+def _leavers(ledger: Ledger, keys: Iterable[str]) -> Iterator[tuple[str, frozenset[int], frozenset[int]]]:
+    """Those of some containers that may still be on CPUs which they are to leave, with those, and what of them they own."""
+    for key in keys:
+        grant, told = ledger.grants.get(key), ledger.told.get(key)
+        if grant is None or told is None or grant.life not in LIVING:
+            continue
+        place = place_to_tell(grant)
+        if place is None:
+            continue
+        on = ledger.node.usable if told.cpus is None else told.cpus
+        begun = ledger.under_way.get(key)
+        if begun is not None and begun.has.cpus is not None:
+            on = on | begun.has.cpus
+        if left := on - place.cpus:
+            yield key, left, told.owned - place.cpus
+
+
+def _left_behind(ledger: Ledger, updates: list[CpusetUpdate]) -> tuple[frozenset[int], frozenset[int]]:
+    """The CPUs that containers are to leave, and those of them that they have owned."""
+    left, owned = NO_CPUS, NO_CPUS
+    seen: set[tuple[int, int, int]] = set()
     for update in updates:
-        _settle(ledger, ledger.grants[update.id], ledger.told[update.id])
-    return tuple(sorted(updates, key=lambda update: (not update.shrink, update.id)))
+        told, cpus = ledger.told[update.id], update.placement.cpus
+        signs = id(told.cpus), id(cpus), id(told.owned)
+        if not update.shrink or told.refused or signs in seen:  # many leave the same
+            continue
+        seen.add(signs)
+        left = left | ((ledger.node.usable if told.cpus is None else told.cpus) - cpus)
+        owned = owned | (told.owned - cpus)
+    for key, cpus, own in _leavers(ledger, ledger.under_way):
+        if not ledger.told[key].refused:
+            left, owned = left | cpus, owned | own
+    return left, owned
+
+
+def _is_held(ledger: Ledger, update: CpusetUpdate, leaving: frozenset[int], owned: frozenset[int]) -> bool:
+    told = ledger.told[update.id].cpus
+    gains = update.placement.cpus if told is None else update.placement.cpus - told
+    return not gains.isdisjoint(owned) or not (gains & ledger.grants[update.id].exclusive).isdisjoint(leaving)
+
+
+def not_alone(ledger: Ledger, key: str) -> tuple[str, ...]:
+    """The other containers that may still be on CPUs which a container owns, and are to leave them."""
+    grant = ledger.grants.get(key)
+    if grant is None or not grant.exclusive:
+        return ()
+    leavers = _leavers(ledger, {*ledger.unsettled, *ledger.under_way})
+    others = (other for other, left, _ in leavers if not left.isdisjoint(grant.exclusive))
+    return tuple(sorted(other for other in others if other != key))
+
+
+# ---------------------------------------------------------------------- telling
+
+
+def begin(ledger: Ledger, key: str, gives_back: bool = False) -> Optional[CpusetUpdate]:
+    """The update of a container, which goes out now; None = there is nothing to tell it, or one is on its way.
+
+    ``took``, ``refused`` or ``unanswered`` must follow.
+    """
+    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    if grant is None or told is None or grant.life not in LIVING or key in ledger.under_way:
+        return None
+    update = update_of(grant, told, gives_back)
+    if update is not None:
+        ledger.under_way[key] = Begun(update, told, told_by(grant, told, gives_back))
+    return update
+
+
+def took(ledger: Ledger, key: str) -> None:
+    """The runtime has taken the update of a container, or there is no such container any more."""
+    begun, now = ledger.under_way.pop(key, None), ledger.told.get(key)
+    if begun is None or now is None:
+        return
+    has = begun.has
+    if now is not begun.had:  # a request, or a look, came between: which of them was the last is not known
+        has = _either(now, has)
+    elif any(ticket.target == key and not ticket.in_doubt for ticket in ledger.tickets.values()):
+        has = has._replace(is_sure=False)
+    ledger.tell(key, has)
+
+
+def refused(ledger: Ledger, key: str, error: str) -> None:
+    """The runtime has refused the update of a container: it has what it had."""
+    begun, now = ledger.under_way.pop(key, None), ledger.told.get(key)
+    if begun is not None and now is not None:
+        ledger.tell(key, now._replace(refused=error or "refused"))
+
+
+def unanswered(ledger: Ledger, key: str) -> None:
+    """Whether the runtime has taken the update of a container is not known: it has what it had, or that."""
+    begun, now = ledger.under_way.pop(key, None), ledger.told.get(key)
+    if begun is not None and now is not None:
+        refusal = "" if now.is_sure else NO_ANSWER
+        ledger.tell(key, _either(now, begun.has)._replace(refused=refusal))
+
+
+def _either(one: Told, other: Told) -> Told:
+    """What a container may have that has one or the other: it is told again, whatever it should have."""
+    cpus = None if one.cpus is None or other.cpus is None else one.cpus | other.cpus
+    is_lifted, owned = one.is_lifted or other.is_lifted, one.owned | other.owned
+    return one._replace(cpus=cpus, is_lifted=is_lifted, owned=owned, is_sure=False)

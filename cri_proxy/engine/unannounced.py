@@ -12,7 +12,7 @@ from typing import Optional
 
 from cri_proxy.cri.device_hints import Use
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.records import Grant, Life, Stance
 from policies.machine.cpus import NO_CPUS
 from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Placement
 
@@ -32,31 +32,7 @@ class UnannouncedContainer:
     is_running: bool = True
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Updates for the runtime: ``before``, others make room; then the container itself, and those that grow."""
-
-    before: tuple[CpusetUpdate, ...] = ()
-    after: tuple[CpusetUpdate, ...] = ()
-
-
-def own_update(engine: Engine, unannounced: UnannouncedContainer) -> tuple[CpusetUpdate, ...]:
-    """What a container that was placed has to be told: nothing if it has its CPUs, or has ended meanwhile."""
-    grant = engine.grants.get(unannounced.id)
-    if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
-        return ()
-    place = grant.placement
-    has_its_place = place.cpus == unannounced.cpus and (not place.mems or place.mems == unannounced.mems)
-    if has_its_place and not place.lift_quota:
-        return ()
-    runs_on = unannounced.cpus or engine.host.parent_cpus or engine.host.usable
-    why = "placed after its start" if unannounced.is_running else "placed before its start"
-    return (CpusetUpdate(unannounced.id, place, bool(runs_on - place.cpus), why, None, runs_on),)
-
-
-def leave_untouched(
-    engine: Engine, unannounced: UnannouncedContainer, now_s: float, why: str
-) -> tuple[CpusetUpdate, ...]:
+def leave_untouched(engine: Engine, unannounced: UnannouncedContainer, now_s: float, why: str) -> None:
     """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
     runs_on = unannounced.cpus or engine.host.parent_cpus or engine.host.usable
     grant = Grant(
@@ -71,7 +47,7 @@ def leave_untouched(
         since_s=now_s,
         why=why,
     )
-    return engine.adopt(grant)
+    engine.adopt(grant)
 
 
 def in_order(containers: Iterable[UnannouncedContainer]) -> list[UnannouncedContainer]:

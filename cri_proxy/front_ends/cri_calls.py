@@ -24,7 +24,7 @@ from cri_proxy.cri.messages import (
 )
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import MESSAGE_CHARS
-from cri_proxy.engine.records import Effects
+from cri_proxy.engine.report import path_of
 from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
@@ -44,7 +44,9 @@ from cri_proxy.relay.interception import (
 )
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
+from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
+from policies.wanted import requires_place
 
 
 class CriInterceptor:
@@ -79,7 +81,7 @@ class InterceptedCall:
     def __init__(self, node_state: NodeState, engine: Engine) -> None:
         self.node_state = node_state
         self.engine = engine
-        self.placer = Placer(engine, node_state.updates.owes_quota)
+        self.placer = Placer(engine)
         self.outcome = "passed"
         self.fields: dict[str, Any] = {}
         self.namespace = ""
@@ -133,6 +135,14 @@ class InterceptedCall:
             f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed",
         )
 
+    def note_company(self, others: tuple[str, ...]) -> list[str]:
+        """Have it known that a container is not alone on CPUs which it owns; the others in words."""
+        paths = [path_of(self.engine, key) for key in others]
+        if paths:
+            self.fields["not_alone"] = paths
+            self.node_state.metrics.not_alone.labels(self.method).inc()
+        return paths
+
     # What a kind of call does; the defaults pass.
 
     async def decide(self, message: bytes) -> Outcome:
@@ -143,15 +153,6 @@ class InterceptedCall:
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         pass
-
-    async def saved_or_told(self, effects: Effects) -> None:
-        """What has happened to a container or a pod is written down. The runtime's list says it, too, and so no call
-        waits for that, unless others are changed by it.
-        """
-        if effects.send:
-            await self.node_state.saved()
-        else:
-            self.node_state.save_together()
 
 
 def _reason(error: Exception) -> str:
@@ -180,16 +181,14 @@ class CreateContainer(InterceptedCall):
         self.fields["describe"] = creation.describe
         node_state.save()
         delta = write_create_delta(creation.placement)  # while the thread that writes wakes up
-        await node_state.make_room(creation.make_room)
+        await node_state.store.settled()
         return Forward(delta)
 
     async def decide_again(self, message: bytes) -> Outcome:
         """Give the place back and decide anew: plugins have changed the request that was decided about."""
         if self.creation is not None:
             creation, self.creation = self.creation, None
-            self.node_state.carry_out(
-                creation.failed(self.node_state.clock(), "plugins have changed the request")
-            )
+            creation.failed(self.node_state.clock(), "plugins have changed the request")
         return await self.request(message)
 
     async def done(self, message: bytes) -> None:
@@ -198,14 +197,10 @@ class CreateContainer(InterceptedCall):
         container_id = parse(cri.CreateContainerResponse, message).container_id
         if not container_id:
             return
-        effects = self.creation.created(container_id, self.node_state.clock())
+        self.creation.created(container_id, self.node_state.clock())
         self.fields["id"] = container_id
-        self.node_state.carry_out(effects)
         # Its place is durable; by that and the runtime's list it is found should this be lost.
-        if effects.send:
-            self.node_state.save()
-        else:
-            self.node_state.save_together()
+        self.node_state.save_together()
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.creation is None or self.creation.has_ended:
@@ -213,10 +208,11 @@ class CreateContainer(InterceptedCall):
         if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
             why = f"not created: {details[:MESSAGE_CHARS]}"
-            self.node_state.carry_out(self.creation.failed(self.node_state.clock(), why))
+            self.creation.failed(self.node_state.clock(), why)
         else:
             self.outcome = "in doubt"
-            self.node_state.carry_out(self.creation.unknown())
+            self.creation.unknown()
+            self.node_state.on_doubt()
         await self.node_state.saved()
 
 
@@ -238,22 +234,23 @@ class UpdateContainerResources(InterceptedCall):
             return Forward()
         self.resize, self.outcome = resize, resize.outcome
         self.fields["describe"] = resize.describe
-        node_state.save()
-        await node_state.make_room(resize.make_room)
+        await node_state.saved()
+        # No start comes after it to wait for others to leave.
+        self.note_company(await node_state.updates.alone(resize.admission.ticket, node_state.shrink_wait_s))
         return Forward(write_update_delta(resize.placement, resize.give_back))
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.resize is None:
             return
         if end is CallEnd.OK:
-            effects = self.resize.done(self.node_state.clock())
+            self.resize.done(self.node_state.clock())
         elif end is CallEnd.REFUSED:
             self.outcome = "cancelled"
-            effects = self.resize.failed(self.node_state.clock())
+            self.resize.failed(self.node_state.clock())
         else:
             self.outcome = "in doubt"
-            effects = self.resize.unknown()
-        self.node_state.carry_out(effects)
+            self.resize.unknown()
+            self.node_state.on_doubt()
         await self.node_state.saved()
 
 
@@ -329,8 +326,7 @@ class UpdatePodSandboxResources(InterceptedCall):
                 memory_limit_of(request.resources),
             )
             now_s, enforcing = self.node_state.clock(), self.node_state.enforcing
-            effects = self.placer.resize_pod(request.pod_sandbox_id, size, memory, now_s, enforcing)
-            self.node_state.carry_out(effects)
+            self.engine.resize_pod(request.pod_sandbox_id, size, memory, now_s, enforcing)
             await self.node_state.saved()
 
 
@@ -350,9 +346,33 @@ class _AboutContainer(InterceptedCall):
 
 
 class StartContainer(_AboutContainer):
+    """A container that owns CPUs starts once others have left them, or after some time; that is no failure of its start."""
+
     method = "StartContainer"
+    is_ours = False
+
+    async def decide(self, message: bytes) -> Outcome:
+        outcome = await super().decide(message)
+        node_state, grant = self.node_state, self.engine.grants.get(self.container_id)
+        if not node_state.enforcing or (grant is not None and not grant.exclusive):
+            return outcome
+        ends_at_s = node_state.clock() + node_state.shrink_wait_s
+        await node_state.compared(node_state.shrink_wait_s)
+        grant = self.engine.grants.get(self.container_id)
+        if grant is None or not grant.exclusive:
+            return outcome
+        self.namespace = grant.container.pod.namespace
+        left_s = max(ends_at_s - node_state.clock(), 0)
+        others = self.note_company(await node_state.updates.alone(self.container_id, left_s))
+        if others and requires_place(grant.container):
+            self.is_ours, self.outcome = True, "refused"
+            return Refuse(FAILED_PRECONDITION, f"cri-resmgr: CPUs {format_cpus(grant.exclusive)} are its own by "
+                          f"{requires_place(grant.container)}, and {', '.join(others)} may still run there")  # fmt: skip
+        return outcome
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
+        if self.is_ours:
+            return
         if end is CallEnd.OK:
             self.engine.started(self.container_id)
             self.node_state.save_together()
@@ -371,9 +391,8 @@ class StopContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK:
-            effects = self.placer.exited(self.container_id, None, self.node_state.clock())
-            self.node_state.carry_out(effects)
-            await self.saved_or_told(effects)
+            self.engine.exited(self.container_id, None, self.node_state.clock())
+            self.node_state.save_together()
 
 
 class RemoveContainer(_AboutContainer):
@@ -381,9 +400,8 @@ class RemoveContainer(_AboutContainer):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            effects = self.placer.removed(self.container_id)
-            self.node_state.carry_out(effects)
-            await self.saved_or_told(effects)
+            self.engine.remove(self.container_id)
+            self.node_state.save_together()
 
 
 class EndPodSandbox(InterceptedCall):
@@ -398,9 +416,8 @@ class EndPodSandbox(InterceptedCall):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if end is CallEnd.OK or code == NOT_FOUND:
-            effects = self.placer.pod_ended(self.sandbox_id)
-            self.node_state.carry_out(effects)
-            await self.saved_or_told(effects)
+            self.engine.end_pod(self.sandbox_id)
+            self.node_state.save_together()
 
 
 class StopPodSandbox(EndPodSandbox):

@@ -44,15 +44,13 @@ class EventStream:
 
 def note_event(node_state: NodeState, engine: Engine, event: cri.ContainerEventResponse) -> None:
     """Tell the engine what a container event says."""
-    if event.container_event_type in (cri.CONTAINER_STOPPED_EVENT, cri.CONTAINER_DELETED_EVENT):
-        node_state.updates.forget(event.container_id)
     if event.container_event_type == cri.CONTAINER_STOPPED_EVENT:
         codes = [
             s.exit_code for s in event.containers_statuses if s.id == event.container_id and s.finished_at
         ]
-        node_state.send(engine.exited(event.container_id, codes[0] if codes else None, node_state.clock()))
+        engine.exited(event.container_id, codes[0] if codes else None, node_state.clock())
     elif event.container_event_type == cri.CONTAINER_DELETED_EVENT:
-        node_state.send(engine.remove(event.container_id))
+        engine.remove(event.container_id)
     elif event.container_event_type == cri.CONTAINER_STARTED_EVENT:
         engine.started(event.container_id)
         node_state.on_started(event.container_id)

@@ -13,8 +13,7 @@ from typing import Any, Optional
 
 from cri_proxy.engine import unannounced as core
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
-from cri_proxy.engine.unannounced import Steps, UnannouncedContainer
+from cri_proxy.engine.unannounced import UnannouncedContainer
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Placer
 from cri_proxy.services.services import Services
@@ -30,32 +29,24 @@ class LatePlacement:
         self.count = 0
 
     async def place(self, engine: Engine, found: Iterable[UnannouncedContainer]) -> None:
-        """Decide about all of them in the order of their starts, then tell the runtime: those that make room first.
+        """Decide about all of them in the order of their starts, and have them told: those that make room first.
 
         Those that were not started yet have been told when this returns, if the runtime is not too slow.
         """
         node_state = self._services.node_state
-        decided: list[UnannouncedContainer] = []
-        before: list[CpusetUpdate] = []
-        after: list[CpusetUpdate] = []
+        waiting: list[str] = []
         for unannounced in core.in_order(found):
             unannounced = await self._looked_up(engine, unannounced)
             if node_state.active() is not engine:  # it was replaced meanwhile
                 return
-            steps = self._decide(engine, unannounced)
+            self._decide(engine, unannounced)
             node_state.save()
-            decided.append(unannounced)
-            before += steps.before
-            after += steps.after
-        if not decided:
-            return
-        await node_state.make_room(before)
-        if node_state.engine is engine:
-            own = [update for unannounced in decided for update in core.own_update(engine, unannounced)]
-            waiting = {unannounced.id for unannounced in decided if not unannounced.is_running}
-            await node_state.make_room([update for update in own if update.id in waiting])
-            node_state.send([*(update for update in own if update.id not in waiting), *after])
-            self._note_untold(engine, waiting & node_state.updates.pending)
+            if not unannounced.is_running:
+                waiting.append(unannounced.id)
+        if waiting and node_state.enforcing:
+            await node_state.updates.tried(waiting, node_state.shrink_wait_s)
+            if node_state.engine is engine:
+                self._note_untold(engine, node_state.updates.pending.intersection(waiting))
 
     def _note_untold(self, engine: Engine, ids: Iterable[str]) -> None:
         """Containers that may start before they have their CPUs: those come with the update, which is sent again."""
@@ -63,7 +54,7 @@ class LatePlacement:
         for grant in [engine.grants[key] for key in sorted(ids) if key in engine.grants]:
             node_state.log.warning("not told before its start", container=grant.container.path, id=grant.key)
             why = f"{grant.why}; the runtime could not be told before its start"
-            node_state.send(engine.amend(replace(grant, why=why)))
+            engine.amend(replace(grant, why=why))
         node_state.save()
 
     async def _looked_up(self, engine: Engine, unannounced: UnannouncedContainer) -> UnannouncedContainer:
@@ -73,12 +64,12 @@ class LatePlacement:
             await node_state.on_pod(container.pod)
         return replace(unannounced, container=await look_up(node_state, engine, container, unannounced.uses))
 
-    def _decide(self, engine: Engine, unannounced: UnannouncedContainer) -> Steps:
+    def _decide(self, engine: Engine, unannounced: UnannouncedContainer) -> None:
         node_state, started = self._services.node_state, time.perf_counter()
         now_s = node_state.clock()
         fields: dict[str, Any] = {}
         try:
-            steps = Placer(engine).create_late(unannounced, now_s, node_state.enforcing)
+            Placer(engine).create_late(unannounced, now_s, node_state.enforcing)
             outcome = engine.grants[unannounced.id].stance.value
             self.count += 1
         except Exception as error:
@@ -87,7 +78,7 @@ class LatePlacement:
             if reason != "refused":
                 node_state.metrics.failed_open.labels(reason).inc()
                 fields["exc_info"] = reason == "bug"
-            steps = Steps(after=core.leave_untouched(engine, unannounced, now_s, f"not placed: {error}"))
+            core.leave_untouched(engine, unannounced, now_s, f"not placed: {error}")
         elapsed_s = time.perf_counter() - started
         node_state.metrics.decision_seconds.observe(elapsed_s)
         node_state.metrics.requests.labels("arrival", outcome).inc()
@@ -97,7 +88,6 @@ class LatePlacement:
             mems=format_cpus(grant.placement.mems), rung=grant.placement.level, why=grant.why, outcome=outcome,
             us=round(elapsed_s * 1e6), late_ms=_late_ms(unannounced.started_at_ns), **fields,
         )  # fmt: skip
-        return steps
 
 
 def _reason(error: Exception) -> str:

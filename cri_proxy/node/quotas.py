@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.bounded_files import read_text
 from cri_proxy.engine.quota import is_unlimited, pod_cgroup
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
-from policies.model import UNTOUCHED, Pod
+from cri_proxy.engine.records import Grant, Life, Stance
+from policies.model import Pod
 
 V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
 #: Where the hierarchy with CPU quotas may be mounted, below the cgroup root: v1, v1 as most distributions
@@ -88,12 +88,11 @@ class Quotas:
 
     def drifted(
         self, grants: Iterable[Grant], cgroup_of: Callable[[str], Optional[str]]
-    ) -> list[CpusetUpdate]:
-        """Updates for containers whose own cgroup does not say what it should.
+    ) -> Iterator[tuple[str, bool, str]]:
+        """Containers whose own cgroup does not say what it should: their ids, whether it has no limit, and what is wrong.
 
         That is: lifted ones that have a limit, and released ones whose limit has not come back (the daemon ended).
         """
-        updates = []
         for grant in grants:
             was_lifted = grant.placement.lift_quota and grant.stance is Stance.RELEASED
             owed = grant.quota if was_lifted else None
@@ -106,14 +105,9 @@ class Quotas:
             except OSError:
                 continue  # it has ended meanwhile
             if grant.lifted and not unlimited:
-                updates.append(
-                    CpusetUpdate(grant.key, grant.placement, False, "its CPU quota had been set again")
-                )
+                yield grant.key, False, "its CPU quota had been set again"
             elif owed and unlimited:
-                updates.append(
-                    CpusetUpdate(grant.key, UNTOUCHED, False, "its CPU quota had not come back", owed)
-                )
-        return updates
+                yield grant.key, True, "its CPU quota had not come back"
 
     def sentences(self, pods: Iterable[Pod]) -> tuple[str, ...]:
         """What an operator should know of the pods there are: what could not be done, and what was refused."""

@@ -1,23 +1,26 @@
-"""Keeps engine, state file and runtime in step: what the engine journals is written down, what it wants is sent."""
+"""Keeps engine, state file and runtime in step: what the engine journals is written down, what containers lack is sent."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
 
 from bpf.kernel.clock import boot_time_s
+from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.orders import NO_ORDERS, Orders
 from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import CpusetUpdate, DecisionRecord, Effects, Grant
+from cri_proxy.engine.records import DecisionRecord, Grant
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Journal
-from cri_proxy.state.writer import StateWriter
+from cri_proxy.state.writer import TOGETHER_S, StateWriter
 from policies.model import Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
@@ -34,13 +37,12 @@ def _no_records(records: list[DecisionRecord], grants: Mapping[str, Grant]) -> N
 
 @dataclass
 class NodeState:
-    """The live state of the daemon. ``engine`` None: degraded, everything passes as bytes."""
+    """The live state of the daemon. ``engine``, whose containers are told, None: degraded, everything passes as bytes."""
 
     store: StateWriter
     updates: Updates
     metrics: Metrics
     log: Any
-    engine: Optional[Engine] = None
     mode: str = ENFORCE
     shrink_wait_s: float = 2.0
     fail_closed: tuple[str, ...] = ()
@@ -59,15 +61,26 @@ class NodeState:
     on_records: Callable[[list[DecisionRecord], Mapping[str, Grant]], None] = _no_records
     #: Called with every new pod before the client hears of it; waited for.
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
+    #: Not set yet: records of the daemon before are taken for what containers were told.
+    _compared: Optional[asyncio.Event] = None
+    _later: Optional[asyncio.TimerHandle] = None
+
+    @property
+    def engine(self) -> Optional[Engine]:
+        return self.updates.engine
+
+    @engine.setter
+    def engine(self, engine: Optional[Engine]) -> None:
+        self.updates.engine = engine
 
     @property
     def enforcing(self) -> bool:
         return self.mode == ENFORCE
 
     def switch(self, mode: str) -> None:
-        """Change the mode. While it is not enforce nothing is written to the runtime and the cgroups."""
+        """Change the mode. While it is not enforce nothing is written to the runtime and the cgroups but what gives back."""
         self.mode = mode
-        self.updates.park(not self.enforcing)
+        self.updates.switch(gives_back=not self.enforcing)
 
     def set_orders(self, orders: Orders) -> None:
         """Have containers placed and moved by these orders from now on. None is moved by it."""
@@ -78,6 +91,28 @@ class NodeState:
     def active(self) -> Optional[Engine]:
         """The engine, if it is to be asked: not degraded and not in mode off."""
         return None if self.mode == OFF else self.engine
+
+    def expect_comparison(self) -> None:
+        """What containers were told is known from the records of the daemon before only, until ``note_compared``.
+
+        What they lack by that is not sent before.
+        """
+        self._compared = asyncio.Event()
+        self.updates.hold()
+
+    def note_compared(self, is_done: bool = True) -> None:
+        """What containers have was compared with the runtime and the cgroups; ``is_done`` False: that could not be done,
+        and what they lack is sent all the same."""
+        if self._compared is not None and not self._compared.is_set():
+            self.updates.let_go()
+            if is_done:
+                self._compared.set()
+
+    async def compared(self, seconds: float) -> None:
+        """Wait until it was, at most so long."""
+        if self._compared is not None and not self._compared.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_within(seconds, self._compared.wait())
 
     def fails_closed(self, namespace: str) -> bool:
         """Whether requests of a namespace are refused rather than passed when we cannot decide."""
@@ -97,18 +132,31 @@ class NodeState:
         )
 
     def save(self) -> None:
-        """Have the engine's changes written. A failure is counted and shown in the status; the service goes on."""
+        """Have the engine's changes written, and containers told what they lack by them.
+
+        A failure is counted and shown in the status; the service goes on.
+        """
         self._save(self.store.write)
 
     def save_together(self) -> None:
         """The same for changes that the runtime's list tells, too: with those that follow, within some 10 ms."""
         self._save(self.store.write_together)
 
+    def save_derived(self) -> None:
+        """Have written what a daemon that starts works out anew: the sets of containers that share theirs with others."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if self.engine is not None:
+            self.store.write_together(self.engine.drain())
+
     def _save(self, write: Callable[[Journal], None]) -> None:
         if self.engine is None:
             return
-        changes = self.engine.drain()
+        changes = self.engine.drain(at_once=True)
         write(changes)
+        if self.engine.has_derived and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(TOGETHER_S, self.save_derived)
         if changes:
             records = [value for value in changes.values() if isinstance(value, DecisionRecord)]
             if records:
@@ -117,6 +165,7 @@ class NodeState:
             self.follow_quotas(
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
             )
+        self.updates.wake()
 
     async def saved(self) -> None:
         """The same, and wait until they are durable; not longer than a call may wait for that."""
@@ -132,24 +181,3 @@ class NodeState:
         """Give the quotas of these pods' cgroups back where no container needs them lifted, in every mode."""
         if self.engine is not None and self.quotas is not None:
             self.quotas.give_back(frozenset(pods) - unlimited_pods(self.engine.around_lifted()))
-
-    def send(self, updates: Iterable[CpusetUpdate]) -> None:
-        """Give other containers their new cpusets, in the background."""
-        if self.enforcing:
-            self.updates.send(updates)
-
-    def carry_out(self, effects: Effects) -> None:
-        """Do what an answer of the placer's asks for. What has changed is yet to be saved."""
-        if effects.forget:
-            self.updates.forget(effects.forget)
-        if effects.overtaken is not None:
-            self.updates.overtaken(effects.overtaken)
-        self.send(effects.send)
-        if effects.look:
-            self.on_doubt()
-
-    async def make_room(self, updates: Iterable[CpusetUpdate]) -> None:
-        """Shrink others before a create, once that is written down; waits for both, but not for ever."""
-        listed = list(updates) if self.enforcing else []
-        self.updates.send(listed)
-        await self.updates.wait(listed, self.shrink_wait_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
@@ -93,50 +93,48 @@ class Reconciler:
         :raises grpc.aio.AioRpcError: the runtime does not answer; nothing has changed then.
         """
         async with self._lock:
-            node_state = self._node_state
-            engine = node_state.active()
+            engine = self._node_state.active()
             if engine is None:
                 return Resync()
-            listed_at_s, then, pending = (
-                node_state.clock(),
-                dict(engine.grants),
-                node_state.updates.pending,
-            )
-            listed = await self._runtime.containers()
-            seen = {c.id: _seen(c, engine.pods) for c in listed}
-            for ended in [s.id for s in seen.values() if s.exited]:
-                node_state.updates.forget(ended)
-            await self._exit_codes(engine, seen)
-            found = await self._details(unknown_ids(engine, seen.values()), seen)
-            adopted = await self.welcome(engine, found)
-            details = {key: each.container for key, each in adopted.items()}
-            if with_cpusets:
-                await self._sandboxes(engine)
-                await self._cgroups_of(engine, seen)
-                await self._pod_sizes(engine)
-            known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
-            await self._held(engine, {**known, **details}, seen)
-            pending |= node_state.updates.pending
-            is_newer = self.is_newer and with_cpusets
-            listing = Listing(seen, listed_at_s, details, then, pending, node_state.enforcing, is_newer)
-            parts = []
-            for part in resync_slices(engine, listing, node_state.clock()):
-                if engine is not node_state.active():
-                    break
-                node_state.send(part.updates)
-                node_state.save()
-                self._tell(part, {**then, **engine.grants})
-                parts.append(part)
-                await asyncio.sleep(0)
-            if is_newer and engine is node_state.active():
-                self.is_newer = False
-                await node_state.store.settled()
-                self.taken_over(len(parts[0].adopted))
-            self._node_state.metrics.resyncs.labels("ok").inc()
-            self._paths = {key: path for key, path in self._paths.items() if key in seen}
-            self._outside = {key: where for key, where in self._outside.items() if key in seen}
-            self._explained = {key: found for key, found in self._explained.items() if key in seen}
-            return merged(parts)
+            with self._node_state.updates.watched() as in_motion:
+                return await self._run(engine, in_motion, with_cpusets)
+
+    async def _run(self, engine: Engine, in_motion: Collection[str], with_cpusets: bool) -> Resync:
+        node_state = self._node_state
+        listed_at_s, then = node_state.clock(), dict(engine.grants)
+        listed = await self._runtime.containers()
+        seen = {c.id: _seen(c, engine.pods) for c in listed}
+        await self._exit_codes(engine, seen)
+        found = await self._details(unknown_ids(engine, seen.values()), seen)
+        adopted = await self.welcome(engine, found)
+        details = {key: each.container for key, each in adopted.items()}
+        if with_cpusets:
+            await self._sandboxes(engine)
+            await self._cgroups_of(engine, seen)
+            await self._pod_sizes(engine)
+        known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
+        await self._held(engine, {**known, **details}, seen)
+        is_newer = self.is_newer and with_cpusets
+        listing = Listing(seen, listed_at_s, details, then, in_motion, node_state.enforcing, is_newer)
+        parts = []
+        for part in resync_slices(engine, listing, node_state.clock()):
+            if engine is not node_state.active():
+                break
+            node_state.save()
+            self._tell(part, {**then, **engine.grants})
+            parts.append(part)
+            await asyncio.sleep(0)
+        if is_newer and engine is node_state.active():
+            self.is_newer = False
+            await node_state.store.settled()
+            self.taken_over(len(parts[0].adopted))
+        if with_cpusets and parts:
+            node_state.note_compared()
+        node_state.metrics.resyncs.labels("ok").inc()
+        self._paths = {key: path for key, path in self._paths.items() if key in seen}
+        self._outside = {key: where for key, where in self._outside.items() if key in seen}
+        self._explained = {key: found for key, found in self._explained.items() if key in seen}
+        return merged(parts)
 
     def _tell(self, result: Resync, grants: Mapping[str, Grant]) -> None:
         """``grants``: those before and after it, by the keys in ``result``."""
@@ -151,11 +149,13 @@ class Reconciler:
                 id=container_id,
                 container=path,
             )
+        for container_id in result.ignoring:
+            path = grants[container_id].container.path
+            log.warning("the runtime does not set memory nodes; they are told once", container=path)
         found: dict[str, tuple[str, ...]] = {
             name: getattr(result, name)
             for name in ("adopted", "removed", "drifted", "resized", "foreign", "bound", "cancelled")
         }
-        found["updates"] = tuple(update.id for update in result.updates)
         if any(found.values()):
             counts = {name: len(keys) for name, keys in found.items()}
             names = {name: _named(keys, grants) for name, keys in found.items() if keys}
@@ -260,7 +260,7 @@ class Reconciler:
         self._refused |= {s.id for s in news if s.id not in engine.pods}
         missing = {s for s in engine.pods if s not in listed}
         for sandbox_id in missing & self._missing:
-            self._node_state.send(engine.end_pod(sandbox_id))
+            engine.end_pod(sandbox_id)
         self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
 
     async def _cgroups_of(self, engine: Engine, seen: dict[str, ListedContainer]) -> None:
@@ -322,7 +322,7 @@ class Reconciler:
         self, engine: Engine, key: str, size: Optional[PodSize], memory_limit_bytes: int = 0
     ) -> None:
         enforcing, now_s = self._node_state.enforcing, self._node_state.clock()
-        self._node_state.send(engine.resize_pod(key, size, memory_limit_bytes, now_s, enforcing))
+        engine.resize_pod(key, size, memory_limit_bytes, now_s, enforcing)
 
     def _is_news(self, engine: Engine, container_id: str, limits: Optional[CgroupReading]) -> bool:
         """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""

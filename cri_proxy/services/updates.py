@@ -1,25 +1,28 @@
-"""Sends cpusets to containers other than the one of the request at hand.
+"""The one sender: has containers told what they lack (engine/told.py), beside the calls.
 
-Eight at a time; of two updates for one container the later wins; one that fails is kept and sent again with
-the next ``retry``. A failure never reaches the caller of the request that caused it. While nothing may be sent, what
-waits is dropped: the comparison that follows finds out anew what a container lacks. Only what a person has asked for
-by a command is sent all the same.
+Eight at a time, those that lose CPUs first, and each container the newest it should have: one that changed ten times while
+an update of it was on its way hears one more. What fails is tried again, a container at a time with a growing pause. A
+failure never reaches the caller of the request that caused it. While nothing may be placed (mode observe, or off), only what
+gives back is sent; what else containers lack they are told when they may be.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from dataclasses import replace
-from typing import Any, Callable
+from collections.abc import Awaitable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Callable, Optional
 
 import grpc
 
+from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.metrics import Metrics
 from cri_proxy.runtime import RuntimeClient
 
 AT_A_TIME = 8
+#: How long an update that has failed waits to be tried again: at first, and at most, seconds.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 #: Answers that say nothing about the update itself: the runtime is away, or slow.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -30,134 +33,275 @@ async def _nothing() -> None:
 
 
 class Updates:
-    """The queue of updates to one runtime."""
+    """What one runtime is told. ``engine``: whose containers; None = none. ``gives_back``: nothing is placed now."""
 
     def __init__(self, runtime: RuntimeClient, metrics: Metrics, log: Any) -> None:
         #: How one update gets to the runtime; a front end may have a better way than ours.
         self.deliver: Callable[[CpusetUpdate], Awaitable[None]] = runtime.update
         #: Waited for before anything is sent: what is told to the runtime has been written down.
         self.written: Callable[[], Awaitable[None]] = _nothing
+        self.engine: Optional[Engine] = None
+        self.gives_back = False
         self._metrics = metrics
         self._log = log
-        self._gate = asyncio.Semaphore(AT_A_TIME)
-        #: The update each container should get, until it has got it.
-        self._wanted: dict[str, CpusetUpdate] = {}
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        #: Ids of the containers whose updates were asked for by a command.
-        self._commanded: set[str] = set()
-        self._is_parked = False
-        #: What the runtime said to the last update of a container, where it was no.
-        self._refusals: dict[str, str] = {}
+        self._senders: set[asyncio.Task[None]] = set()
+        self._waking: Optional[asyncio.Task[None]] = None
+        #: What is to be sent next, the last first; and the state that it was found for.
+        self._queue: list[str] = []
+        self._found_for: tuple[Optional[Engine], int] = (None, -1)
+        #: Containers that a sender is at.
+        self._taken: set[str] = set()
+        #: Pauses after updates that have failed, by container, "" = of all; and how long the next one will be.
+        self._pauses: dict[str, asyncio.TimerHandle] = {}
+        self._next_pause_s: dict[str, float] = {}
+        self._events = 0
+        self._is_held = False
+        self._is_closed = False
+        #: Called with the container whose update begins or has ended; with "" where the engine has changed.
+        self._listeners: set[Callable[[str], None]] = set()
+
+    # ------------------------------------------------------------------ questions
 
     @property
     def pending(self) -> frozenset[str]:
-        """Ids of containers whose cpuset is about to change."""
-        return frozenset(self._wanted)
+        """Ids of containers that have not what they should, as far as they may be told."""
+        return frozenset(update.id for update in self._lacking())
+
+    def _lacking(self) -> list[CpusetUpdate]:
+        return [] if self.engine is None else self.engine.lacking(self.gives_back)
 
     def refusal(self, container_id: str) -> str:
-        """Why the runtime itself has refused what the container should get; "" = it has not."""
-        return self._refusals.get(container_id, "")
+        """Why the runtime has refused what the container should get; "" = it has not."""
+        told = None if self.engine is None else self.engine.told.get(container_id)
+        return "" if told is None else told.refused
 
-    def owes_quota(self, container_id: str) -> bool:
-        """Whether a container is still to get the CPU quota back that we had taken away."""
-        update = self._wanted.get(container_id)
-        return update is not None and update.give_back is not None
+    @contextmanager
+    def watched(self) -> Iterator[Collection[str]]:
+        """The ids of containers with an update on its way now or until the end of the block, as they become more."""
+        seen: set[str] = set() if self.engine is None else set(self.engine.ledger.under_way)
+        self._listeners.add(seen.add)
+        try:
+            yield seen
+        finally:
+            self._listeners.discard(seen.add)
 
-    def park(self, is_parked: bool) -> None:
-        """Send nothing from now on but what is commanded, and drop what waits; or be as before."""
-        self._is_parked = is_parked
-        for container_id in [key for key in self._wanted if is_parked and key not in self._commanded]:
-            self.forget(container_id)
+    # ------------------------------------------------------------------ what others have to do with it
 
-    def send(self, updates: Iterable[CpusetUpdate], by_command: bool = False) -> None:
-        """Start sending; does not wait."""
-        for update in updates if by_command or not self._is_parked else ():
-            (self._commanded.add if by_command else self._commanded.discard)(update.id)
-            waiting = self._wanted.get(update.id)
-            # The later cpuset wins; a quota that was not given back yet is still owed.
-            if waiting is not None and update.give_back is None and not update.placement.lift_quota:
-                update = replace(update, give_back=waiting.give_back)
-            self._wanted[update.id] = update
-            self._refusals.pop(update.id, None)
-            if update.id not in self._sending:
-                self._sending[update.id] = asyncio.create_task(self._deliver(update.id))
+    def wake(self) -> None:
+        """Something has changed: send what containers lack. Does not wait; nothing is sent before it is written."""
+        self._say("")
+        if self._waking is None and not self._is_closed and (self._senders or self._has_news()):
+            self._waking = asyncio.ensure_future(self._wake())
 
-    async def send_and_wait(
-        self, updates: Iterable[CpusetUpdate], seconds: float, by_command: bool = False
-    ) -> None:
-        """Start sending and wait until all have been tried, at most ``seconds``."""
-        listed = list(updates)
-        self.send(listed, by_command)
-        await self.wait(listed, seconds)
+    def _has_news(self) -> bool:
+        return self.engine is not None and bool(self.engine.ledger.unsettled)
 
-    async def wait(self, updates: Iterable[CpusetUpdate], seconds: float) -> None:
-        """Wait until all of what was sent has been tried, at most ``seconds`` from when it was written down."""
-        tasks = [self._sending[u.id] for u in updates if u.id in self._sending]
-        await self.written()
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
+    async def _wake(self) -> None:
+        """Find what is to be sent once it is written: whatever has waited for that goes on first."""
+        try:
+            await self.written()
+            await asyncio.sleep(0)
+        finally:
+            self._waking = None
+        self._fill()
 
-    def retry(self) -> None:
-        """Send again what failed before."""
-        waiting = [u for key, u in self._wanted.items() if key not in self._sending]
-        for update in waiting:
-            self._metrics.updates.labels("retried").inc()
-            self.send([update], update.id in self._commanded)
+    def _fill(self) -> None:
+        while len(self._senders) < AT_A_TIME and (first := self._take()):
+            task = asyncio.ensure_future(self._send_on(first))
+            self._senders.add(task)
+            task.add_done_callback(self._senders.discard)
 
-    def overtaken(self, update: CpusetUpdate) -> None:
-        """A client's request has just carried this placement: what is older is not sent any more.
+    def switch(self, gives_back: bool) -> None:
+        """Send nothing from now on but what gives back; or all again."""
+        self.gives_back = gives_back
+        self._find_anew()
 
-        One that is on its way may arrive behind the request; this follows it then.
-        """
-        if update.id in self._sending and not self._is_parked:
-            self._wanted[update.id] = update
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing begins to be sent meanwhile: it goes with an answer, or would have to wait for that."""
+        self._events += 1
+        try:
+            yield
+        finally:
+            self._events -= 1
+            self.wake()
+
+    def hold(self) -> None:
+        """Begin to send nothing until ``let_go``."""
+        self._is_held = True
+
+    def let_go(self) -> None:
+        """Send again."""
+        self._is_held = False
+        self.wake()
+
+    def begin(self, container_id: str) -> Optional[CpusetUpdate]:
+        """The update of a container, which goes out now; ``end`` must follow. None = there is nothing to tell it."""
+        update = None if self.engine is None else self.engine.begin_update(container_id, self.gives_back)
+        if update is not None:
+            self._say(container_id)
+        return update
+
+    def end(self, engine: Engine, container_id: str, is_taken: bool, refusal: str = "") -> None:
+        """How an update of this engine's has ended: taken, refused, or (neither) without an answer."""
+        if is_taken:
+            engine.took(container_id)
+        elif refusal:
+            engine.refused(container_id, refusal)
         else:
-            self.forget(update.id)
+            engine.unanswered(container_id)
+        if engine is not self.engine and self.engine is not None:
+            self.engine.saw(container_id, is_sure=False)
+        self._find_anew()
+        self._say(container_id)
 
-    def forget(self, container_id: str) -> None:
-        """The container is gone, or not ours any more."""
-        self._wanted.pop(container_id, None)
-        self._commanded.discard(container_id)
-        self._refusals.pop(container_id, None)
+    async def tried(self, container_ids: Iterable[str], seconds: float) -> None:
+        """Wait until containers have what they should, or were tried to be told, at most ``seconds``."""
+        waiting = {key for key in container_ids if self._lacks(key)}
+
+        def is_over(container_id: str) -> bool:
+            if "" in self._pauses:
+                return True
+            for key in [container_id] if container_id else tuple(waiting):
+                if key not in self._taken and (key in self._pauses or not self._lacks(key)):
+                    waiting.discard(key)
+            return not waiting
+
+        if waiting:
+            await self._until(is_over, seconds)
+
+    def _lacks(self, container_id: str) -> bool:
+        return self.engine is not None and self.engine.lacks(container_id, self.gives_back)
+
+    async def alone(self, container_id: str, seconds: float) -> tuple[str, ...]:
+        """Wait until all others have left the CPUs that a container owns, at most ``seconds``; those that have not."""
+        engine = self.engine
+        if engine is None or self.gives_back or not engine.not_alone(container_id):
+            return ()
+        await self._until(lambda _: not engine.not_alone(container_id), seconds)
+        return engine.not_alone(container_id)
+
+    async def _until(self, is_over: Callable[[str], bool], seconds: float) -> None:
+        """Wait until something makes an end that is said to the listeners."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def listen(container_id: str) -> None:
+            if not over.done() and is_over(container_id):
+                over.set_result(None)
+
+        self._listeners.add(listen)
+        try:
+            self.wake()
+            await self.written()
+            await asyncio.wait({over}, timeout=seconds)
+        finally:
+            self._listeners.discard(listen)
+
+    def hurry(self, container_ids: Optional[Collection[str]] = None) -> None:
+        """Try again now what has failed before; None = all of it."""
+        for key in [k for k in self._pauses if container_ids is None or not k or k in container_ids]:
+            self._pauses.pop(key).cancel()
+        self._find_anew()
+        self.wake()
 
     async def close(self) -> None:
         """Stop sending."""
-        tasks = list(self._sending.values())
+        self._is_closed = True
+        for timer in self._pauses.values():
+            timer.cancel()
+        tasks = [*self._senders, *([self._waking] if self._waking is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _deliver(self, container_id: str) -> None:
-        """Until the container has got what it should get, or the last of it was tried and has failed."""
-        tried = None
-        try:
-            await self.written()
-            while (wanted := self._wanted.get(container_id)) is not None and wanted is not tried:
-                async with self._gate:
-                    # Looked up behind the gate: what was wanted before it may be outdated by now.
-                    tried = self._wanted.get(container_id)
-                    if tried is not None:
-                        await self._try(tried)
-        finally:
-            # Not when the task is done, which is a turn later: what is sent in between would wait for a retry.
-            del self._sending[container_id]
+    # ------------------------------------------------------------------ sending
 
-    async def _try(self, update: CpusetUpdate) -> None:
+    def _take(self) -> str:
+        """The next container to be told, for a sender that ends with ``_taken.discard``; "" = there is none now."""
+        engine = self.engine
+        if engine is None or self._events or self._is_held or self._is_closed or "" in self._pauses:
+            return ""
+        now = (engine, engine.version)
+        if self._found_for != now:
+            ready = [update.id for update in engine.pending(self.gives_back)]
+            self._queue = [
+                key for key in reversed(ready) if key not in self._pauses and key not in self._taken
+            ]
+            self._found_for = now
+        if not self._queue:
+            return ""
+        key = self._queue.pop()
+        self._taken.add(key)
+        return key
+
+    def _find_anew(self) -> None:
+        self._found_for = (None, -1)
+
+    def _say(self, container_id: str) -> None:
+        for listen in tuple(self._listeners):
+            listen(container_id)
+
+    async def _send_on(self, key: str) -> None:
+        """Tell one container after the other, until none is left to be told now."""
+        while key:
+            try:
+                await self._send(key)
+            finally:
+                self._taken.discard(key)
+            self._say(key)
+            key = self._take()
+
+    async def _send(self, key: str) -> None:
+        engine = self.engine
+        assert engine is not None
+        grant = engine.grants.get(key)
+        await self.written()
+        if engine is not self.engine or self._events or engine.grants.get(key) is not grant:
+            self._find_anew()  # what it should have now was not written then
+            return
+        update = self.begin(key)
+        if update is None:
+            return
+        if key in self._next_pause_s:
+            self._metrics.updates.labels("retried").inc()
         try:
             await self.deliver(update)
         except grpc.aio.AioRpcError as error:
-            self._failed(update, error)
-            return
-        self._metrics.updates.labels("sent").inc()
-        if self._wanted.get(update.id) is update:
-            del self._wanted[update.id]
-            self._commanded.discard(update.id)
+            self._failed(engine, update, error)
+        except asyncio.CancelledError:
+            self.end(engine, key, is_taken=False)
+            raise
+        except Exception as error:
+            self._log.error("an update could not be sent", id=key, exc_info=True)
+            self.end(engine, key, is_taken=False, refusal=f"{type(error).__name__}: {error}")
+            self._pause(key)
+        else:
+            self._metrics.updates.labels("sent").inc()
+            self._next_pause_s.pop(key, None)
+            self.end(engine, key, is_taken=True)
 
-    def _failed(self, update: CpusetUpdate, error: grpc.aio.AioRpcError) -> None:
+    def _failed(self, engine: Engine, update: CpusetUpdate, error: grpc.aio.AioRpcError) -> None:
         self._metrics.updates.labels("failed").inc()
-        gone = error.code() is grpc.StatusCode.NOT_FOUND
-        if error.code() not in _AWAY and self._wanted.get(update.id) is update:
-            self._refusals[update.id] = error.details() or error.code().name
-        if gone:
-            self.forget(update.id)
+        code = error.code()
+        gone = code is grpc.StatusCode.NOT_FOUND
+        refusal = "" if code in _AWAY else error.details() or code.name
+        if not gone:
+            self._pause(update.id)
+        if code is grpc.StatusCode.UNAVAILABLE:  # all others would fail as well
+            self._pause("")
+        self.end(engine, update.id, is_taken=gone, refusal=refusal)
         self._log.warning("update failed", id=update.id, why=update.why, error=error.details(), gone=gone)
+
+    def _pause(self, key: str) -> None:
+        pause_s = self._next_pause_s.get(key, FIRST_PAUSE_S)
+        self._next_pause_s[key] = min(2 * pause_s, LONGEST_PAUSE_S) if key else FIRST_PAUSE_S
+        if key in self._pauses:
+            self._pauses[key].cancel()
+        self._pauses[key] = asyncio.get_running_loop().call_later(pause_s, self._go_on, key)
+
+    def _go_on(self, key: str) -> None:
+        self._pauses.pop(key, None)
+        if key and not self._lacks(key):
+            self._next_pause_s.pop(key, None)
+        self._find_anew()
+        self.wake()

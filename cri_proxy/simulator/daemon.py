@@ -67,6 +67,8 @@ class SimulatedShell:
         self.engine = make_engine(config, self._host())
         self.now_s = 0.0
         self.touched: set[str] = set()
+        #: What containers were told, until cleared.
+        self.told: list[CpusetUpdate] = []
         #: The state file: a text for every record.
         self._store: dict[JournalKey, str] = {}
 
@@ -117,16 +119,19 @@ class SimulatedShell:
             return self._create_untouched(container_id, message, result, why)
         delta = write_create_delta(creation.placement)
         sent = _fields(parse(cri.CreateContainerRequest, delta).config.linux.resources)
-        self.send(creation.make_room)
+        self.tell()
         # 2. What the runtime makes of it.
         if result == "refused":
-            self.send(creation.failed(self.now_s, REFUSED).send)
+            creation.failed(self.now_s, REFUSED)
+            self.tell()
             return CallResult(why, sent, REFUSED)
         process = self.runtime.create(container_id, message, delta, creation.admission.ticket)
         if result == "doubt":
-            self.send(creation.unknown().send)
+            creation.unknown()
+            self.tell()
             return CallResult(f"{why}; {IN_DOUBT}", sent)
-        self.send(creation.created(container_id, self.now_s).send)
+        creation.created(container_id, self.now_s)
+        self.tell()
         # 3. How it starts.
         if result == "start-fails":
             return CallResult(f"{why}; {self._fail_start(process)}", sent)
@@ -136,7 +141,6 @@ class SimulatedShell:
 
     @property
     def _placer(self) -> Placer:
-        # Updates are carried out at once: no quota is on its way.
         return Placer(self.engine)
 
     def _admit(self, message: bytes) -> tuple[Optional[Creation], str]:
@@ -170,7 +174,8 @@ class SimulatedShell:
     def _fail_start(self, process: Process) -> str:
         process.state, process.exit_code = "exited", START_ERROR_CODE
         distrusted = self.engine.start_failed(process.id, START_ERROR, self.now_s)
-        self.send(self._placer.exited(process.id, START_ERROR_CODE, self.now_s).send)
+        self.engine.exited(process.id, START_ERROR_CODE, self.now_s)
+        self.tell()
         note = ": its next attempts go through untouched for a while" if distrusted else ""
         return f"its start failed ({START_ERROR}){note}"
 
@@ -188,16 +193,19 @@ class SimulatedShell:
             return CallResult(why)
         delta = write_update_delta(resize.placement, resize.give_back)
         sent = _fields(parse(cri.UpdateContainerResourcesRequest, delta).linux)
-        self.send(resize.make_room)
+        self.tell()
         if result == "refused":
-            self.send(resize.failed(self.now_s, REFUSED).send)
+            resize.failed(self.now_s, REFUSED)
+            self.tell()
             return CallResult(why, sent, REFUSED)
         if result != "lost":
             process.ask(message, delta)
         if result != "ok":
-            self.send(resize.unknown().send)
+            resize.unknown()
+            self.tell()
             return CallResult(f"{why}; {IN_DOUBT}", sent)
-        self.send(resize.done(self.now_s).send)
+        resize.done(self.now_s)
+        self.tell()
         return CallResult(why, sent)
 
     def _resize(self, process: Process, message: bytes) -> tuple[Optional[Resize], str]:
@@ -226,39 +234,47 @@ class SimulatedShell:
                 sum_pod_size(request.resources, request.overhead),
                 memory_limit_of(request.resources),
             )
-            self.send(self._placer.resize_pod(pod_id, size, memory, self.now_s, self.enforcing).send)
+            self.engine.resize_pod(pod_id, size, memory, self.now_s, self.enforcing)
+            self.tell()
 
     def exit(self, process: Process, code: int) -> None:
         """The container ended."""
         process.state, process.exit_code = "exited", code
         if self.active:
-            self.send(self._placer.exited(process.id, code, self.now_s).send)
+            self.engine.exited(process.id, code, self.now_s)
+            self.tell()
         self._reread()
 
     def remove(self, process: Process) -> None:
         """RemoveContainer."""
         del self.runtime.containers[process.id]
         if self.active:
-            self.send(self._placer.removed(process.id).send)
+            self.engine.remove(process.id)
+            self.tell()
         self._reread()
 
     def remove_sandbox(self, pod_id: str) -> list[str]:
         """StopPodSandbox and RemovePodSandbox; returns the ids of the containers that went with it."""
         gone = self.runtime.remove_sandbox(pod_id)
         if self.active:
-            self.send(self._placer.pod_ended(pod_id).send)
+            self.engine.end_pod(pod_id)
+            self.tell()
         self._reread()
         return gone
 
     # ------------------------------------------------------------------ the daemon's own work
 
-    def send(self, updates: Iterable[CpusetUpdate]) -> None:
-        """Give containers their new cpusets."""
-        for update in updates if self.enforcing else ():
-            process = self.runtime.containers.get(update.id)
-            if process is not None:
-                process.give(update)
-                self.touched.add(process.id)
+    def tell(self) -> None:
+        """Give containers the cpusets that they lack."""
+        while updates := self.engine.pending(gives_back=not self.enforcing):
+            for update in updates:
+                now = self.engine.begin_update(update.id, gives_back=not self.enforcing)
+                process = self.runtime.containers.get(update.id)
+                if now is not None and process is not None:
+                    process.give(now)
+                    self.touched.add(process.id)
+                    self.told.append(now)
+                self.engine.took(update.id)
 
     def look(self) -> Resync:
         """A resync with everything the runtime has."""
@@ -270,9 +286,10 @@ class SimulatedShell:
         details = {key: self.runtime.containers[key].details(self.memory_bytes) for key in wanted}
         listing = Listing({s.id: s for s in seen}, self.now_s, details, enforce=self.enforcing)
         found = resync(self.engine, listing, self.now_s)
-        self.send(found.updates)
+        self.tell()
         if self.enforcing:
-            self.send(self.engine.mend(self.now_s).updates)
+            self.engine.mend(self.now_s)
+            self.tell()
         return found
 
     def broken(self) -> list[str]:
@@ -293,7 +310,8 @@ class SimulatedShell:
         self.now_s += seconds
         found = self.look()
         if self.active:
-            self.send(self.engine.tick(self.now_s))
+            self.engine.tick(self.now_s)
+            self.tell()
         self.observer.observe(seconds, edges, self.runtime.containers)
         self.observer.tell(self.engine)
         return found
@@ -302,8 +320,8 @@ class SimulatedShell:
         """Plan, and carry it out; returns what came of it in words."""
         if not self.enforcing:
             return f"mode {self.mode}: nothing is moved"
-        updates, why = rebalance(self.engine, self.config, self.now_s)
-        self.send(updates)
+        why = rebalance(self.engine, self.config, self.now_s)
+        self.tell()
         return why
 
     def rehost(self, config: Config, topology: Topology) -> None:
@@ -312,7 +330,8 @@ class SimulatedShell:
         self.observer.configure(config)
         self.observer.tell(self.engine)
         host = self._host()
-        self.send(self.engine.rehost(host, make_policy(config, host.topology), engine_options(config)))
+        self.engine.rehost(host, make_policy(config, host.topology), engine_options(config))
+        self.tell()
 
     def _host(self) -> Host:
         machine = replace(self.machine, kubelet_exclusive=self.runtime.kubelet_exclusive())
@@ -321,7 +340,8 @@ class SimulatedShell:
     def _reread(self) -> None:
         """Let the engine know what kubelet has written down about CPUs of its own, if that is news."""
         if self.active and self.runtime.kubelet_exclusive() != self.engine.host.kubelet_exclusive:
-            self.send(self.engine.rehost(self._host()))
+            self.engine.rehost(self._host())
+            self.tell()
 
     # ------------------------------------------------------------------ the state file
 
@@ -347,20 +367,21 @@ class SimulatedShell:
         self.engine = make_engine(self.config, self._host())
         self.observer.tell(self.engine)
         told = "the state was set aside: it was corrupt" if state == "corrupt" else f"the state was {state}"
-        self.send(self._restore(self.engine))
+        self._restore(self.engine)
+        self.tell()
         # The numbers of tickets begin anew.
         for process in self.runtime.containers.values():
             process.ticket = process.ticket if process.ticket in self.engine.tickets else ""
         return told, self.look()
 
-    def _restore(self, engine: Engine) -> tuple[CpusetUpdate, ...]:
+    def _restore(self, engine: Engine) -> None:
         """Put the records into an engine, in the daemon's order."""
         found = read_records((kind, key, text) for (kind, key), text in self._store.items()).records
         distrusted: dict[tuple[str, str], float] = {}
         for key, until_s in found.get("distrust", {}).items():
             uid, _, name = key.partition("\n")
             distrusted[uid, name] = until_s
-        return engine.restore(
+        engine.restore(
             sorted(found.get("grant", {}).values(), key=lambda g: (g.since_s, g.key)),
             found.get("ticket", {}).values(),
             found.get("pod", {}).values(),

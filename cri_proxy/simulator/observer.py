@@ -14,7 +14,6 @@ from cri_proxy.affinity.problem import snapshot_of
 from cri_proxy.affinity.settings import affinity_settings, graph_settings
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.simulator.node import Process
 from cri_proxy.simulator.scenario import ScenarioEdge
 from policies.affinity.graph.graph import EndpointIdentity, Graph
@@ -74,8 +73,8 @@ def _identity(process: Process) -> EndpointIdentity:
     return EndpointIdentity(process.id, pod.metadata.uid, namespace, pod.metadata.name, name, owner)
 
 
-def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[CpusetUpdate, ...], str]:
-    """Plan and carry it out at once, whatever the token bucket says; returns the updates, and what happened in words."""
+def rebalance(engine: Engine, config: Config, now_s: float) -> str:
+    """Plan and make the moves at once, whatever the token bucket says; returns what happened in words."""
     # The planner is a process of its own in the daemon; nothing of it is loaded until it is needed.
     from policies.affinity.planner.planner import plan
 
@@ -84,9 +83,9 @@ def rebalance(engine: Engine, config: Config, now_s: float) -> tuple[tuple[Cpuse
     rows = {row["id"]: row for row in describe(question, proposal)}
     moves = plan_of(engine, question, proposal, len(proposal.moves), now_s)
     before = {move.id: engine.grants[move.id].placement.home for move in moves.moves}
-    updates = engine.apply(moves)
+    engine.apply(moves)
     made = [key for key, home in before.items() if engine.grants[key].placement.home != home]
     words = [f"{key} to {rows[key]['to']} {rows[key]['why']}" for key in made[:EXPLAINED]]
     dropped = len(before) - len(made)
     note = [f"{dropped} of these moves did not hold"] if dropped else []
-    return updates, "; ".join([proposal.why, *words, *note])
+    return "; ".join([proposal.why, *words, *note])

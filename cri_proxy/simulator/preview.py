@@ -68,11 +68,14 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     trial.set_orders(records.orders)
     trial.set_traffic(records.traffic)
     trial.restore(records.grants, records.tickets, records.pods, (), {})
+    for update in trial.lacking():
+        trial.begin_update(update.id)
+        trial.took(update.id)
     before = dict(trial.grants)
     # 2. The reload.
-    updates = trial.rehost(host, make_policy(wanted, host.topology), engine_options(wanted))
+    trial.rehost(host, make_policy(wanted, host.topology), engine_options(wanted))
     # 3. Which containers the runtime would be told of.
-    shifts = [_shift(before[update.id], trial.grants[update.id], update.why) for update in updates]
+    shifts = [_shift(before[u.id], trial.grants[u.id], u.why) for u in trial.lacking()]
     return tuple(sorted(shifts, key=lambda shift: (shift.container, shift.id)))
 
 

@@ -235,8 +235,9 @@ class Simulation:
         if process.exited:
             return CallResult("it has ended: there is no cpuset to change")
         process.linux.cpuset_cpus = format_cpus(step["cpus"])
+        self._shell.told.clear()
         found = self._shell.look()
-        repairs = [u for u in found.updates if u.id == process.id and self._shell.enforcing]
+        repairs = [update for update in self._shell.told if update.id == process.id]
         if repairs:
             return CallResult(f"repaired: {repairs[0].why}", sent_with(repairs[-1]))
         grant = self._shell.engine.grants.get(process.id)

@@ -32,6 +32,9 @@ def engine_by(text: str) -> Engine:
     run(engine, make_container("small", None, 0.5), "small")
     dns = make_container("dns", 1, 0.1, make_pod("dns", namespace="kube-system"))
     run(engine, dns, "dns")
+    for update in engine.lacking():
+        engine.begin_update(update.id)
+        engine.took(update.id)
     return engine
 
 
@@ -46,8 +49,8 @@ def reload(engine: Engine, text: str) -> dict[str, str]:
     """What the runtime is told when the engine really follows a configuration, by container."""
     config = read(text).config
     host, _ = make_host(config, Machine(TREE))
-    updates = engine.rehost(host, make_policy(config, TREE), engine_options(config))
-    return {update.id: update.why for update in updates}
+    engine.rehost(host, make_policy(config, TREE), engine_options(config))
+    return {update.id: update.why for update in engine.lacking()}
 
 
 CHANGES = {

@@ -11,7 +11,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
 from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance
-from cri_proxy.engine.resync import Listing, resync
+from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
@@ -44,6 +44,7 @@ from tests.scenes import (
     told,
     topology,
 )
+from tests.told_at_once import resync
 
 CCX_0, CCX_1 = "0-3,64-67", "4-7,68-71"
 NODE_0 = "0-7,64-71"

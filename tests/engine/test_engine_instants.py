@@ -15,11 +15,12 @@ import pytest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import CpusetUpdate, ListedContainer
-from cri_proxy.engine.resync import Listing, resync, unknown_ids
+from cri_proxy.engine.resync import Listing, unknown_ids
 from policies.model import NO_CONSTRAINT, Container, Placement, Qos
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Shadow, again, engine_on, make_container, make_pod, topology
+from tests.told_at_once import resync
 
 #: Which of a create's two writes is lost, as if it came only after what follows it.
 LOST = ("", "bind")

@@ -21,11 +21,10 @@ from hypothesis.stateful import (
 )
 
 from cri_proxy.config.engine_options import EngineOptions
-from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, CpusetUpdate, Life, ListedContainer, Move, Plan, Stance
-from cri_proxy.engine.resync import Listing, resync, unknown_ids
+from cri_proxy.engine.resync import Listing, unknown_ids
 from cri_proxy.engine.snapshot import with_groups
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -40,6 +39,7 @@ from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
 from tests import machines
 from tests.scenes import Owning, Shadow, dump, engine_on, make_pod
+from tests.told_at_once import ToldAtOnce, resync
 
 MACHINES = (
     machines.HYGON_7285_2S,
@@ -130,7 +130,7 @@ class Node_(RuleBasedStateMachine):
         self.host = self._host(Topology(self.full), NO_CPUS, 0)
         policy = type(self).make_policy(self.host.topology, self.settings)
         options = EngineOptions(move_exclusive=True)
-        self.engine: Engine = engine_on(self.host, policy=policy, options=options)
+        self.engine: ToldAtOnce = engine_on(self.host, policy=policy, options=options)
         self.runtime: dict[str, Running] = {}
         self.calls: list[Call] = []
         self.attempts: dict[tuple[str, str], int] = {}

@@ -12,7 +12,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.ledger import JournalValue, Ledger
 from cri_proxy.engine.records import Admission, Life, ListedContainer, Move, Plan, Stance
-from cri_proxy.engine.resync import Listing, Resync, resync
+from cri_proxy.engine.resync import Listing, Resync
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
@@ -43,6 +43,7 @@ from tests.scenes import (
     run,
     topology,
 )
+from tests.told_at_once import resync
 
 
 def seen(key: str, container: Container, cpus: str = "", exited: bool = False) -> ListedContainer:

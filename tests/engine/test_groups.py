@@ -106,7 +106,7 @@ def told(returned: Any) -> Any:
     if isinstance(returned, tuple):
         return [told(one) for one in returned]
     if isinstance(returned, CpusetUpdate):
-        return returned.id, returned.placement, returned.shrink, returned.runs_on, returned.memory_on
+        return returned.id, returned.placement, returned.shrink
     parts = ("ticket", "placement", "before", "after")
     return [told(getattr(returned, part)) for part in parts] if hasattr(returned, "ticket") else returned
 

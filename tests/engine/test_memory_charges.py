@@ -12,7 +12,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.ledger import SAME_BYTES, is_other_amount
 from cri_proxy.engine.records import ListedContainer, Stance
 from cri_proxy.engine.report import explain, placement_row
-from cri_proxy.engine.resync import Listing, resync
+from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import everything, read_record, write_record
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
@@ -21,6 +21,7 @@ from policies.model import Container, CpusetConstraint
 from policies.settings import PlacementSettings
 from tests.machines import GIB, HYGON_7285_2S, machine
 from tests.scenes import engine_on, fence, host_of, make_container, make_pod, run
+from tests.told_at_once import resync
 
 MIB = 1024**2
 

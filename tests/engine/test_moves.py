@@ -115,12 +115,6 @@ def test_a_move_into_a_full_domain_is_dropped_and_the_others_are_made() -> None:
     assert carry_out(engine, move(engine, "a", 1), move(engine, "c", 3)) == ["c"]
 
 
-def test_the_updates_are_in_the_order_of_the_plan() -> None:
-    engine = shared(("a", 0), ("b", 1), ("c", 2))
-    moves = [move(engine, key, ccx) for key, ccx in (("c", 4), ("a", 5), ("b", 6))]
-    assert carry_out(engine, *moves) == ["c", "a", "b"]
-
-
 def test_the_history_says_why_and_when(engine) -> None:
     carry_out(engine, move(engine, "a", 1), at_s=12.0)
     record = engine.history[-1]

@@ -21,7 +21,7 @@ from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Grant, ListedContainer, Stance
 from cri_proxy.engine.report import placement_row
 from cri_proxy.engine.resources import CgroupReading, has_news, resources_read, size_read
-from cri_proxy.engine.resync import Listing, resync
+from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import everything, read_records, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
@@ -39,6 +39,7 @@ from policies.model import (
 )
 from tests.machines import GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, dump, engine_on, make_pod, told
+from tests.told_at_once import resync
 
 Told = tuple[int, Optional[int]]
 

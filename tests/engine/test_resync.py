@@ -10,6 +10,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.config.engine_options import EngineOptions
+from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance
@@ -20,7 +21,6 @@ from cri_proxy.engine.resync import (
     Listing,
     Resync,
     merged,
-    resync,
     resync_slices,
     unknown_ids,
 )
@@ -40,6 +40,7 @@ from tests.scenes import (
     told,
     topology,
 )
+from tests.told_at_once import Looked, resync
 
 
 def seen(
@@ -100,7 +101,7 @@ def engine() -> Engine:
 
 def test_what_is_as_recorded_changes_nothing(engine) -> None:
     before = dump(engine)
-    assert look(engine, seen("app", APP, "0-3")) == Resync()
+    assert look(engine, seen("app", APP, "0-3")) == Looked()
     assert dump(engine) == before
 
 
@@ -185,7 +186,7 @@ def test_a_container_without_a_record_keeps_what_it_has() -> None:
     assert (grant.stance, format_cpus(grant.cpus), grant.life) == (Stance.ADOPTED, "2-5", Life.RUNNING)
     assert grant.why == "it ran before this daemon knew it: it keeps what it has"
     assert engine.node.charge_milli(parse_cpus("2-5")) == 1000
-    assert look(engine, seen("found", APP, "2-5")) == Resync()
+    assert look(engine, seen("found", APP, "2-5")) == Looked()
 
 
 @pytest.mark.parametrize("cpus", ["", None])
@@ -418,9 +419,9 @@ def test_but_not_while_the_later_one_may_still_fail() -> None:
     first, second = (engine.admit(c, NO_CONSTRAINT, 0.0).ticket for c in (OWN, again(OWN, 1)))
     engine.bind(first, "a0", 1.0)
     cpus = format_cpus(engine.grants["a0"].cpus)
-    assert look(engine, seen("a0", OWN, cpus, state="created")) == Resync()
+    assert look(engine, seen("a0", OWN, cpus, state="created")) == Looked()
     engine.cancel(second, 2.0)
-    assert look(engine, seen("a0", OWN, cpus, state="created")) == Resync()
+    assert look(engine, seen("a0", OWN, cpus, state="created")) == Looked()
 
 
 # ---------------------------------------------------------------------- rule 10: drift
@@ -431,7 +432,7 @@ def test_rule_10_a_cpuset_that_differs_from_ours_is_repaired_once(engine) -> Non
     assert (told(result.updates), result.drifted) == ({"app": "0-3"}, ("app",))
     [update] = result.updates
     assert (update.shrink, update.why) == (True, "its cpuset had been changed")
-    assert look(engine, seen("app", APP, "0-3"), now_s=101.0) == Resync()
+    assert look(engine, seen("app", APP, "0-3"), now_s=101.0) == Looked()
 
 
 @pytest.mark.parametrize(
@@ -461,13 +462,13 @@ def test_rule_10_an_empty_cpuset_is_drift_where_we_had_set_one_also_with_the_sam
 
 
 def test_rule_10_mems_that_we_have_not_set_cannot_drift() -> None:
-    assert look(with_app(), seen("app", APP, "0-3", "1")) == Resync()
+    assert look(with_app(), seen("app", APP, "0-3", "1")) == Looked()
 
 
 def test_rule_10_offline_cpus_make_no_drift(engine) -> None:
     engine.rehost(host_of(VM_NO_CACHE_INFO))
     engine.rehost(host_of(topology(VM_NO_CACHE_INFO), usable="0-2,4-7"))
-    assert look(engine, seen("app", APP, "0-2")) == Resync()
+    assert look(engine, seen("app", APP, "0-2")) == Looked()
 
 
 @pytest.mark.parametrize("interval_s", [1.0, 20.0, DRIFT_WINDOW_S])
@@ -481,7 +482,7 @@ def test_rule_10_changed_back_three_times_within_a_minute_each_it_is_foreign(int
     grant = engine.grants["app"]
     assert (grant.stance, format_cpus(grant.cpus)) == (Stance.FOREIGN, "0-7")
     # Left alone, and charged where it runs.
-    assert look(engine, seen("app", APP, "5"), now_s=times[-1] + 1) == Resync()
+    assert look(engine, seen("app", APP, "5"), now_s=times[-1] + 1) == Looked()
     assert engine.node.charge_milli([5]) == 1000
 
 
@@ -516,7 +517,7 @@ def test_rule_10_what_we_took_from_an_adopted_container_can_drift_too() -> None:
 @pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.UNTOUCHED, Stance.RELEASED, Stance.FOREIGN])
 def test_rule_10_the_cpusets_of_others_are_followed(engine, stance) -> None:
     engine.amend(replace(engine.grants["app"], stance=stance, runs_on=parse_cpus("0-7")))
-    assert look(engine, seen("app", APP, "4-5")) == Resync()
+    assert look(engine, seen("app", APP, "4-5")) == Looked()
     assert engine.node.charge_milli(parse_cpus("4-5")) == 1000
 
 
@@ -533,14 +534,15 @@ def test_rule_10_kubelet_moving_its_exclusive_container_moves_the_others() -> No
 def test_rule_10_an_observed_container_is_charged_where_it_would_be() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     engine.bind(engine.admit(APP, NO_CONSTRAINT, 0.0, enforce=False).ticket, "app", 1.0)
-    assert look(engine, seen("app", APP, "6-7")) == Resync()
+    assert look(engine, seen("app", APP, "6-7")) == Looked()
     assert engine.node.charge_milli(range(4)) == 1000
 
 
 @pytest.mark.parametrize("reason", ["pending", "told", "resizing", "held", "not looked at"])
 def test_rule_10_a_container_in_motion_is_not_judged(engine, reason) -> None:
     own = make_container("own", limit=1, qos=Qos.GUARANTEED)
-    items = [seen("app", APP, None if reason == "not looked at" else "0-7")]
+    cpus = {"not looked at": None, "told": "0-3"}
+    items = [seen("app", APP, cpus.get(reason, "0-7"))]
     pending = "app" if reason == "pending" else ""
     details: dict[str, Container] = {}
     if reason == "resizing":
@@ -562,7 +564,7 @@ def test_rule_10_a_cpuset_read_before_the_place_changed_says_nothing(engine) -> 
     then = dict(engine.grants)
     engine.rehost(host_of(VM_NO_CACHE_INFO, usable="0-2,4-7"))
     stale = Listing({"app": seen("app", APP, "0-3")}, 99.0, then=then)
-    assert resync(engine, stale, 100.0) == Resync()
+    assert resync(engine, stale, 100.0) == Looked()
     fresh = Listing({"app": seen("app", APP, "0-3")}, 99.0, then=dict(engine.grants))
     assert resync(engine, fresh, 101.0).drifted == ("app",)
 
@@ -577,7 +579,7 @@ def resized_to(limit: int, cpus: str = "0-3", key: str = "app") -> ListedContain
 def test_other_resources_are_taken_over_and_the_container_is_placed_by_them(engine) -> None:
     result = look(engine, resized_to(8000))
     assert (result.resized, result.drifted, told(result.updates)) == (("app",), (), {"app": "0-7"})
-    assert look(engine, resized_to(8000, "0-7")) == Resync()
+    assert look(engine, resized_to(8000, "0-7")) == Looked()
 
 
 @pytest.mark.parametrize("why", ["resize on its way", "resize in doubt", "held", "resized since"])
@@ -608,14 +610,14 @@ def test_an_update_of_ours_on_its_way_keeps_no_resize_from_being_followed(engine
 def test_what_was_resized_while_nothing_is_sent_is_placed_by_the_first_look_after(engine) -> None:
     result = look(engine, resized_to(8000), enforce=False)
     assert (result.resized, result.updates) == (("app",), ())
-    assert look(engine, resized_to(8000), enforce=False) == Resync()
+    assert look(engine, resized_to(8000), enforce=False) == Looked()
     result = look(engine, replace(resized_to(8000), resources=None))
     assert (result.resized, told(result.updates)) == (("app",), {"app": "0-7"})
 
 
 def test_nothing_is_repaired_while_nothing_is_sent(engine) -> None:
     for now_s in (100.0, 110.0, 120.0, 130.0):
-        assert look(engine, seen("app", APP, "5-6"), now_s=now_s, enforce=False) == Resync()
+        assert look(engine, seen("app", APP, "5-6"), now_s=now_s, enforce=False) == Looked()
     assert look(engine, seen("app", APP, "5-6"), now_s=140.0).drifted == ("app",)
 
 
@@ -696,7 +698,7 @@ def test_slices_together_do_what_one_resync_does() -> None:
         assert len(part.adopted) <= SLICE
         assert broken_invariants(sliced) == []
         parts.append(part)
-    assert merged(parts) == resync(whole, listing, 100.0)
+    assert merged(parts) == comparison.resync(whole, listing, 100.0)
     assert sliced.grants == whole.grants
     assert len(parts) == 4
 
@@ -722,3 +724,19 @@ def test_patience_is_an_option() -> None:
     ticket = engine.admit(APP, NO_CONSTRAINT, 90.0).ticket
     engine.doubt(ticket)
     assert look(engine, now_s=96.0).cancelled == (ticket,)
+
+
+def test_a_runtime_that_ignores_memory_nodes_is_told_twice_and_is_no_other_writer() -> None:
+    engine, app = engine_on(HYGON_7285_2S), make_container("app", limit=2, memory=1)
+    place = run(engine, app, "app").placement
+    assert place.mems
+    items = [seen("app", app, format_cpus(place.cpus), "0-7")] * 4
+    found = [look(engine, item, now_s=100.0 + 5 * number) for number, item in enumerate(items)]
+    assert [(each.drifted, each.ignoring) for each in found] == [
+        (("app",), ()),
+        ((), ("app",)),
+        ((), ()),
+        ((), ()),
+    ]
+    assert [[u.id for u in each.updates] for each in found] == [["app"], [], [], []]
+    assert engine.grants["app"].stance is Stance.PLACED

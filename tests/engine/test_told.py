@@ -7,6 +7,7 @@ from typing import Optional
 
 import pytest
 
+from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
 from cri_proxy.engine.told import SHARED_CPUS, told_by, update_of
 from policies.machine.cpus import NO_CPUS, parse_cpus
@@ -83,7 +84,6 @@ def test_what_is_told_is_what_differs(case: str) -> None:
         why,
     )
     assert update.placement.lift_quota == place.lift_quota
-    assert (update.runs_on, update.memory_on) == (has.cpus or NO_CPUS, has.mems)
     # Once it was told so, there is nothing left to tell.
     assert update_of(record, told_by(record, has)) is None
 
@@ -121,3 +121,79 @@ def test_a_resize_in_doubt_hides_no_loss_of_its_container() -> None:
     taken = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), fence("0-1"), 2.0)
     sent: dict[str, CpusetUpdate] = {update.id: update for update in taken.before}
     assert sent["app"].placement.cpus.isdisjoint(taken.placement.exclusive)
+
+
+# ---------------------------------------------------------------------- how updates end
+
+
+def two_steps() -> tuple[Engine, Grant]:
+    """``app`` was to leave CPU 7 of 0-7 when it was to leave CPU 6 as well."""
+    engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
+    run(engine, make_container("app", limit=8), "app")
+    with engine.quiet():
+        for cpus in ("0-6", "0-5"):
+            record = engine.grants["app"]
+            place = replace(record.placement, cpus=SET(cpus), home=SET(cpus))
+            engine.ledger.put(replace(record, placement=place))
+            assert cpus == "0-5" or engine.begin_update("app") is not None
+    return engine, engine.grants["app"]
+
+
+def test_after_no_answer_it_may_have_either_and_is_told_until_it_is_sure() -> None:
+    engine, record = two_steps()
+    engine.unanswered("app")
+    told_now = engine.told["app"]
+    assert (told_now.cpus, told_now.is_sure, told_now.refused) == (SET("0-7"), False, "")
+    # Even where it should have what it had before.
+    whole = replace(record, placement=replace(record.placement, cpus=SET("0-7"), home=SET("0-7")))
+    engine.ledger.put(whole)
+    [update] = engine.pending()
+    assert (update.placement.cpus, update.shrink) == (SET("0-7"), True)
+    engine.begin_update("app")
+    engine.took("app")
+    assert engine.lacking() == [] and engine.told["app"].is_sure
+
+
+def test_a_refusal_leaves_what_it_had_and_counts_until_the_next_is_taken() -> None:
+    engine, _ = two_steps()
+    engine.refused("app", "busy")
+    assert (engine.told["app"].cpus, engine.told["app"].refused) == (SET("0-7"), "busy")
+    [update] = engine.pending()
+    assert update.placement.cpus == SET("0-5")
+    engine.begin_update("app")
+    engine.took("app")
+    assert engine.told["app"].refused == ""
+
+
+def test_one_on_its_way_counts_as_what_is_lacking_and_is_not_sent_twice() -> None:
+    engine, _ = two_steps()
+    assert [u.placement.cpus for u in engine.lacking()] == [SET("0-5")] and engine.pending() == []
+    assert engine.begin_update("app") is None
+    engine.took("app")
+    assert [u.placement.cpus for u in engine.pending()] == [SET("0-5")]
+
+
+def test_others_wait_for_one_that_does_not_answer_and_not_for_one_that_never_does() -> None:
+    engine, _ = two_steps()
+    assert engine.not_alone("app") == ()
+    owner = Placement(SET("6"), level="core", home=SET("6"), exclusive=SET("6"))
+    with engine.quiet():
+        engine.adopt(replace(grant(Stance.PLACED, owner), key="own"))
+        engine.saw("own", cpus=SET("2"))
+        engine.unanswered("app")
+        assert engine.not_alone("own") == ("app",)
+        assert [update.id for update in engine.pending()] == ["app"]
+        engine.begin_update("app")
+        engine.unanswered("app")  # twice running
+        assert {update.id for update in engine.pending()} == {"app", "own"}
+        assert engine.not_alone("own") == ("app",)
+
+
+def test_owners_that_change_places_do_not_wait_for_each_other_for_ever() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
+    places = [Placement(SET(c), level="core", home=SET(c), exclusive=SET(c)) for c in ("2", "3")]
+    with engine.quiet():
+        for key, place, has in (("a", places[0], "3"), ("b", places[1], "2")):
+            engine.adopt(replace(grant(Stance.PLACED, place), key=key))
+            engine.saw(key, cpus=SET(has), owned=SET(has))
+        assert {update.id for update in engine.pending()} == {"a", "b"}

@@ -6,15 +6,15 @@ from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Life, Stance
-from cri_proxy.engine.unannounced import UnannouncedContainer, in_order, leave_untouched, own_update
+from cri_proxy.engine.unannounced import UnannouncedContainer, in_order, leave_untouched
 from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S
 from tests.scenes import Owning, dump, engine_on, fence, host_of, make_container, run, topology
+from tests.told_at_once import ToldAtOnce
 
 ALL = "0-127"
 
@@ -25,12 +25,12 @@ def unannounced(
     return UnannouncedContainer(key, container, cpus=None if cpus is None else parse_cpus(cpus), **more)
 
 
-def come(engine: Engine, app: UnannouncedContainer, enforce: bool = True) -> list[tuple[str, str]]:
+def come(engine: ToldAtOnce, app: UnannouncedContainer, enforce: bool = True) -> list[tuple[str, str]]:
     """Place it; what the runtime is told, in order."""
-    steps = Placer(engine).create_late(app, 10.0, enforce)
+    with engine.quiet():
+        Placer(engine).create_late(app, 10.0, enforce)
     assert broken_invariants(engine) == []
-    updates = (*steps.before, *own_update(engine, app), *steps.after)
-    return [(update.id, format_cpus(update.placement.cpus)) for update in updates]
+    return [(update.id, format_cpus(update.placement.cpus)) for update in engine.tell_all()]
 
 
 # ---------------------------------------------------------------------- placing
@@ -48,9 +48,10 @@ def test_its_record_is_that_of_a_container_whose_create_we_saw() -> None:
 def test_one_that_was_not_started_yet_is_placed_before_its_start() -> None:
     engine, container = engine_on(HYGON_7285_2S), make_container("app", limit=2, request=1)
     app = unannounced(container, is_running=False)
-    assert come(engine, app) == [("new", "0-3,64-67")]
+    with engine.quiet():
+        Placer(engine).create_late(app, 10.0, True)
     assert engine.grants["new"].life is Life.CREATED
-    assert [update.why for update in own_update(engine, app)] == ["placed before its start"]
+    assert [(u.id, u.why) for u in engine.tell_all()] == [("new", "placed before its start")]
     leave_untouched(engine, unannounced(container, key="other", is_running=False), 11.0, "not placed")
     assert engine.grants["other"].life is Life.CREATED
 
@@ -82,11 +83,10 @@ def test_it_is_told_only_what_it_does_not_have(cpus, enforce, told) -> None:
 
 def test_who_has_ended_before_it_was_told_is_told_nothing() -> None:
     engine, app = engine_on(HYGON_7285_2S), unannounced(make_container("app", limit=2))
-    Placer(engine).create_late(app, 10.0, True)
-    engine.exited("new", 1, 11.0)
-    assert own_update(engine, app) == ()
-    engine.remove("new")
-    assert own_update(engine, app) == ()
+    with engine.quiet():
+        Placer(engine).create_late(app, 10.0, True)
+        engine.exited("new", 1, 11.0)
+    assert engine.tell_all() == ()
 
 
 def test_a_cpuset_it_was_created_with_is_a_fence(engine) -> None:
@@ -102,10 +102,10 @@ def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is(en
     with pytest.raises(PlacementRefused) as caught:
         Placer(engine).create_late(app, 10.0, True)
     assert dump(engine) == before
-    assert leave_untouched(engine, app, 10.0, f"not placed: {caught.value}") == ()
+    leave_untouched(engine, app, 10.0, f"not placed: {caught.value}")
     grant = engine.grants["new"]
     assert (grant.stance, grant.life, format_cpus(grant.cpus)) == (Stance.UNTOUCHED, Life.RUNNING, ALL)
-    assert own_update(engine, app) == ()
+    assert engine.lacking() == []
     assert broken_invariants(engine) == []
 
 

@@ -22,7 +22,6 @@ from cri_proxy.config.config import Config, read_config
 from cri_proxy.cri.messages import read_create
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.engine.unannounced import UnannouncedContainer
 from cri_proxy.front_ends.cri_calls import CriInterceptor
 from cri_proxy.front_ends.late_placement import LatePlacement
@@ -30,6 +29,7 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
 from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import CallEnd, Forward
+from cri_proxy.services import updates as sender
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
 from cri_proxy.simulator.daemon import SimulatedShell
@@ -93,34 +93,26 @@ class Store:
         pass
 
 
-class Updates:
+class Updates(sender.Updates):
     """The runtime: what containers were told last. Updates get there at once, so none is ever on its way."""
 
-    pending: frozenset[str] = frozenset()
-
     def __init__(self) -> None:
+        runtime: Any = SimpleNamespace(update=None)
+        super().__init__(runtime, Metrics("test"), structlog.get_logger())
         self.cpusets: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
 
     def tell(self, key: str, cpus: frozenset[int], mems: frozenset[int]) -> None:
         before = self.cpusets.get(key, (frozenset(), frozenset()))
         self.cpusets[key] = (cpus or before[0], mems or before[1])
 
-    def send(self, updates: Iterable[CpusetUpdate], by_command: bool = False) -> None:
-        for update in updates:
-            if update.id in self.cpusets:
-                self.tell(update.id, update.placement.cpus, update.placement.mems)
-
-    async def wait(self, updates: Iterable[CpusetUpdate], seconds: float) -> None:
-        pass
-
-    def owes_quota(self, container_id: str) -> bool:
-        return False
-
-    def overtaken(self, update: CpusetUpdate) -> None:
-        pass
-
-    def forget(self, container_id: str) -> None:
-        pass
+    def wake(self) -> None:
+        engine = self.engine
+        while engine is not None and (key := self._take()):
+            update = self.begin(key)
+            if update is not None and key in self.cpusets:
+                self.tell(key, update.placement.cpus, update.placement.mems)
+            self.end(engine, key, is_taken=True)
+            self._taken.discard(key)
 
 
 class FrontEnd:
@@ -129,7 +121,7 @@ class FrontEnd:
     def __init__(self, policy: str) -> None:
         config = config_of(policy)
         host, _ = make_host(config, Machine(Topology(MACHINE)))
-        self.updates: Any = Updates()
+        self.updates = Updates()
         store: Any = Store()
         self.state = NodeState(store, self.updates, Metrics("test"), structlog.get_logger())
         self.state.engine = make_engine(config, host)

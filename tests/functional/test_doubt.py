@@ -18,7 +18,6 @@ from tests.functional.conftest import (
     ask,
     charged_milli,
     cpus_of,
-    create_exclusive,
     failures,
     resync,
     resyncs,
@@ -119,21 +118,34 @@ async def test_creates_whose_clients_go_away_lose_no_cpu(runtime, agent, client)
     assert books_agree(runtime, status, await ask(agent, "placements"))
 
 
-async def test_a_client_that_goes_away_before_its_create_was_sent_leaves_nothing(
-    runtime, agent, client
+async def test_a_client_that_goes_away_before_its_resize_was_sent_leaves_nothing(
+    runtime, start_agent
 ) -> None:
-    victim = await client.create(await client.run_pod("web"), "a", **SIZE)
-    whole, release = runtime.cpuset(victim), asyncio.Event()
-    runtime.script("UpdateContainerResources", hold=release, times=1)
-    db = await run_guaranteed(client, "db")
-    creating = asyncio.ensure_future(create_exclusive(client, db, "db", whole.split(",")[0]))
-    await runtime.wait_for_call("UpdateContainerResources")
-    creating.cancel()
-    await until(agent, lambda found: [row["container"] for row in found] == ["a"], "placements")
-    release.set()
-    status = await until(agent, lambda status: status["updates_waiting"] == 0)
-    assert (status["in_doubt"], runtime.cpuset(victim)) == (0, whole)
-    assert len(runtime.calls_of("CreateContainer")) == 1
+    """A resize that adds CPUs of its own waits for others to leave them."""
+    agent = await start_agent(
+        policy={"Active": "topology-aware"}, constants={"placement_shrink_wait_s": 3600}
+    )
+    async with CriClient(agent.socket) as client:
+        _, other = await run_pod_with(client, "wide", cpu_limit=120_000, cpu_request=1000)
+        pod = await run_guaranteed(client, "owner")
+        owner = await client.create(pod, "owner", cpu_limit=2000, memory_limit=1 << 30, qos="guaranteed")
+        await client.start(owner)
+        await until(agent, lambda status: status["updates_waiting"] == 0)
+        before, release = cpusets(runtime), asyncio.Event()
+        count = updates(runtime)
+        runtime.script("UpdateContainerResources", hold=release)
+        resizing = asyncio.ensure_future(
+            client.update(owner, cpu_quota=400_000, cpu_period=100_000, cpu_shares=4096)
+        )
+        call = await runtime.wait_for_call("UpdateContainerResources", count + 1)
+        assert call.message.container_id == other
+        resizing.cancel()
+        await until(agent, lambda status: status["in_doubt"] == 0)
+        release.set()
+        status = await until(agent, lambda status: status["updates_waiting"] == 0)
+        assert (status["in_doubt"], cpusets(runtime)) == (0, before)
+        asked = [call.message.container_id for call in runtime.calls_of("UpdateContainerResources")[count:]]
+        assert asked == [other, other]
 
 
 async def test_a_create_in_doubt_is_looked_for_without_being_asked(runtime, agent, client) -> None:
@@ -265,6 +277,8 @@ async def lose_the_reply(runtime: FakeRuntime, agent: Agent, client: CriClient, 
     await runtime.wait_until(
         lambda: script.used == 1 and (not script.act_before_error or any(c.name == "big" for c in there))
     )
+    # What others are told by it they have been told.
+    await until(agent, lambda status: status["updates_waiting"] == 0)
     if by == "kill":
         await agent.kill()
     elif by == "a client that goes away":

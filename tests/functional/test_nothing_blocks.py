@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
+import pytest
+
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CriClient
 from tests.functional.conftest import (
@@ -17,7 +20,6 @@ from tests.functional.conftest import (
     cpus_of,
     create_exclusive,
     run_guaranteed,
-    until,
 )
 
 
@@ -67,47 +69,101 @@ async def test_a_hundred_creates_are_at_the_runtime_at_once_and_all_are_placed(
     assert runtime.calls_of("UpdateContainerResources") == []
 
 
-async def test_a_create_waits_a_limited_time_for_others_to_make_room(runtime, start_agent) -> None:
-    # On a busy machine both updates are on their way within this time.
+async def owner_beside(runtime, agent, client) -> tuple[list[str], str]:
+    """Two containers whose updates the runtime does not answer yet, and one that owns a CPU of theirs; created only."""
+    pod = await client.run_pod("web")
+    others = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
+    db = await run_guaranteed(client, "db")
+    own = runtime.cpuset(others[0]).split(",")[0]
+    owner = await asyncio.wait_for(create_exclusive(client, db, "db", own), HANG_S)
+    assert runtime.cpuset(owner) == own
+    await runtime.wait_for_call("UpdateContainerResources", 2)
+    return others, owner
+
+
+async def test_a_create_does_not_wait_and_a_start_waits_a_limited_time_for_others_to_leave(
+    runtime, start_agent
+) -> None:
     agent = await start_agent(constants={"placement_shrink_wait_s": 1})
     async with CriClient(agent.socket) as client:
-        pod = await client.run_pod("web")
-        first, second = [
-            await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")
-        ]
-        assert runtime.cpuset(first) == runtime.cpuset(second)
         runtime.script("UpdateContainerResources", then_hang=True)
-        db = await run_guaranteed(client, "db")
-        own = runtime.cpuset(first).split(",")[0]
-        owner = await asyncio.wait_for(create_exclusive(client, db, "db", own), HANG_S)
+        _, owner = await owner_beside(runtime, agent, client)
         hanging = runtime.calls_of("UpdateContainerResources")
-        assert len(hanging) == 2 and not any(call.finished for call in hanging)
-        create = runtime.calls_of("CreateContainer")[-1]
-        assert all(call.sequence < create.sequence for call in hanging)
-        assert runtime.cpuset(owner) == own
+        assert not any(call.finished for call in hanging)
+        status = await ask(agent, "status")
+        assert status["not_alone"] == {"default/db/db": ["default/web/a", "default/web/b"]}
+        assert (await ask(agent, "explain", container="default/db/db"))["containers"][0]["not_alone"] == [
+            "default/web/a",
+            "default/web/b",
+        ]
+        await asyncio.wait_for(client.start(owner), HANG_S)
         # Others are not held up either: not by what hangs, and not by the wait.
+        pod = await client.run_pod("more")
         late = await asyncio.wait_for(client.create(pod, "late", cpu_request=100, cpu_limit=2000), HANG_S)
         assert cpus_of(runtime, late) and not cpus_of(runtime, late) & cpus_of(runtime, owner)
     status = await ask(agent, "status")
     assert status["updates_waiting"] == 2
     assert counter(status, "requests_total{method=CreateContainer,outcome=placed}") == 3
+    assert counter(status, "not_alone_total{method=StartContainer}") == 1
+    assert counter(status, "start_failures_total{next_create=untouched}") == 0
 
 
-async def test_a_create_waits_while_others_do_make_room(runtime, start_agent) -> None:
+async def test_one_that_would_rather_not_run_than_with_others_does_not_start_and_is_not_to_blame(
+    runtime, start_agent
+) -> None:
+    agent = await start_agent(constants={"placement_shrink_wait_s": 1})
+    async with CriClient(agent.socket) as client:
+        first = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=120_000)
+        runtime.script("UpdateContainerResources", then_hang=True)
+        pod = await run_guaranteed(client, "db")
+        asked = {"cri-resmgr.io/l3": "exclusive"}
+        owner = await client.create(
+            pod, "db", cpu_limit=4000, memory_limit=1 << 30, qos="guaranteed", annotations=asked
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(client.start(owner), HANG_S)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "are its own by l3: exclusive, and default/web/a may still run there" in (
+        caught.value.details() or ""
+    )
+    assert runtime.calls_of("StartContainer") == [] and first
+    status = await ask(agent, "status")
+    assert status["distrusted"] == []
+    assert counter(status, "start_failures_total{next_create=placed}") == 0
+
+
+async def test_a_start_waits_while_others_leave(runtime, start_agent) -> None:
     agent = await start_agent(constants={"placement_shrink_wait_s": 3600})
     async with CriClient(agent.socket) as client:
-        pod = await client.run_pod("web")
-        victim = await client.create(pod, "a", cpu_request=100, cpu_limit=2000)
         release = asyncio.Event()
         runtime.script("UpdateContainerResources", hold=release)
-        db = await run_guaranteed(client, "db")
-        own = runtime.cpuset(victim).split(",")[0]
-        creating = asyncio.ensure_future(create_exclusive(client, db, "db", own))
-        await runtime.wait_for_call("UpdateContainerResources")
-        # The decision is made and written down; the request has not been sent.
-        await until(agent, lambda rows: any(row["container"] == "db" for row in rows), "placements")
-        assert len(runtime.calls_of("CreateContainer")) == 1
+        others, owner = await owner_beside(runtime, agent, client)
+        starting = asyncio.ensure_future(client.start(owner))
+        pod = await client.run_pod("more")
         await asyncio.wait_for(client.create(pod, "b", cpu_request=100, cpu_limit=2000), HANG_S)
+        assert runtime.calls_of("StartContainer") == []
         release.set()
-        await asyncio.wait_for(creating, HANG_S)
-        assert not cpus_of(runtime, victim) & cpus_of(runtime, await creating)
+        await asyncio.wait_for(starting, HANG_S)
+        [start] = runtime.calls_of("StartContainer")
+        assert all(call.finished < start.sequence for call in runtime.calls_of("UpdateContainerResources"))
+        assert not any(cpus_of(runtime, other) & cpus_of(runtime, owner) for other in others)
+
+
+async def test_a_start_after_a_restart_waits_for_what_the_comparison_finds(runtime, start_agent) -> None:
+    """The daemon is killed after its answer to a create, before others have left: the next one does not know."""
+    agent = await start_agent(constants={"placement_shrink_wait_s": 3600})
+    async with CriClient(agent.socket) as client:
+        hanging = runtime.script("UpdateContainerResources", then_hang=True)
+        others, owner = await owner_beside(runtime, agent, client)
+    await agent.kill()
+    runtime.scripts.remove(hanging)
+    listing = asyncio.Event()
+    runtime.script("ListContainers", hold=listing)
+    await agent.start()
+    async with CriClient(agent.socket) as client:
+        starting = asyncio.ensure_future(client.start(owner))
+        await asyncio.wait_for(client.run_pod("more"), HANG_S)
+        assert runtime.calls_of("StartContainer") == []
+        listing.set()
+        await asyncio.wait_for(starting, HANG_S)
+    assert not any(cpus_of(runtime, other) & cpus_of(runtime, owner) for other in others)

@@ -104,7 +104,9 @@ async def test_an_update_for_a_container_nobody_knows_passes_as_it_is(runtime, c
 # ---------------------------------------------------------------------- ours
 
 
-async def test_others_shrink_before_an_exclusive_create_and_grow_after_its_removal(runtime, client) -> None:
+async def test_others_shrink_before_the_start_of_an_exclusive_one_and_grow_after_its_removal(
+    runtime, client
+) -> None:
     pod = await client.run_pod("web")
     near = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
     far = await client.create(await client.run_pod("far"), "c", cpu_request=100, cpu_limit=2000)
@@ -112,9 +114,11 @@ async def test_others_shrink_before_an_exclusive_create_and_grow_after_its_remov
     assert [runtime.cpuset(i) for i in near] == [whole, whole] and runtime.cpuset(far) != whole
     own = whole.split(",")[0]
     owner = await create_exclusive(client, await run_guaranteed(client, "db"), "db", own)
+    await client.start(owner)
     shrinks, create = runtime.calls_of("UpdateContainerResources"), runtime.calls_of("CreateContainer")[-1]
     assert sorted(call.message.container_id for call in shrinks) == sorted(near)
-    assert all(call.finished < create.sequence for call in shrinks)
+    [start] = runtime.calls_of("StartContainer")
+    assert all(call.finished < start.sequence for call in shrinks)
     rest = parse_cpus(whole) - parse_cpus(own)
     assert all(call.message.linux == cri.LinuxContainerResources(cpuset_cpus="64-67") for call in shrinks)
     assert [cpus_of(runtime, i) for i in near] == [rest, rest]
@@ -132,7 +136,7 @@ async def test_others_grow_only_after_the_create_that_leaves_them_more(runtime, 
     assert runtime.cpuset(victim) == "0-3,64-67"
     pod = await run_guaranteed(client, "db")
     await create_exclusive(client, pod, "db", "0-3")
-    assert runtime.cpuset(victim) == "64-67"
+    await runtime.wait_until(lambda: runtime.cpuset(victim) == "64-67")
     # The next attempt has fewer CPUs; nobody has said that the one before has ended.
     await create_exclusive(client, pod, "db", "0-1", attempt=1)
     await runtime.wait_until(lambda: runtime.cpuset(victim) == "2-3,64-67")
@@ -154,9 +158,8 @@ async def test_a_failed_update_fails_no_create_and_is_sent_again(runtime, agent,
     runtime.script("UpdateContainerResources", error=(2, "device busy"), times=2)
     own = runtime.cpuset(victim).split(",")[0]
     owner = await create_exclusive(client, await run_guaranteed(client, "db"), "db", own)
-    assert cpus_of(runtime, owner) & cpus_of(runtime, victim)
-    status = await ask(agent, "status")
-    assert (status["updates_waiting"], counter(status, "updates_total{result=failed}")) == (1, 1)
+    status = await until(agent, lambda status: counter(status, "updates_total{result=failed}") == 1)
+    assert cpus_of(runtime, owner) & cpus_of(runtime, victim) and status["updates_waiting"] == 1
     await resync(agent, runtime)
     await until(agent, lambda status: counter(status, "updates_total{result=failed}") == 2)
     await resync(agent, runtime)
@@ -171,6 +174,7 @@ async def test_a_failed_update_is_not_sent_again_once_the_clients_own_has_carrie
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     runtime.script("UpdateContainerResources", error=(2, "device busy"), times=1)
     await create_exclusive(client, await run_guaranteed(client, "db"), "db", "0-3")
+    await until(agent, lambda status: counter(status, "updates_total{result=failed}") == 1)
     assert (runtime.cpuset(victim), (await ask(agent, "status"))["updates_waiting"]) == ("0-3,64-67", 1)
     await client.update(victim, cpu_quota=1_000_000, cpu_period=100_000)
     assert runtime.cpuset(victim) == (await rows(agent))["a"]["cpus"] == "4-7,64-71"
@@ -187,7 +191,7 @@ async def test_the_clients_update_overtakes_one_of_ours_that_hangs(runtime, star
         release = asyncio.Event()
         runtime.script("UpdateContainerResources", hold=release, times=1)
         await create_exclusive(client, await run_guaranteed(client, "db"), "db", "0-3")
-        [ours] = runtime.calls_of("UpdateContainerResources")
+        ours = await runtime.wait_for_call("UpdateContainerResources")
         await client.update(victim, cpu_quota=1_000_000, cpu_period=100_000)
         release.set()
         await runtime.wait_until(lambda: bool(ours.finished))
@@ -201,7 +205,7 @@ async def test_an_update_for_a_container_that_has_ended_is_not_sent_again(runtim
     stopped, exited = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
     runtime.script("UpdateContainerResources", error=(2, "device busy"), times=2)
     await create_exclusive(client, await run_guaranteed(client, "db"), "db", "0-3")
-    assert (await ask(agent, "status"))["updates_waiting"] == 2
+    await until(agent, lambda status: counter(status, "updates_total{result=failed}") == 2)
     await client.stop(stopped)
     runtime.exit_container(exited, 1)
     assert (await ask(agent, "status"))["updates_waiting"] == 1
@@ -214,7 +218,8 @@ async def test_an_update_for_a_container_that_is_gone_is_not_sent_again(runtime,
     own = runtime.cpuset(victim).split(",")[0]
     del runtime.containers[victim]
     await create_exclusive(client, await run_guaranteed(client, "db"), "db", own)
-    assert (await ask(agent, "status"))["updates_waiting"] == 0
+    await runtime.wait_for_call("UpdateContainerResources")
+    await until(agent, lambda status: status["updates_waiting"] == 0)
     await resync(agent, runtime)
     assert len(runtime.calls_of("UpdateContainerResources")) == 1
     assert set(await rows(agent)) == {"db"}

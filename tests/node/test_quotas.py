@@ -12,6 +12,7 @@ import structlog
 
 from cri_proxy.engine.quota import pod_cgroup
 from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.told import told_by, update_of
 from cri_proxy.node.quotas import HINT, Quotas
 from policies.machine.cpus import parse_cpus
 from policies.model import UNTOUCHED, Placement, Quota
@@ -224,10 +225,13 @@ def test_a_container_whose_cgroup_says_otherwise_is_told_again(
     tree: Tree, grant: Grant, limit: str, told: bool, give_back: Optional[Quota]
 ) -> None:
     tree.write(f"{POD}/c", limit)
-    updates = quotas_on(tree, []).drifted([grant], {"c": f"{POD}/c"}.get)
-    assert [(u.id, u.placement, u.give_back) for u in updates] == (
-        [("c", UNTOUCHED if give_back else grant.placement, give_back)] if told else []
-    )
+    found = list(quotas_on(tree, []).drifted([grant], {"c": f"{POD}/c"}.get))
+    assert [(key, has_none) for key, has_none, _ in found] == ([("c", give_back is not None)] if told else [])
+    for _, has_none, why in found:  # what follows is told
+        told_last = told_by(grant)._replace(is_lifted=has_none, cause=why)
+        update = update_of(grant, told_last)
+        assert update is not None and (update.give_back, update.why) == (give_back, why)
+        assert update.placement == (UNTOUCHED if give_back else grant.placement)
 
 
 def test_what_was_refused_is_told_as_long_as_the_pod_is_there(tree: Tree) -> None:

@@ -217,6 +217,8 @@ async def test_a_cpuset_that_was_emptied_is_drift_and_one_that_never_was_is_inhe
     await found.reconciler.run()
     assert {format_cpus(grant.cpus) for grant in found.engine.grants.values()} == {"4-7"}
     found.engine.manage(found.good)
+    found.engine.begin_update(found.good)
+    found.engine.took(found.good)
     result = await found.reconciler.run()
     assert (result.drifted, result.foreign) == ((found.good,), ())
 
@@ -319,7 +321,8 @@ async def on_its_cgroup(found: Found) -> str:
     found.cgroup(path, "0-127", "0-127")
     limits(found, path, 20, "200000 100000")
     await found.reconciler.run()
-    found.node_state.send(found.engine.manage(found.good))
+    found.engine.manage(found.good)
+    found.node_state.save()
     await found.runtime.wait_for_call("UpdateContainerResources")
     found.cgroup(path, found.runtime.cpuset(found.good), "0-127")
     return path

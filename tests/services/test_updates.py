@@ -1,8 +1,10 @@
-"""Updates of other containers: the last that is wanted is sent, and a caller that waits for it returns once it is made."""
+"""The one sender: each container is told the newest that it should have, and a wait for that ends."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Optional
 
 import grpc
@@ -11,13 +13,25 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from cri_proxy.config.engine_options import EngineOptions
+from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.metrics import Metrics
+from cri_proxy.services import updates as sender
 from cri_proxy.services.updates import AT_A_TIME, Updates
+from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import Placement
+from policies.model import Placement, Qos
+from tests.machines import HYGON_7285_2S
+from tests.scenes import TOPOLOGY_AWARE, fence, host_of, make_container, run
 
 WAIT_S = 20.0
+UNAVAILABLE, INTERNAL, NOT_FOUND = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.NOT_FOUND,
+)
+DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Runtime:
@@ -30,11 +44,15 @@ class Runtime:
     async def update(self, update: CpusetUpdate) -> None:
         self.got.append(f"{update.id}: {format_cpus(update.placement.cpus)}")
         answer = asyncio.get_running_loop().create_future()
+        assert update.id not in self.answers, "two at a time"
         self.answers[update.id] = answer
-        await answer
+        try:
+            await answer
+        finally:
+            del self.answers[update.id]
 
     def answer(self, container_id: str, code: Optional[grpc.StatusCode] = None) -> None:
-        answer = self.answers.pop(container_id)
+        answer = self.answers[container_id]
         if code is None:
             answer.set_result(None)
         else:
@@ -42,148 +60,306 @@ class Runtime:
             answer.set_exception(grpc.aio.AioRpcError(code, nothing, nothing, details=code.name.lower()))
 
 
-@pytest.fixture
-def runtime() -> Runtime:
-    return Runtime()
+class Scene:
+    """An engine with containers, and the sender that tells them."""
+
+    def __init__(self) -> None:
+        self.runtime: Any = Runtime()
+        self.updates = Updates(self.runtime, Metrics("test"), structlog.get_logger())
+        host = host_of(HYGON_7285_2S)
+        self.engine = Engine(host, Hygon(host.topology, TOPOLOGY_AWARE), EngineOptions())
+        self.updates.engine = self.engine
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            run(self.engine, make_container(name, limit=2), name)
+        self.take_all()
+
+    def take_all(self) -> None:
+        """Containers have what they should."""
+        for update in self.engine.lacking():
+            self.engine.begin_update(update.id)
+            self.engine.took(update.id)
+
+    def owns(self, key: str, cpu: int) -> None:
+        """It should have this CPU for itself from now on."""
+        cpus = frozenset([cpu])
+        place = Placement(cpus, level="core", home=cpus, exclusive=cpus)
+        self.engine.amend(replace(self.engine.grants[key], placement=place), self.engine.told[key])
+
+    def wants(self, key: str, cpus: str) -> None:
+        """It should have these CPUs from now on."""
+        grant = self.engine.grants[key]
+        place = Placement(parse_cpus(cpus), level="ccx", home=parse_cpus(cpus))
+        self.engine.ledger.put(replace(grant, placement=place))
+        self.updates.wake()
 
 
 @pytest_asyncio.fixture
-async def updates(runtime: Any) -> Updates:
-    """Made in a loop: before Python 3.10 its gate belongs to the one it is made in."""
-    return Updates(runtime, Metrics("test"), structlog.get_logger())
-
-
-def update(container_id: str, cpus: str) -> CpusetUpdate:
-    return CpusetUpdate(container_id, Placement(cpus=parse_cpus(cpus)), False, "a test")
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    yield scene
+    await scene.updates.close()
 
 
 async def turn() -> None:
     """All that can be done now is done."""
-    for _ in range(10):
+    for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def test_one_that_is_wanted_as_the_one_before_it_ends_is_sent(updates, runtime) -> None:
-    updates.send([update("c", "0-1")])
-    await turn()
-    answered = runtime.answers["c"]
-
-    async def make_room() -> None:
-        await answered  # woken in the same turn as the delivery, and behind it
-        await updates.send_and_wait([update("c", "0")], WAIT_S)
-
-    room = asyncio.ensure_future(make_room())
-    await turn()
-    runtime.answer("c")
-    await turn()
-    assert runtime.got == ["c: 0-1", "c: 0"] and not room.done()
-    runtime.answer("c")
-    await room
-    assert updates.pending == frozenset()
-
-
-async def test_what_has_waited_behind_others_is_sent_as_it_is_wanted_by_then(updates, runtime) -> None:
-    updates.send(update(f"slow{n}", "9") for n in range(AT_A_TIME))
-    updates.send([update("grows", "0-3"), update("gone", "4")])
-    await turn()
-    updates.send([update("grows", "0")])
-    updates.forget("gone")
-    for n in range(AT_A_TIME):
-        runtime.answer(f"slow{n}")
-    await turn()
-    assert runtime.got[AT_A_TIME:] == ["grows: 0"]
-    runtime.answer("grows")
-    await turn()
-    assert updates.pending == frozenset()
-
-
-ENDS = {"is done": None, "fails": grpc.StatusCode.INTERNAL, "is not answered": grpc.StatusCode.UNAVAILABLE}
-
-
-@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
-async def test_a_later_one_is_tried_however_the_earlier_ends(updates, runtime, code) -> None:
-    updates.send([update("c", "0-1")])
-    await turn()
-    room = asyncio.ensure_future(updates.send_and_wait([update("c", "0")], WAIT_S))
-    await turn()
-    runtime.answer("c", code)
-    await turn()
-    assert runtime.got == ["c: 0-1", "c: 0"] and not room.done()
-    runtime.answer("c")
-    await room
-    assert updates.pending == frozenset() and updates.refusal("c") == ""
-
-
-async def test_the_same_again_is_sent_again(updates, runtime) -> None:
-    updates.send([update("c", "0")])
-    await turn()
-    updates.send([update("c", "0")])
-    for _ in range(2):
-        runtime.answer("c")
+async def test_a_container_that_changes_while_it_is_told_hears_only_the_last_of_it(scene) -> None:
+    scene.add("c")
+    for cpus in ("0-1", "2-3", "4-5", "6-7"):
+        scene.wants("c", cpus)
         await turn()
-    assert runtime.got == ["c: 0", "c: 0"] and updates.pending == frozenset()
+    scene.runtime.answer("c")
+    await turn()
+    assert scene.runtime.got == ["c: 0-1", "c: 6-7"]
+    scene.runtime.answer("c")
+    await turn()
+    assert scene.updates.pending == frozenset() and scene.engine.told["c"].cpus == parse_cpus("6-7")
 
 
-async def test_one_that_fails_waits_for_a_retry_and_what_was_refused_is_known(updates, runtime) -> None:
-    updates.send([update("c", "0")])
+async def test_no_more_than_some_at_a_time_and_those_behind_are_told_what_they_should_have_by_then(
+    scene,
+) -> None:
+    slow = [f"slow{n}" for n in range(AT_A_TIME)]
+    scene.add(*slow, "behind", "gone")
+    for key in slow:
+        scene.wants(key, "9")
     await turn()
-    runtime.answer("c", grpc.StatusCode.INTERNAL)
+    scene.wants("behind", "0-3")
+    scene.wants("gone", "4")
     await turn()
-    assert runtime.got == ["c: 0"] and updates.pending == {"c"} and updates.refusal("c") == "internal"
-    updates.retry()
+    assert len(scene.runtime.answers) == AT_A_TIME
+    scene.wants("behind", "0")
+    scene.engine.remove("gone")
+    scene.updates.wake()
+    for key in slow:
+        scene.runtime.answer(key)
     await turn()
-    assert runtime.got == ["c: 0", "c: 0"] and updates.refusal("c") == ""
-    runtime.answer("c")
-    await turn()
-    assert updates.pending == frozenset()
+    assert scene.runtime.got[AT_A_TIME:] == ["behind: 0"]
 
 
-async def test_a_container_that_is_gone_is_wanted_nowhere(updates, runtime) -> None:
-    updates.send([update("c", "0")])
+@pytest.mark.parametrize("code", [None, INTERNAL, UNAVAILABLE, DEADLINE])
+async def test_what_it_should_have_by_then_is_told_however_the_one_before_ends(
+    scene, code, monkeypatch
+) -> None:
+    monkeypatch.setattr(sender, "FIRST_PAUSE_S", 0.01)
+    scene.add("c")
+    scene.wants("c", "0-1")
     await turn()
-    runtime.answer("c", grpc.StatusCode.NOT_FOUND)
+    scene.wants("c", "0")
+    waits = asyncio.ensure_future(until(lambda: scene.runtime.got == ["c: 0-1", "c: 0"]))
+    scene.runtime.answer("c", code)
+    await asyncio.wait_for(waits, WAIT_S)
+    scene.runtime.answer("c")
     await turn()
-    assert updates.pending == frozenset()
+    assert scene.updates.pending == frozenset() and scene.updates.refusal("c") == ""
 
 
-async def test_when_it_is_closed_nothing_is_on_its_way(updates, runtime) -> None:
-    updates.send(update(f"c{n}", "0") for n in range(AT_A_TIME + 1))
-    await turn()
-    await updates.close()
-    assert updates._sending == {}
+async def until(holds: Any) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
 
 
-# ---------------------------------------------------------------------- while nothing may be sent
+async def test_one_that_is_refused_is_tried_again_after_a_pause_that_grows(scene) -> None:
+    scene.add("c")
+    scene.wants("c", "0")
+    await turn()
+    scene.runtime.answer("c", INTERNAL)
+    await turn()
+    assert scene.runtime.got == ["c: 0"] and scene.updates.pending == {"c"}
+    assert scene.updates.refusal("c") == "internal"
+    scene.updates.hurry({"another"})
+    await turn()
+    assert len(scene.runtime.got) == 1
+    pauses = [scene.updates._next_pause_s["c"]]
+    scene.updates.hurry()
+    await turn()
+    scene.runtime.answer("c", INTERNAL)
+    await turn()
+    pauses.append(scene.updates._next_pause_s["c"])
+    assert pauses[1] == 2 * pauses[0] <= sender.LONGEST_PAUSE_S
+    scene.updates.hurry({"c"})
+    await turn()
+    scene.runtime.answer("c")
+    await turn()
+    assert scene.updates.pending == frozenset() and scene.updates.refusal("c") == ""
 
 
-async def test_what_waits_is_dropped_and_what_comes_is_not_sent(updates, runtime) -> None:
-    flying = [f"flying{n}" for n in range(AT_A_TIME)]
-    updates.send(update(key, "1") for key in (*flying, "behind"))
+async def test_while_the_runtime_is_away_it_is_not_asked_for_each_container(scene) -> None:
+    names = [f"c{n}" for n in range(3 * AT_A_TIME)]
+    scene.add(*names)
+    for key in names:
+        scene.wants(key, "9")
     await turn()
-    updates.park(True)
-    updates.send([update("later", "1"), update(flying[0], "2")])
-    updates.overtaken(update(flying[1], "3"))
-    for key in flying:
-        runtime.answer(key, grpc.StatusCode.UNAVAILABLE)
+    for key in list(scene.runtime.answers):
+        scene.runtime.answer(key, UNAVAILABLE)
     await turn()
-    updates.retry()
-    await asyncio.wait_for(updates.send_and_wait([update("later", "1")], WAIT_S), WAIT_S)
-    assert sorted(runtime.got) == sorted(f"{key}: 1" for key in flying)
-    assert updates.pending == frozenset()
-    updates.park(False)
-    updates.send([update("later", "1")])
+    assert len(scene.runtime.got) == AT_A_TIME
+    waits = asyncio.ensure_future(scene.updates.tried(names, WAIT_S))
     await turn()
-    assert runtime.got[-1] == "later: 1"
+    scene.updates.hurry()
+    await turn()
+    assert len(scene.runtime.got) == 2 * AT_A_TIME
+    waits.cancel()
 
 
-async def test_what_a_command_asks_for_is_sent_all_the_same(updates, runtime) -> None:
-    updates.park(True)
-    asked = asyncio.ensure_future(updates.send_and_wait([update("c", "0-7")], WAIT_S, by_command=True))
+async def test_a_container_that_is_gone_is_told_nothing_more(scene) -> None:
+    scene.add("c")
+    scene.wants("c", "0")
     await turn()
-    runtime.answer("c", grpc.StatusCode.UNAVAILABLE)
-    await asked
-    updates.retry()
+    scene.runtime.answer("c", NOT_FOUND)
     await turn()
-    runtime.answer("c")
+    assert scene.updates.pending == frozenset() and not scene.updates._pauses
+
+
+async def test_nothing_is_sent_before_it_is_written_and_what_changes_meanwhile_is_written_first(
+    scene,
+) -> None:
+    written: list[asyncio.Future[None]] = []
+
+    async def wait() -> None:
+        written.append(asyncio.get_running_loop().create_future())
+        await written[-1]
+
+    scene.add("c")
+    scene.updates.written = wait
+    scene.wants("c", "0-1")
     await turn()
-    assert (runtime.got, updates.pending) == (["c: 0-7", "c: 0-7"], frozenset())
+    scene.wants("c", "0")
+    written[0].set_result(None)
+    await turn()
+    assert scene.runtime.got == []
+    written[-1].set_result(None)
+    await turn()
+    assert scene.runtime.got == ["c: 0"]
+    scene.runtime.answer("c")
+
+
+async def test_when_it_is_closed_nothing_is_on_its_way(scene) -> None:
+    scene.add(*(f"c{n}" for n in range(AT_A_TIME + 1)))
+    for n in range(AT_A_TIME + 1):
+        scene.wants(f"c{n}", "0")
+    await turn()
+    await scene.updates.close()
+    assert not scene.runtime.answers and not scene.engine.ledger.under_way
+    scene.updates.wake()
+    await turn()
+    assert len(scene.runtime.got) == AT_A_TIME
+
+
+# ---------------------------------------------------------------------- waits
+
+
+async def test_a_wait_for_containers_ends_when_each_has_it_or_was_tried(scene) -> None:
+    scene.add("told", "refused", "goes")
+    for key in ("told", "refused", "goes"):
+        scene.wants(key, "0")
+    waits = asyncio.ensure_future(scene.updates.tried(["told", "refused", "goes", "unknown"], WAIT_S))
+    await turn()
+    scene.runtime.answer("told")
+    scene.runtime.answer("refused", INTERNAL)
+    await turn()
+    assert not waits.done()
+    scene.engine.remove("goes")
+    scene.updates.wake()
+    scene.runtime.answer("goes")
+    await asyncio.wait_for(waits, WAIT_S)
+
+
+async def test_a_wait_ends_after_its_time(scene) -> None:
+    scene.add("c")
+    scene.wants("c", "0")
+    await scene.updates.tried(["c"], 0.01)
+    assert scene.updates.pending == {"c"}
+
+
+OWNER = make_container("own", limit=1, qos=Qos.GUARANTEED)
+
+
+@pytest.mark.parametrize("end", ["told", "gone", "refused", "no answer"])
+async def test_an_owner_waits_until_others_have_left_its_cpus(scene, end) -> None:
+    scene.add("app")
+    cpus = scene.engine.grants["app"].cpus
+    run(scene.engine, OWNER, "own", within=fence(str(min(cpus))))
+    assert scene.engine.grants["own"].exclusive and scene.engine.not_alone("own") == ("app",)
+    alone = asyncio.ensure_future(
+        scene.updates.alone("own", 0.05 if end in ("refused", "no answer") else WAIT_S)
+    )
+    await turn()
+    assert not alone.done()
+    if end == "gone":
+        scene.engine.remove("app")
+        scene.updates.wake()
+    else:
+        scene.runtime.answer("app", {"told": None, "refused": INTERNAL, "no answer": DEADLINE}[end])
+    others = await asyncio.wait_for(alone, WAIT_S)
+    assert others == (() if end in ("told", "gone") else ("app",))
+
+
+@pytest.mark.parametrize("answer", [None, INTERNAL])
+async def test_one_that_gains_what_others_own_waits_for_these_to_leave(scene, answer) -> None:
+    """An owner that goes elsewhere, and one that shares what it leaves: in this order, unless the owner cannot go."""
+    scene.add("app")
+    cpus = scene.engine.grants["app"].cpus
+    run(scene.engine, OWNER, "own")
+    scene.owns("own", min(cpus))
+    scene.take_all()
+    scene.owns("own", 40)
+    assert scene.engine.grants["app"].cpus == cpus > scene.engine.told["app"].cpus
+    scene.updates.wake()
+    await turn()
+    assert scene.runtime.got == ["own: 40"]
+    scene.runtime.answer("own", answer)
+    await turn()
+    assert scene.runtime.got == ["own: 40", f"app: {format_cpus(cpus)}"]
+    scene.runtime.answer("app")
+
+
+# ---------------------------------------------------------------------- while nothing may be placed
+
+
+async def test_only_what_gives_back_is_sent_and_the_rest_when_it_may_be(scene) -> None:
+    scene.add("moved", "released")
+    scene.updates.switch(gives_back=True)
+    scene.wants("moved", "0-1")
+    scene.engine.release("released")
+    scene.updates.wake()
+    await turn()
+    assert [line.split(":")[0] for line in scene.runtime.got] == ["released"]
+    assert scene.updates.pending == {"released"}
+    scene.runtime.answer("released")
+    await turn()
+    scene.updates.switch(gives_back=False)
+    scene.updates.wake()
+    await turn()
+    assert scene.runtime.got[-1] == "moved: 0-1"
+
+
+async def test_while_it_is_held_nothing_begins(scene) -> None:
+    scene.add("c")
+    with scene.updates.held():
+        scene.wants("c", "0")
+        await turn()
+        assert scene.runtime.got == []
+    await turn()
+    assert scene.runtime.got == ["c: 0"]
+
+
+async def test_what_is_on_its_way_during_a_look_is_known_afterwards(scene) -> None:
+    scene.add("before", "during", "after")
+    scene.wants("before", "0")
+    await turn()
+    with scene.updates.watched() as seen:
+        scene.runtime.answer("before")
+        scene.wants("during", "0")
+        await turn()
+        scene.runtime.answer("during")
+        await turn()
+        assert seen >= {"before", "during"} and "after" not in seen
+    scene.wants("after", "0")
+    await turn()
+    assert "after" not in seen

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -25,7 +24,7 @@ from cri_proxy.bounded_files import read_number, read_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.notable import MOVED
 from cri_proxy.engine.pins import FROZEN
-from cri_proxy.engine.records import CpusetUpdate, Life, Move, Plan
+from cri_proxy.engine.records import Life, Move, Plan
 from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
 
@@ -91,14 +90,13 @@ class Mover:
         # Here, and with nothing waited for before it is sent: else the engine has moved what the runtime never will.
         if stopped := self._stopped(engine):
             return MoveOutcome(stopped=stopped)
-        updates = engine.apply(plan)
+        engine.apply(plan)
         node_state.save()
         made = [move for move in plan.moves if is_made(engine, move)]
-        kept = await self._send(updates, made)
+        await node_state.updates.tried([move.id for move in made], WAIT_S)
         failed = []
         for together in in_exchanges(made):
-            failed += self._undo_refused(engine, together, kept)
-        node_state.send(kept.values())
+            failed += self._undo_refused(engine, together)
         node_state.save()
         refused = {failure.id for failure in failed}
         for move in [] if plan.is_order else made:
@@ -109,47 +107,15 @@ class Mover:
         stands = tuple(move for move in made if move.id not in refused)
         return MoveOutcome(stands, tuple(failed), self._stopped(engine) or self._unanswered(stands))
 
-    async def _send(self, updates: Sequence[CpusetUpdate], made: Sequence[Move]) -> dict[str, CpusetUpdate]:
-        """Send updates and wait for the runtime. Those of an exchange go one after another, so that no more containers
-        are in one place than the plan has reckoned with; after one that is refused, the rest of it is kept: returned,
-        by id."""
-        sender = self._services.node_state.updates
-        exchange_of = {move.id: move.exchange for move in made if move.exchange}
-        kept: dict[str, CpusetUpdate] = {}
-        refused: set[int] = set()
-        wait_s = WAIT_S
-        for one_id, group in groupby(
-            updates, key=lambda update: update.id if update.id in exchange_of else ""
-        ):
-            listed = list(group)
-            exchange = exchange_of.get(one_id, 0)
-            if exchange in refused:
-                kept[one_id] = listed[0]
-                continue
-            await sender.send_and_wait(listed, wait_s)
-            if any(update.id in sender.pending and not sender.refusal(update.id) for update in listed):
-                wait_s = 0.0  # the runtime does not answer: one wait is enough
-            if exchange and sender.refusal(one_id):
-                refused.add(exchange)
-        return kept
-
-    def _undo_refused(
-        self, engine: Engine, together: Sequence[Move], kept: dict[str, CpusetUpdate]
-    ) -> list[FailedMove]:
-        """Take a move, or an exchange, back if the runtime has refused a part of it; takes those out of ``kept``."""
+    def _undo_refused(self, engine: Engine, together: Sequence[Move]) -> list[FailedMove]:
+        """Take a move, or an exchange, back if the runtime has refused a part of it."""
         updates = self._services.node_state.updates
         errors = {move.id: error for move in together if (error := updates.refusal(move.id))}
         if not errors:
             return []
         [error, *_] = errors.values()
-        back = self._take_back(engine, together, f"the runtime refused it: {error}")
-        if not back:
+        if not self._take_back(engine, together, f"the runtime refused it: {error}"):
             return []
-        # Containers that have never left their old places need no update; others may have made room for them.
-        untold = {*errors, *(move.id for move in together if kept.pop(move.id, None))}
-        for key in untold:
-            updates.forget(key)
-        self._services.node_state.send(update for update in back if update.id not in untold)
         paths = {move.id: path_of(engine, move.id) for move in together}
         other = f"{paths[next(iter(errors))]}, with which it was to change places, was refused: {error}"
         return [FailedMove(move.id, paths[move.id], errors.get(move.id, other)) for move in together]
@@ -168,9 +134,9 @@ class Mover:
         waiting = [move for move in made if move.id in updates.pending and not updates.refusal(move.id)]
         return "the runtime does not answer" if waiting else ""
 
-    def _take_back(self, engine: Engine, together: Sequence[Move], why: str) -> tuple[CpusetUpdate, ...]:
-        """The updates of a move or an exchange; none = the containers have to stay where they are."""
-        back = engine.take_back(together, why) if engine is self._services.node_state.engine else ()
+    def _take_back(self, engine: Engine, together: Sequence[Move], why: str) -> bool:
+        """Have a move or an exchange undone; False = the containers have to stay where they are."""
+        back = engine is self._services.node_state.engine and engine.take_back(together, why)
         said = "a move was taken back" if back else "a move could not be taken back"
         for move in together:
             self._services.log.warning(said, container=path_of(engine, move.id), why=why)
@@ -223,25 +189,17 @@ class Mover:
         cpus_of = {key: grant.cpus for key, grant in engine.grants.items()}
         places = [move.home for move in made]
         failed: list[FailedMove] = []
-        updates: list[CpusetUpdate] = []
         groups = list(in_exchanges(made))
         for worse in worse_places(places, cpus_of, before, shares(start, end)):
             for together in reversed(
                 [group for group in groups if any(m.home == worse.place for m in group)]
             ):
-                back = self._take_back(engine, together, worse.sentence)
-                if back:
+                if self._take_back(engine, together, worse.sentence):
                     groups.remove(together)
-                    updates += back
                     failed += [FailedMove(m.id, path_of(engine, m.id), worse.sentence) for m in together]
-        return await self._taken_back(failed, updates)
-
-    async def _taken_back(
-        self, failed: Sequence[FailedMove], updates: Sequence[CpusetUpdate]
-    ) -> tuple[FailedMove, ...]:
         self._services.node_state.save()
         self._services.metrics.moves.labels("taken_back").inc(len(failed))
-        await self._services.node_state.updates.send_and_wait(updates, WAIT_S)
+        await self._services.node_state.updates.tried([failure.id for failure in failed], WAIT_S)
         return tuple(failed)
 
 

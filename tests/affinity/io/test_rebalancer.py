@@ -189,7 +189,7 @@ async def test_a_runtime_that_is_away_is_no_refusal(node, client) -> None:
     )
     await node.round()
     assert len(node.services.node_state.updates.pending) == 1
-    node.services.node_state.updates.retry()
+    node.services.node_state.updates.hurry()
     await node.runtime.wait_for_call("UpdateContainerResources", 2)
     while node.services.node_state.updates.pending:
         await asyncio.sleep(0.01)

@@ -25,13 +25,13 @@ from cri_proxy.affinity.demand.io.usage import UsageReader
 from cri_proxy.affinity.demand.report import demand_row, demand_status
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate, Grant
+from cri_proxy.engine.records import Grant
+from cri_proxy.engine.told import GIVEN_BACK
 from cri_proxy.services.services import Services
 
 #: How often it is looked whether containers are sized by demand, where none is, seconds.
 IDLE_S = 5.0
 #: Why sets get their limit's size back.
-GIVEN_BACK = "its cpuset is not sized by usage any more"
 
 
 class DemandSizer:
@@ -197,13 +197,11 @@ class DemandSizer:
     def _make(self, engine: Engine, resize: SizeChange) -> None:
         node_state, metrics = self._services.node_state, self._services.metrics
         now_s = node_state.clock()
-        updates = engine.size(resize.key, resize.milli_size, resize.why, now_s)
-        if updates is None:
+        if not engine.size(resize.key, resize.milli_size, resize.why, now_s):
             self.controller.refused(resize, now_s)
             metrics.demand_resizes.labels(resize.action, "not possible").inc()
             return
         self.controller.made(resize, now_s)
-        node_state.send(updates)
         if resize.is_growth:
             self._growing.add(resize.key)
         metrics.demand_resizes.labels(resize.action, "made").inc()
@@ -221,7 +219,7 @@ class DemandSizer:
         updates = self._services.node_state.updates
         self._growing &= updates.pending
         if self._growing:
-            updates.retry()
+            updates.hurry(self._growing)
 
     def give_back(self, engine: Engine) -> None:
         """Give all containers the sets of their limits, whatever the mode is: nothing makes them larger from now on."""
@@ -229,13 +227,10 @@ class DemandSizer:
 
     def _give_back(self, engine: Engine, keys: Iterable[str]) -> None:
         node_state = self._services.node_state
-        updates: list[CpusetUpdate] = []
+        # What they lack by it is sent in every mode: a set that we have made small is ours to make large again.
         for key in keys:
-            updates += engine.size(key, None, GIVEN_BACK, node_state.clock()) or ()
-        if updates:
-            node_state.save()
-            # In every mode: a set that we have made small is ours to make large again.
-            node_state.updates.send(updates, by_command=True)
+            engine.size(key, None, GIVEN_BACK, node_state.clock())
+        node_state.save()
 
     def close(self) -> None:
         """Close the open files. ``run`` has ended."""

@@ -161,7 +161,7 @@ class Cleanup:
             self._log.info("removed an unfinished container", id=item.id, name=item.metadata.name)
             engine = self._node_state.engine
             if engine is not None:
-                self._node_state.send(engine.remove(item.id))
+                engine.remove(item.id)
                 self._node_state.save()
 
     async def _clear_sandboxes(self, keys: frozenset[SandboxKey]) -> None:

@@ -8,8 +8,7 @@ NRI event: the host handles one event at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Optional, TypeVar
 
 from google.protobuf.message import Message
@@ -17,7 +16,6 @@ from google.protobuf.message import Message
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.cri.messages import read_fence
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Decided, Placer, Resize
 from cri_proxy.nri import containers as reader
@@ -46,10 +44,11 @@ _Request = TypeVar("_Request", bound=Decided)
 
 @dataclass(frozen=True)
 class _Flying(Generic[_Request]):
-    """An answered create or update that the runtime has not made yet."""
+    """An answered create or update that the runtime has not made yet. ``carries``: the containers that its answer tells."""
 
     request: _Request
     since_s: float
+    carries: set[str] = field(default_factory=set)
 
 
 class NriPlacing:
@@ -66,6 +65,8 @@ class NriPlacing:
         self._starts_told = False
         self._sizes: dict[str, tuple[Optional[PodSize], int]] = {}
         self._looks: set[asyncio.Task[None]] = set()
+        #: The containers that the answer to the last stop tells, and their engine.
+        self._told_by_stop: tuple[Optional[Engine], set[str]] = (None, set())
 
     # ------------------------------------------------------------------ pods
 
@@ -103,8 +104,7 @@ class NriPlacing:
         engine, told_sizes = self._node_state.active(), self._sizes.pop(request.pod.id, None)
         if engine is not None and told_sizes is not None:
             now_s, enforcing = self._node_state.clock(), self._node_state.enforcing
-            effects = self._placer(engine).resize_pod(request.pod.id, *told_sizes, now_s, enforcing)
-            self._node_state.carry_out(effects)
+            engine.resize_pod(request.pod.id, *told_sizes, now_s, enforcing)
             self._node_state.save()
 
     async def stop_pod_sandbox(self, request: Any, told: Told) -> None:
@@ -112,7 +112,7 @@ class NriPlacing:
         self._sizes.pop(request.pod.id, None)
         engine = self._node_state.active()
         if engine is not None:
-            self._node_state.carry_out(self._placer(engine).pod_ended(request.pod.id))
+            engine.end_pod(request.pod.id)
             self._node_state.save()
 
     remove_pod_sandbox = stop_pod_sandbox
@@ -140,20 +140,20 @@ class NriPlacing:
         container = await look_up(node_state, engine, read.container, read.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile
             return None
-        # 2. Its place. From here on nothing is awaited: an admitted create is answered.
-        now_s = node_state.clock()
-        creation = self._placer(engine).create(container, read.fence, now_s, node_state.enforcing)
-        node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
-        self._creating[request.container.id] = _Flying(creation, now_s)
-        node_state.save()
-        # 3. The answer, with updates of containers that make room, before it is made.
-        _tell(told, creation)
-        adjust = reader.write_adjustment(creation.placement, read.fence)
-        reply: Message = nri.CreateContainerResponse(
-            adjust=adjust, update=self._in_answer(engine, creation.make_room)
-        )
-        await node_state.store.settled()
-        return reply
+        # 2. Its place.
+        with node_state.updates.held():
+            now_s = node_state.clock()
+            creation = Placer(engine).create(container, read.fence, now_s, node_state.enforcing)
+            node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
+            flying = self._creating[request.container.id] = _Flying(creation, now_s)
+            # 3. The answer, with updates of containers that make room, before it is made.
+            _tell(told, creation)
+            await self._written(engine)
+            adjust = reader.write_adjustment(creation.placement, read.fence)
+            reply: Message = nri.CreateContainerResponse(
+                adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
+            )
+            return reply
 
     def _note_failed_starts(self, engine: Engine, container: tuple[str, str]) -> None:
         """Kubelet makes the next attempt of a container that never started: its start has failed.
@@ -176,12 +176,12 @@ class NriPlacing:
         node_state, flying = self._node_state, self._creating.pop(container_id, None)
         if flying is None:
             return
-        effects = flying.request.created(container_id, node_state.clock())
+        flying.request.created(container_id, node_state.clock())
+        self._carried(flying, is_taken=True)
         grant = flying.request.engine.grants.get(container_id)
         if grant is not None:
             self._unstarted[container_id] = (grant.container.pod.uid, grant.container.name)
         node_state.save()
-        node_state.carry_out(effects)
 
     async def post_start_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
@@ -207,29 +207,32 @@ class NriPlacing:
         if grant := engine.grants.get(key):
             told.namespace = grant.container.pod.namespace
             told.fields["container"] = grant.container.path
-        resize = self._placer(engine).resize(
-            key, linux, read_fence(linux), node_state.clock(), node_state.enforcing
-        )
-        if resize is None:
-            return None
-        before = self._updating.get(key)
-        if before is not None:  # no event has told how that ended
-            node_state.carry_out(before.request.unknown())
-        self._updating[key] = _Flying(resize, node_state.clock())
-        node_state.save()
-        _tell(told, resize)
-        own = reader.write_container_update(key, resize.placement, resize.give_back)
-        updates = [*self._in_answer(engine, resize.make_room), *([own] if own is not None else [])]
-        reply: Message = nri.UpdateContainerResponse(update=updates)
-        await node_state.store.settled()
-        return reply
+        with node_state.updates.held():
+            resize = Placer(engine).resize(
+                key, linux, read_fence(linux), node_state.clock(), node_state.enforcing
+            )
+            if resize is None:
+                return None
+            before = self._updating.get(key)
+            if before is not None:  # no event has told how that ended
+                self._doubt(before)
+            flying = self._updating[key] = _Flying(resize, node_state.clock())
+            _tell(told, resize)
+            await self._written(engine)
+            own = reader.write_container_update(key, resize.placement, resize.give_back)
+            others = self._in_answer(flying.carries, only_shrinks=True)
+            reply: Message = nri.UpdateContainerResponse(
+                update=[*others, *([own] if own is not None else [])]
+            )
+            return reply
 
     async def post_update_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
         node_state, flying = self._node_state, self._updating.pop(key, None)
         if flying is None:
             return
-        node_state.carry_out(flying.request.done(node_state.clock()))
+        flying.request.done(node_state.clock())
+        self._carried(flying, is_taken=True)
         node_state.save()
 
     # ------------------------------------------------------------------ the end
@@ -240,18 +243,18 @@ class NriPlacing:
             return None
         engine = self._node_state.active()
         if engine is None:
-            self._node_state.updates.forget(key)
             return None
         grant = engine.grants.get(key)
         if grant is not None:
             told.fields["container"] = grant.container.path
-        code = reader.read_exit_code(request.container)
-        effects = self._placer(engine).exited(key, code, self._node_state.clock())
-        self._node_state.updates.forget(effects.forget)
-        self._node_state.save()
-        # Others' updates are in the answer.
-        reply: Message = nri.StopContainerResponse(update=self._in_answer(engine, effects.send))
-        return reply
+        with self._node_state.updates.held():
+            engine.exited(key, reader.read_exit_code(request.container), self._node_state.clock())
+            await self._written(engine)
+            # Others' updates are in the answer.
+            carried: set[str] = set()
+            reply: Message = nri.StopContainerResponse(update=self._in_answer(carried))
+            self._told_by_stop = engine, carried
+            return reply
 
     async def remove_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
@@ -260,10 +263,8 @@ class NriPlacing:
         self._unstarted.pop(key, None)
         self._updating.pop(key, None)
         engine = self._node_state.active()
-        if engine is None:
-            self._node_state.updates.forget(key)
-        else:
-            self._node_state.carry_out(self._placer(engine).removed(key))
+        if engine is not None:
+            engine.remove(key)
             self._node_state.save()
 
     def _cancelled(self, key: str, told: Told) -> bool:
@@ -274,7 +275,8 @@ class NriPlacing:
         told.outcome = "cancelled"
         node_state = self._node_state
         reason = "not created: the runtime has taken it back"
-        node_state.carry_out(flying.request.failed(node_state.clock(), reason))
+        flying.request.failed(node_state.clock(), reason)
+        self._carried(flying, is_taken=False)
         node_state.save()
         return True
 
@@ -284,6 +286,7 @@ class NriPlacing:
         """No events come until the next connection."""
         self._unstarted.clear()
         self._sizes.clear()
+        self._end_stop(is_taken=False)
         self.doubt()
 
     def doubt(self, late_s: float = 0.0) -> None:
@@ -295,31 +298,55 @@ class NriPlacing:
             for key, flying in list(flights.items()):
                 ticket = flying.request.ticket
                 if ticket is None:  # a resync has resolved it
-                    del flights[key]
+                    self._carried(flights.pop(key), is_taken=False)
                 elif not ticket.in_doubt and now_s - flying.since_s >= late_s:
-                    node_state.carry_out(flying.request.unknown())
+                    self._doubt(flying)
                     doubted = True
         if doubted:
             node_state.save()
 
+    def _doubt(self, flying: _Flying[Any]) -> None:
+        flying.request.unknown()
+        self._carried(flying, is_taken=False)
+        self._node_state.on_doubt()
+
     # ------------------------------------------------------------------ answers
 
-    def _placer(self, engine: Engine) -> Placer:
-        return Placer(engine, self._node_state.updates.owes_quota)
+    async def _written(self, engine: Engine) -> None:
+        """Wait until all that an answer follows from is written; no other event comes meanwhile, but a comparison may."""
+        version = -1
+        while version != engine.version:
+            version = engine.version
+            await self._node_state.saved()
 
-    def _in_answer(self, engine: Engine, updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
-        """Updates of others, as part of an answer; it replaces ones on their way by other means."""
-        if not self._node_state.enforcing:
-            return []
+    def _in_answer(self, carried: set[str], only_shrinks: bool = False) -> list[nri.ContainerUpdate]:
+        """What containers lack, as part of an answer; their ids are added to ``carried``."""
+        updates, engine = self._node_state.updates, self._node_state.engine
+        ready = [] if engine is None else engine.pending(updates.gives_back)
         written = []
-        for update in updates:
-            if update.give_back is None and not update.placement.lift_quota:
-                update = replace(update, give_back=self._placer(engine).owed(update.id))
-            message = reader.write_update(update)
+        for each in ready:
+            update = updates.begin(each.id) if each.shrink or not only_shrinks else None
+            message = None if update is None else reader.write_update(update)
             if message is not None:
                 written.append(message)
-                self._node_state.updates.overtaken(update)
+                carried.add(each.id)
+            elif update is not None and engine is not None:
+                updates.end(engine, each.id, is_taken=True)  # there is nothing in it that NRI can tell
         return written
+
+    def _carried(self, flying: _Flying[Any], is_taken: bool) -> None:
+        """An answer is carried out; or whether that is so is not known."""
+        while flying.carries:
+            self._node_state.updates.end(flying.request.engine, flying.carries.pop(), is_taken)
+
+    def begin_event(self) -> None:
+        """The host has another event: it has carried out its answer to a stop, which no event tells of."""
+        self._end_stop(is_taken=True)
+
+    def _end_stop(self, is_taken: bool) -> None:
+        engine, carried = self._told_by_stop
+        while engine is not None and carried:
+            self._node_state.updates.end(engine, carried.pop(), is_taken)
 
 
 def _tell(told: Told, decided: Decided) -> None:

@@ -88,6 +88,7 @@ class NriSession:
         self._refused = refused
         self._snapshot = Snapshot()
         self._connection: Optional[NriConnection] = None
+        self._placing = placing
         self._works = works_of(placing)
         self.host = HostFacts()
         self.mask = 0
@@ -240,6 +241,7 @@ class NriSession:
     async def _event(self, method: str, work: Work, kind: Any, message: bytes, timeout_s: float) -> bytes:
         told, started = Told(method), time.perf_counter()
         self.events += 1
+        self._placing.begin_event()
         if not self.synchronized.is_set():
             self._begin(None)
         reply: Optional[Message] = None
@@ -311,7 +313,6 @@ async def follow_snapshot(node_state: NodeState, placing: NriPlacing, snapshot: 
     listing = Listing(seen, snapshot.at_s, details, pending=frozenset(engine.grants))
     parts = []
     for part in resync_slices(engine, listing, node_state.clock()):
-        node_state.send(part.updates)
         node_state.save()
         parts.append(part)
         await asyncio.sleep(0)

@@ -196,7 +196,7 @@ async def test_a_growth_that_the_runtime_did_not_take_is_sent_again_with_the_nex
     updates = sized.node.services.node_state.updates
     sized.use(5, {"app": 8.0}, waiting=0.9)
     await sized.sizer.round()
-    await eventually(lambda: not updates._sending, "the answer")
+    await eventually(lambda: not updates._taken, "the answer")
     assert len(sized.node.leaf("app")) == 8
     await sized.sizer.round()
     assert await sized.told("app") == 16

@@ -1,0 +1,111 @@
+"""An engine with a runtime that takes at once what containers are to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Callable
+
+from cri_proxy.engine import resync as comparison
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import Admission, CpusetUpdate
+
+Updates = tuple[CpusetUpdate, ...]
+
+
+@dataclass(frozen=True)
+class ToldAdmission(Admission):
+    """With what others were told before the request is sent, and what they will be told once it has ended."""
+
+    before: Updates = ()
+    after: Updates = ()
+
+
+@dataclass(frozen=True)
+class Looked(comparison.Resync):
+    """With what containers were told after a comparison."""
+
+    updates: Updates = ()
+
+
+@dataclass(frozen=True)
+class Mended:
+    """What was broken, and what containers were told after it was mended."""
+
+    broken: tuple[str, ...]
+    updates: Updates
+
+
+class ToldAtOnce(Engine):
+    """Its transitions return what containers were told after them."""
+
+    is_quiet = False
+
+    def tell_all(self, which: Callable[[CpusetUpdate], bool] = lambda update: True) -> Updates:
+        said: list[CpusetUpdate] = []
+        if self.is_quiet or self.ledger.undo is not None:
+            return ()
+        while updates := [update for update in self.pending() if which(update)]:
+            for update in updates:
+                if self.begin_update(update.id) is not None:
+                    self.took(update.id)
+                    said.append(update)
+        return tuple(said)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nothing is told meanwhile."""
+        self.is_quiet = True
+        try:
+            yield
+        finally:
+            self.is_quiet = False
+
+    def _admitted(self, admission: Admission) -> Admission:
+        if self.is_quiet or self.ledger.undo is not None:
+            return admission
+        before = self.tell_all(lambda update: update.shrink)
+        waiting = self.tickets[admission.ticket].waiting
+        after = sorted((u for u in self.lacking() if u.id in waiting), key=lambda update: update.id)
+        values = {field.name: getattr(admission, field.name) for field in fields(admission)}
+        return ToldAdmission(**values, before=before, after=tuple(after))
+
+    def admit(self, *args: Any, **kwargs: Any) -> Any:
+        return self._admitted(super().admit(*args, **kwargs))
+
+    def resize(self, *args: Any, **kwargs: Any) -> Any:
+        admission = super().resize(*args, **kwargs)
+        return None if admission is None else self._admitted(admission)
+
+    def release(self, container_id: str) -> Any:
+        super().release(container_id)
+        return next(iter(self.tell_all(lambda update: update.id == container_id)), None)
+
+    def size(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tell_all() if super().size(*args, **kwargs) else None
+
+    def mend(self, now_s: float) -> Any:
+        return Mended(super().mend(now_s), self.tell_all())
+
+
+def _told_after(name: str) -> Any:
+    def transition(self: ToldAtOnce, *args: Any, **kwargs: Any) -> Updates:
+        getattr(Engine, name)(self, *args, **kwargs)
+        return self.tell_all()
+
+    return transition
+
+
+for _name in (
+    "bind", "cancel", "doubt", "commit", "follow_resources", "resize_pod", "end_pod", "exited", "remove", "tick", "manage",
+    "apply", "take_back", "rehost", "restore", "adopt", "take_over", "amend",
+):  # fmt: skip
+    setattr(ToldAtOnce, _name, _told_after(_name))
+
+
+def resync(engine: ToldAtOnce, listing: comparison.Listing, now_s: float) -> Looked:
+    """A comparison, after which containers are told."""
+    with engine.quiet():
+        found = comparison.resync(engine, listing, now_s)
+    return Looked(**vars(found), updates=engine.tell_all() if listing.enforce else ())
