@@ -1,0 +1,127 @@
+"""Updates of others in answers to NRI events: when they count as told, and that nothing else tells them meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import structlog
+
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.config.engine_options import EngineOptions
+from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.metrics import Metrics
+from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
+from cri_proxy.nri.view import view_resources
+from cri_proxy.services.node_state import NodeState
+from cri_proxy.services.updates import Updates
+from policies.machine.cpus import format_cpus
+from policies.topology_aware import TopologyAware
+from tests.cri_client import container_resources
+from tests.machines import HYGON_7285_2S
+from tests.scenes import TOPOLOGY_AWARE, host_of, make_container, run
+
+
+class Store:
+    def write(self, changes: Any) -> None:
+        pass
+
+    write_together = write
+
+    async def settled(self) -> None:
+        pass
+
+
+class Scene:
+    """``wide`` shares all CPUs; ``own`` is about to own some. ``sent``: what was sent by other means than answers."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        runtime: Any = SimpleNamespace(update=self._update)
+        self.updates = Updates(runtime, Metrics("test"), structlog.get_logger())
+        store: Any = Store()
+        self.state = NodeState(store, self.updates, Metrics("test"), structlog.get_logger())
+        host = host_of(HYGON_7285_2S)
+        self.engine = self.state.engine = Engine(
+            host, TopologyAware(host.topology, TOPOLOGY_AWARE), EngineOptions()
+        )
+        self.state.clock = lambda: 10.0
+        self.looks = 0
+        self.state.on_doubt = self._look
+        run(self.engine, make_container("wide", limit=120), "wide")
+        self.placing = NriPlacing(self.state, SimpleNamespace(is_ours=lambda key, linux: False))  # type: ignore[arg-type]
+        self.pod = nri.PodSandbox(id="p", name="p", uid="p", namespace="default")
+        self.pod.linux.cgroup_parent = "/kubepods/podp"
+        self.own = nri.Container(id="own", pod_sandbox_id="p", name="own")
+        linux = container_resources(cpu_limit=4000, cpu_request=4000, memory_limit=1 << 30, qos="guaranteed")
+        self.own.linux.resources.CopyFrom(view_resources(linux))
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    async def _update(self, update: CpusetUpdate) -> None:
+        self.sent.append(f"{update.id}: {format_cpus(update.placement.cpus)}")
+
+    def request(self) -> Any:
+        return SimpleNamespace(pod=self.pod, container=self.own)
+
+    async def create(self) -> list[str]:
+        """The containers that the answer to the create tells."""
+        self.placing.begin_event()
+        reply: Any = await self.placing.create_container(self.request(), Told("CreateContainer"))
+        assert self.engine.grants[next(iter(self.engine.tickets))].exclusive
+        return [update.container_id for update in reply.update]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether ``wide`` is known to have what it should."""
+        return not self.engine.lacks("wide")
+
+
+@pytest_asyncio.fixture
+async def scene() -> Any:
+    scene = Scene()
+    yield scene
+    await scene.updates.close()
+
+
+async def test_those_that_make_room_are_in_the_answer_and_told_by_the_post_event(scene) -> None:
+    assert await scene.create() == ["wide"]
+    assert not scene.is_told and scene.sent == []
+    await scene.placing.post_create_container(scene.request(), Told("PostCreateContainer"))
+    assert scene.is_told and scene.engine.not_alone("own") == ()
+    await scene.updates.tried(["wide"], 1.0)
+    assert scene.sent == []
+
+
+@pytest.mark.parametrize("end", ["the connection is lost", "the runtime takes it back", "no event tells"])
+async def test_of_an_answer_that_may_have_come_too_late_it_is_not_known_and_told_again(scene, end) -> None:
+    await scene.create()
+    if end == "the connection is lost":
+        scene.placing.lost()
+    elif end == "no event tells":
+        scene.placing.doubt()
+    else:
+        await scene.placing.remove_container(scene.request(), Told("RemoveContainer"))
+    assert not scene.engine.told["wide"].is_sure and not scene.engine.ledger.under_way
+    assert scene.looks == (0 if end == "the runtime takes it back" else 1)
+    await scene.updates.tried(["wide"], 20.0)
+    assert scene.sent == [f"wide: {format_cpus(scene.engine.grants['wide'].cpus)}"] and scene.is_told
+
+
+async def test_those_that_gain_are_in_the_answer_to_a_stop_and_told_by_the_next_event(scene) -> None:
+    await scene.create()
+    await scene.placing.post_create_container(scene.request(), Told("PostCreateContainer"))
+    scene.placing.begin_event()
+    await scene.placing.remove_container(scene.request(), Told("RemoveContainer"))
+    other = nri.Container(id="another", pod_sandbox_id="p", name="another")
+    asked = SimpleNamespace(pod=scene.pod, container=other)
+    with scene.updates.held():
+        reply: Any = await scene.placing.stop_container(asked, Told("StopContainer"))
+        assert [update.container_id for update in reply.update] == ["wide"] and not scene.is_told
+        scene.placing.begin_event()
+        assert scene.is_told
+    assert scene.sent == []
