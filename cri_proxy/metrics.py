@@ -183,7 +183,7 @@ class KubeletCounterparts:
 
     def follow(self, engine: Engine) -> None:
         """Look at this engine from now on, at what it decides after this."""
-        self._engine, self._newest = engine, engine.ledger.newest_record
+        self._engine, self._newest = engine, engine.newest_record
 
     def note(self, records: Iterable[DecisionRecord]) -> None:
         """Count decisions of the engine; those that were counted before, and are amended now, are passed over."""

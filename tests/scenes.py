@@ -295,7 +295,7 @@ def dump(engine: Engine) -> dict[str, object]:
         "tickets": dict(engine.tickets),
         "pods": dict(engine.pods),
         "distrusted": dict(engine.distrusted),
-        "start failures": dict(engine.ledger.start_failures),
+        "start failures": dict(engine.start_failures),
         "host": engine.host,
         "policy": engine.policy,
         "options": engine.options,
@@ -305,8 +305,8 @@ def dump(engine: Engine) -> dict[str, object]:
         "survey": node.survey(),
         "memory": {n: node.memory_charged(n) for n in node.topology.node_ids},
         "on each leaf": [node.containers_on(leaf.cpus) for leaf in node.topology.leaves],
-        "names": {name: set(keys) for name, keys in engine.ledger.names.items()},
-        "sandboxes": {name: set(keys) for name, keys in engine.ledger.sandboxes.items()},
+        "names": {name: set(keys) for name, keys in engine.names.items()},
+        "sandboxes": {name: set(keys) for name, keys in engine.sandboxes.items()},
     }
 
 

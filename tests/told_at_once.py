@@ -44,7 +44,7 @@ class ToldAtOnce(Engine):
 
     def tell_all(self, which: Callable[[CpusetUpdate], bool] = lambda update: True) -> Updates:
         said: list[CpusetUpdate] = []
-        if self.is_quiet or self.ledger.undo is not None:
+        if self.is_quiet or self.undo is not None:
             return ()
         while updates := [update for update in self.pending() if which(update)]:
             for update in updates:
@@ -63,7 +63,7 @@ class ToldAtOnce(Engine):
             self.is_quiet = False
 
     def _admitted(self, admission: Admission) -> Admission:
-        if self.is_quiet or self.ledger.undo is not None:
+        if self.is_quiet or self.undo is not None:
             return admission
         before = self.tell_all(lambda update: update.shrink)
         waiting = self.tickets[admission.ticket].waiting

@@ -37,7 +37,7 @@ def plan_of(
     exchange is never cut: it is there whole, though it be more than ``most_moves`` by itself, or not at all.
     """
     words = _Words(question, proposal)
-    ledger, resized = engine.ledger, being_resized(engine.ledger)
+    ledger, resized = engine, being_resized(engine)
     at, gains = _positions(engine, question, proposal), gains_of(proposal.moves)
     chosen: dict[str, Move] = {}
 

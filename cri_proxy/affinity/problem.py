@@ -196,14 +196,14 @@ def _movable(ground: _Ground) -> Slices[tuple[Movable, _Kept]]:
     """Of those that may be moved the site they are at, and those they may have, of which there are several; and those
     that are kept where they are."""
     engine, settings = ground.engine, ground.settings
-    resized = being_resized(engine.ledger)
+    resized = being_resized(engine)
     survey = engine.node.survey()
     found = {}
     kept = _Kept([], [], {})
     for keys in _sliced(sorted(engine.grants)):
         for key in keys:
             grant = engine.grants[key]
-            is_ours = may_move(engine.ledger, grant, resized)
+            is_ours = may_move(engine, grant, resized)
             is_young = ground.at_s - grant.since_s < settings.minimum_age_s
             if not is_ours or is_young or grant.life is Life.CREATING:
                 continue

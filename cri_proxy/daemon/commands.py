@@ -228,7 +228,7 @@ class Commands:
         self._require_enforcing()
         if arguments.get("all"):
             engine = self._engine()
-            waiting = [g for g in engine.grants.values() if is_adoptable(engine.ledger, g)]
+            waiting = [g for g in engine.grants.values() if is_adoptable(engine, g)]
             self._manage_all(engine, waiting)
             return await self._carry_out(len(waiting))
         grant = self._one(str(arguments.get("container", "")))

@@ -252,7 +252,7 @@ class Maintenance:
         node_state = self._services.node_state
         node_state.follow_quotas()
         if node_state.quotas is not None:
-            under_way = engine.ledger.under_way
+            under_way = engine.under_way
             found = node_state.quotas.drifted(engine.grants.values(), self._services.reconciler.cgroup_of)
             for key, is_lifted, why in list(found):
                 if key not in under_way:

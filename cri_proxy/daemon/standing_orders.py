@@ -54,7 +54,7 @@ class StandingOrders:
     def engaged(self, engine: Engine) -> None:
         """Another engine is at work."""
         engine.set_orders(self.orders)
-        engine.tell(self.notable)
+        engine.notable = self.notable
         self._wake.set()
 
     async def freeze(self, on: bool) -> None:
@@ -91,7 +91,7 @@ class StandingOrders:
         if engine is None:
             told = {"state": "waiting", "sentence": "the daemon is degraded and places nothing"}
             return [{**vars(override), **told} for override in self.orders.overrides]
-        return override_states(engine.ledger, self.still())
+        return override_states(engine, self.still())
 
     async def carry_out(self) -> None:
         """Move containers into the zones they are pinned to, as far as they fit."""
@@ -111,7 +111,7 @@ class StandingOrders:
         if plan.moves:
             outcome = await self.mover.make(engine, plan)
             for failed in outcome.failed:
-                engine.ledger.unpinned[failed.id] = f"{failed.path} was moved, and is back: {failed.error}"
+                engine.unpinned[failed.id] = f"{failed.path} was moved, and is back: {failed.error}"
             self.services.log.info(
                 "overrides carried out", moved=len(outcome.made), refused=len(outcome.failed)
             )

@@ -14,7 +14,7 @@ from policies.model import UNTOUCHED, altered
 
 #: What transitions are called in the history, where that is not their own name.
 CAUSES = {
-    "_admit": "create",
+    "admit": "create",
     "bind": "create",
     "cancel": "refused request",
     "commit": "resize",

@@ -1,4 +1,4 @@
-"""What people do to places: release a container, manage it. Parts of the engine's transitions."""
+"""What people do to places: release a container, manage it. Transitions of the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policies.model import altered
 
 
 def release(ledger: Ledger, container_id: str) -> None:
-    """``Engine.release``."""
+    """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
     grant = ledger.grants.get(container_id)
     if grant is None or grant.life is Life.CREATING or grant.stance is Stance.KUBELET:
         return
@@ -63,7 +63,10 @@ def is_adoptable(ledger: Ledger, grant: Grant) -> bool:
 
 
 def manage(ledger: Ledger, container_id: str) -> bool:
-    """``Engine.manage``."""
+    """Place a container that is not managed; False if it is unknown or cannot be placed.
+
+    :raises PlacementRefused, BudgetSpent: as the policy.
+    """
     grant = ledger.grants.get(container_id)
     if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
         return False

@@ -63,7 +63,7 @@ class Ledger:
     """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
 
     def __init__(
-        self, host: Host, policy: Policy, options: EngineOptions, affinity: Optional[Affinity]
+        self, host: Host, policy: Policy, options: EngineOptions, affinity: Optional[Affinity] = None
     ) -> None:
         self.host = host
         self.policy = policy
@@ -574,6 +574,11 @@ class Ledger:
         self.journal[(kind, key)] = value
         if self.derived:
             self.derived.pop((kind, key), None)
+
+    @property
+    def has_derived(self) -> bool:
+        """Whether ``drain`` has left something for later."""
+        return bool(self.derived)
 
     def drain(self, at_once: bool = False) -> dict[JournalKey, JournalValue]:
         """What has changed since the last call, to be written down: the last value of each record, None = gone.

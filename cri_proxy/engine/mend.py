@@ -27,7 +27,10 @@ from policies.model import BudgetSpent, Placement, PlacementRefused
 
 
 def mend(ledger: Ledger, now_s: float) -> tuple[str, ...]:
-    """``Engine.mend``."""
+    """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing.
+
+    Returns what was broken, in sentences; what could not be mended is broken still.
+    """
     broken, crowded = broken_invariants(ledger), crowded_out(ledger)
     if not broken and not crowded:
         return ()

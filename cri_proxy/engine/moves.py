@@ -1,4 +1,4 @@
-"""The moves of a plan: each is checked again when it is made, and can be taken back. Parts of the engine's transitions.
+"""The moves of a plan: each is checked again when it is made, and can be taken back. Transitions of the engine.
 
 A plan was made from a picture that may be old by now. All of its moves that still hold are made in one transition;
 a container that is not where the plan thinks, or finds no room, stays, and the others are tried again without it.
@@ -50,7 +50,7 @@ def being_resized(ledger: Ledger) -> frozenset[str]:
 
 
 def apply(ledger: Ledger, plan: Plan) -> None:
-    """``Engine.apply``."""
+    """Make the moves of a plan that still hold; the others are dropped."""
     # 1. Those that may be moved, and are not there already.
     resized = being_resized(ledger)
     wanted: dict[str, Move] = {}
@@ -163,8 +163,12 @@ def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     return keep_memory(ledger, grant.placement, place, grant.fence)
 
 
-def take_back(ledger: Ledger, made: Sequence[Move], why: str) -> bool:
-    """``Engine.take_back``."""
+def take_back(ledger: Ledger, made: Sequence[Move], why: str = "") -> bool:
+    """Undo a move of a plan, or an exchange (the runtime refused it, containers wait), if the places before hold.
+
+    ``made``: as ``plan_of`` has made them; they go back at once, all of them that are there still, or none: False,
+    if one is elsewhere by now, or its old place is taken.
+    """
     # 1. Those that are there still, none of which is anywhere else by now.
     back = {move.id: move for move in made if move.was is not None and _is_there(ledger, move.id)}
     was = {key: ledger.grants[key] for key in back}

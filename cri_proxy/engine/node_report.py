@@ -112,7 +112,7 @@ def container_row(engine: Engine, grant: Grant, zones: Iterable[Zone]) -> dict[s
     ``demand``: without one of these ("l3", "numa") it is refused; "" = it would be placed on a larger rung.
     """
     row = placement_row(engine.host.topology, grant)
-    settings = getattr(engine.ledger.policy, "settings", None)
+    settings = getattr(engine.policy, "settings", None)
     return {
         "namespace": row["namespace"],
         "pod": row["pod"],

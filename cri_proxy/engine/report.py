@@ -111,7 +111,7 @@ def placement_rows(engine: Engine) -> list[dict[str, Any]]:
 
 def present_why(engine: Engine, grant: Grant) -> str:
     """Why a container is where it is now: the reason of its place, and what has become of that for others."""
-    cause, change = engine.ledger.changed.get(grant.key, (None, None))
+    cause, change = engine.changed.get(grant.key, (None, None))
     if cause is None or change is None or change.why or change.operation not in ("shrunk", "grown", "moved"):
         return grant.why
     if (change.cpus, change.stance) != (grant.cpus, grant.stance.value):  # it is elsewhere by now
@@ -188,7 +188,7 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
         history += changes
     if not grants and not history:
         return None
-    now_s = engine.ledger.now_s if now_s is None else now_s
+    now_s = engine.now_s if now_s is None else now_s
     return {
         "containers": [
             {**_explained(engine, grant), "moves": move_rows(engine, grant.key, now_s)} for grant in grants
@@ -217,7 +217,7 @@ def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
     charged = frozenset(n for n, _ in row["memory_charge"])
     nodes = charged | grant.placement.mems or node.topology.nodes_of(grant.cpus)
     row["memory"] = [_memory_row(node, n) for n in sorted(nodes)]
-    row["peers"] = peer_rows(engine.ledger, grant)
+    row["peers"] = peer_rows(engine, grant)
     row["not_alone"] = sorted(path_of(engine, key) for key in engine.not_alone(grant.key))
     return row
 

@@ -85,7 +85,7 @@ def _never_run(
         if s.running or s.exited:
             continue
         name, is_known = (s.pod_uid, s.name), s.id in engine.grants
-        grants = [engine.grants[key] for key in engine.ledger.names.get(name, ())]
+        grants = [engine.grants[key] for key in engine.names.get(name, ())]
         attempts = [g.container.attempt for g in grants if not (is_known and g.life is Life.CREATING)]
         if max([latest.get(name, 0), *attempts]) > s.attempt:
             dead.add(s.id)
@@ -423,7 +423,7 @@ def _adoption(
         runs_on=cpus,
         runs_on_mems=item.mems or NO_CPUS,
         since_s=now_s,
-        why=opted_out(engine.ledger, container),
+        why=opted_out(engine, container),
         runs_in=item.runs_in or "",
     )
     if grant.why:

@@ -1,4 +1,4 @@
-"""Sets that become larger or smaller by what their containers use. Parts of the engine's transitions.
+"""Sets that become larger or smaller by what their containers use. Transitions of the engine.
 
 What a container uses is not known here: it is told how large a set must be (``Container.milli_size``, None = as its limit
 says), and the policy finds the smallest place that holds as much, near the one it has. A set that grows may leave less to
@@ -8,7 +8,7 @@ cooldown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
@@ -45,16 +45,17 @@ class Sized:
     milli_set: int
 
 
-def sized_sets(ledger: Ledger) -> Iterator[Sized]:
+def sized_sets(ledger: Ledger) -> tuple[Sized, ...]:
     """The containers whose sets are sized by demand now."""
-    node, policy = ledger.node, ledger.policy
     resized = being_resized(ledger)
+    found = []
     for key, grant in ledger.grants.raw.items():
         if not may_be_sized(ledger, grant) or key in resized:
             continue
-        steps = policy.sizes(node, grant.container, grant.fence)
+        steps = ledger.policy.sizes(ledger.node, grant.container, grant.fence)
         if steps and grant.placement.cpus:
-            yield Sized(key, steps, len(grant.placement.cpus) * 1000)
+            found.append(Sized(key, steps, len(grant.placement.cpus) * 1000))
+    return tuple(found)
 
 
 def may_be_sized(ledger: Ledger, grant: Grant) -> bool:
@@ -68,8 +69,8 @@ def may_be_sized(ledger: Ledger, grant: Grant) -> bool:
     )
 
 
-def shrunk(ledger: Ledger, only_unsized: bool) -> tuple[str, ...]:
-    """``Engine.shrunk``."""
+def shrunk(ledger: Ledger, only_unsized: bool = False) -> tuple[str, ...]:
+    """The containers with a size of their own; ``only_unsized``: those of them that are not sized by demand any more."""
     return tuple(
         key
         for key, grant in ledger.grants.raw.items()
@@ -80,7 +81,8 @@ def shrunk(ledger: Ledger, only_unsized: bool) -> tuple[str, ...]:
 
 
 def note_use(ledger: Ledger, used: Mapping[str, int]) -> None:
-    """``Engine.note_use``."""
+    """What containers in the sets of their limits use, milli-CPUs by id: it counts where others are placed. No set
+    changes by it."""
     for key, milli in used.items():
         grant = ledger.grants.get(key)
         if grant is None or grant.container.milli_size is not None or not may_be_sized(ledger, grant):
@@ -90,7 +92,10 @@ def note_use(ledger: Ledger, used: Mapping[str, int]) -> None:
 
 
 def size(ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: float) -> bool:
-    """``Engine.size``."""
+    """Give a container the smallest place, near its own, that holds ``milli_size`` milli-CPUs; None = its limit.
+
+    False if it stays as it is: there is no such place, it may not be moved now, or it is gone.
+    """
     old = ledger.grants.get(key)
     if old is None or old.exclusive:
         return False

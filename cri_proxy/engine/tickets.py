@@ -1,6 +1,6 @@
-"""Requests on their way to the runtime: admitted, bound, cancelled, in doubt. Parts of the engine's transitions.
+"""Requests on their way to the runtime: admitted, bound, cancelled, in doubt. Transitions of the engine.
 
-``Engine`` says what each of them is for, and makes each all or nothing.
+``Engine`` makes each of them all or nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CHANGED_PAST_US = "resized past us"
 def admit(
     ledger: Ledger, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
 ) -> Admission:
-    """``Engine.admit``."""
+    """Reserve a place for a container that is about to be created: ``Engine.admit``."""
     fence = ledger.host.bounded(fence, container.pod.cgroup_parent)
     stance, reason = stance_of(ledger, container, fence, now_s)
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
@@ -123,7 +123,7 @@ def _book(ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision) ->
 
 
 def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> None:
-    """``Engine.bind``."""
+    """The runtime has created the container: what it was told is what the request carried."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return
@@ -160,7 +160,7 @@ def _told(ticket: Ticket, cause: str, mems: frozenset[int] = NO_CPUS) -> Optiona
 
 
 def cancel(ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> None:
-    """``Engine.cancel``."""
+    """The runtime has said no, or nothing was sent: as if it had never been asked for."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return
@@ -192,7 +192,7 @@ def _is_free(ledger: Ledger, place: Placement, grant: Grant) -> bool:
 
 
 def doubt(ledger: Ledger, ticket_id: str) -> None:
-    """``Engine.doubt``."""
+    """Whether the container exists is not known: it keeps its CPUs until ``resync`` finds out. No other waits for it."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is not None:
         ledger.put_ticket(replace(ticket, in_doubt=True, waiting=()))
@@ -203,7 +203,10 @@ def doubt(ledger: Ledger, ticket_id: str) -> None:
 def resize(
     ledger: Ledger, container_id: str, resources: Resources, fence: CpusetConstraint, now_s: float
 ) -> Optional[Admission]:
-    """``Engine.resize``."""
+    """Reserve the place a container gets with new resources; its old one stays reserved until ``commit``.
+
+    ``fence``: a cpuset in the request is the new fence. None if the container is not known.
+    """
     old = ledger.grants.get(container_id)
     if old is None or old.life is Life.CREATING:
         return None
@@ -246,7 +249,7 @@ def resize(
 
 
 def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
-    """``Engine.commit``."""
+    """The runtime has accepted a resize: the new place replaces the old one."""
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return
@@ -293,8 +296,14 @@ def _commit(ledger: Ledger, ticket: Ticket) -> None:
     ledger.outcome(ticket.target, "resized")
 
 
-def follow(ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool) -> None:
-    """``Engine.follow_resources``."""
+def follow_resources(
+    ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool = True
+) -> None:
+    """The runtime has given a container other resources without our knowing: place it by them, as by a resize.
+
+    ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
+    policy refuses stays where it is.
+    """
     old = ledger.grants.get(container_id)
     if old is None or old.life in (Life.CREATING, Life.HELD):
         return
@@ -325,9 +334,12 @@ def resize_pod(
     size: Optional[PodSize],
     memory_limit_bytes: int,
     now_s: float,
-    enforce: bool,
+    enforce: bool = True,
 ) -> None:
-    """``Engine.resize_pod``."""
+    """A pod has this size and memory limit (None, 0: not told) from now on: UpdatePodSandboxResources was accepted.
+
+    Its containers without resources of their own are placed by it, as by a resize; ``enforce`` False: the next time.
+    """
     pod = ledger.pods.get(sandbox_id)
     if pod is None:
         return

@@ -10,7 +10,7 @@ comparison with the runtime finds out what is not so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Optional
+from typing import Any, Optional
 
 from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.records import Begun, CpusetUpdate, Grant, Life, Stance, Told
@@ -277,6 +277,12 @@ def unanswered(ledger: Ledger, key: str) -> None:
     if begun is not None and now is not None:
         refusal = "" if now.is_sure else NO_ANSWER
         ledger.tell(key, _either(now, begun.has)._replace(refused=refusal))
+
+
+def saw(ledger: Ledger, container_id: str, **seen: Any) -> None:
+    """A container was seen to have this (fields of ``Told``); what it lacks by that it is told."""
+    if (before := ledger.told.get(container_id)) is not None:
+        ledger.tell(container_id, before._replace(**seen))
 
 
 def _either(one: Told, other: Told) -> Told:

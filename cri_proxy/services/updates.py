@@ -78,7 +78,7 @@ class Updates:
     @contextmanager
     def watched(self) -> Iterator[Collection[str]]:
         """The ids of containers with an update on its way now or until the end of the block, as they become more."""
-        seen: set[str] = set() if self.engine is None else set(self.engine.ledger.under_way)
+        seen: set[str] = set() if self.engine is None else set(self.engine.under_way)
         self._listeners.add(seen.add)
         try:
             yield seen
@@ -94,7 +94,7 @@ class Updates:
             self._waking = asyncio.ensure_future(self._wake())
 
     def _has_news(self) -> bool:
-        return self.engine is not None and bool(self.engine.ledger.unsettled)
+        return self.engine is not None and bool(self.engine.unsettled)
 
     async def _wake(self) -> None:
         """Find what is to be sent once it is written: whatever has waited for that goes on first."""

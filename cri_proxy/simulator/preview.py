@@ -51,10 +51,8 @@ def records_of(engine: Engine) -> Records:
     """The records of an engine as they are now."""
     grants = sorted(engine.grants.values(), key=lambda grant: (grant.since_s, grant.key))
     pods, tickets = engine.pods.values(), engine.tickets.values()
-    affinity, traffic = engine.ledger.affinity, engine.traffic
-    return Records(
-        engine.host, tuple(grants), tuple(tickets), tuple(pods), affinity, traffic, engine.ledger.orders
-    )
+    affinity, traffic = engine.affinity, engine.traffic
+    return Records(engine.host, tuple(grants), tuple(tickets), tuple(pods), affinity, traffic, engine.orders)
 
 
 def what_would_move(records: Records, running: Config, wanted: Config, host: Host) -> tuple[Shift, ...]:
@@ -64,7 +62,7 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     """
     # 1. An engine that knows what the daemon's knows. What it would put right by itself is no difference.
     trial = make_engine(running, records.host)
-    trial.ledger.affinity = records.affinity
+    trial.affinity = records.affinity
     trial.set_orders(records.orders)
     trial.set_traffic(records.traffic)
     trial.restore(records.grants, records.tickets, records.pods, (), {})

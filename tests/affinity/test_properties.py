@@ -48,7 +48,7 @@ class Talking(Node_):
 
     def teardown(self) -> None:
         super().teardown()
-        assert not self.engine.ledger.replicas
+        assert not self.engine.replicas
 
 
 @pytest.mark.parametrize("policy", ["hygon", "owning", "topology-aware", "balloons"])

@@ -217,7 +217,7 @@ def test_of_ever_more_changes_as_many_are_kept_as_of_decisions(node) -> None:
         run(node, own("db", 2), f"db{number}")
         node.remove(f"db{number}")
     assert len(node.history) == HISTORY
-    assert len(node.ledger.changed) == 1
+    assert len(node.changed) == 1
 
 
 def test_a_restart_keeps_the_entries_and_the_reasons(node) -> None:
@@ -264,13 +264,13 @@ def test_every_entry_is_written_down_as_it_is() -> None:
 
 def test_a_transition_that_fails_leaves_no_entry(node) -> None:
     run(node, make_container("web", limit=16), "web")
-    before, changed = list(node.history), dict(node.ledger.changed)
-    node.ledger.policy = None  # type: ignore[assignment]
+    before, changed = list(node.history), dict(node.changed)
+    node.policy = None  # type: ignore[assignment]
     try:
         node.remove("web")
     except AttributeError:
         pass
-    assert (list(node.history), node.ledger.changed) == (before, changed)
+    assert (list(node.history), node.changed) == (before, changed)
     assert format_cpus(node.grants["web"].cpus) == NODE_0
 
 

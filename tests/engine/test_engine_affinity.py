@@ -160,7 +160,7 @@ def test_a_new_picture_moves_nobody_and_is_not_written_down(engine) -> None:
 
 
 def test_replicas_are_counted_through_restarts_resizes_and_ends(engine) -> None:
-    ledger, web = engine.ledger, replica("web", "bbbbb")
+    ledger, web = engine, replica("web", "bbbbb")
     run(engine, web, "w0")
     engine.exited("w0", 1, 1.0)
     run(engine, again(web, 1), "w1", 2.0)
@@ -175,7 +175,7 @@ def test_replicas_are_counted_through_restarts_resizes_and_ends(engine) -> None:
 
 def test_a_create_that_fails_leaves_no_replica(engine) -> None:
     engine.cancel(engine.admit(replica("web", "bbbbb"), NO_CONSTRAINT, 1.0).ticket, 1.0)
-    assert "default/web/app" not in engine.ledger.replicas
+    assert "default/web/app" not in engine.replicas
 
 
 def test_a_trial_of_another_configuration_knows_the_traffic(engine) -> None:

@@ -431,4 +431,4 @@ def test_failures_are_forgotten_with_the_pod(engine) -> None:
     engine.bind(admission.ticket, "app-0", 0.0)
     engine.start_failed("app-0", "exec: no such file", 10.0)
     engine.end_pod(pod.id)
-    assert not engine.ledger.start_failures
+    assert not engine.start_failures

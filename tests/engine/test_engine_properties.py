@@ -542,7 +542,7 @@ class Node_(RuleBasedStateMachine):
 
     @invariant()
     def the_indexes_find_what_a_look_at_all_grants_does(self) -> None:
-        ledger = self.engine.ledger
+        ledger = self.engine
         grants = self.engine.grants
         assert ledger.held == {key for key, grant in grants.items() if grant.life is Life.HELD}
         assert ledger.displaced == {key for key, grant in grants.items() if grant.displaced is not None}
@@ -603,7 +603,7 @@ class Node_(RuleBasedStateMachine):
         assert node.survey() == empty.survey()
         assert node.charge_milli(node.topology.cpus) == 0
         assert all(node.memory_charged(n) == 0 for n in node.topology.node_ids)
-        assert not self.engine.ledger.names and not self.engine.ledger.sandboxes
+        assert not self.engine.names and not self.engine.sandboxes
         self.engine.tick(self.now_s)
         assert not self.engine.told
         self.shadow.follow(self.engine)

@@ -488,7 +488,7 @@ def test_rule_3_a_refusal_to_place_another_anew_does_not_fail_the_request_at_han
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(monkeypatch, nth) -> None:
     engine, _ = failing_engine(ZeroDivisionError())
-    original = type(engine.ledger)._note
+    original = type(engine)._note
     writes = 0
 
     def cut_short(ledger: Ledger, kind: str, key: str, value: JournalValue) -> None:
@@ -499,7 +499,7 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(monkeypatch, n
         original(ledger, kind, key, value)
 
     before = dump(engine)
-    monkeypatch.setattr(type(engine.ledger), "_note", cut_short)
+    monkeypatch.setattr(type(engine), "_note", cut_short)
     with pytest.raises(ZeroDivisionError):
         engine.admit(make_container("app", limit=2, request=2, attempt=1), NO_CONSTRAINT, 2.0)
     assert dump(engine) == before

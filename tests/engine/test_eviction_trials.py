@@ -61,7 +61,7 @@ def test_a_trial_that_is_left_out_would_have_found_nothing(name: str, policy: st
     left_out = found = 0
     for _ in range(4):
         engine = full_engine(random, policy, name)
-        ledger = engine.ledger
+        ledger = engine
         for number in range(12):
             container = some_container(random, 10_000 + number, 3000)
             room = eviction.Room(ledger, container)

@@ -208,10 +208,10 @@ def test_a_balloon_that_grows_writes_as_many_records_however_many_containers_it_
 def test_a_transition_that_is_cut_short_leaves_a_group_with_what_it_owned() -> None:
     engine = pooled(5)
     before = state_of(engine)
-    real, engine.ledger.record = engine.ledger.record, _fail  # type: ignore[method-assign]
+    real, engine.record = engine.record, _fail  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         engine.admit(asks("new", 2, "default"), NO_CONSTRAINT, 0.0)
-    engine.ledger.record = real  # type: ignore[method-assign]
+    engine.record = real  # type: ignore[method-assign]
     assert state_of(engine) == before and broken_invariants(engine) == []
     shadow = Shadow()
     shadow.tables["grant"] = dict(engine.grants)

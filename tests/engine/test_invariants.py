@@ -37,7 +37,7 @@ def test_nothing_is_wrong_with_a_healthy_engine() -> None:
 
 def change(engine: Engine, key: str, **placement: frozenset[int]) -> None:
     grant = engine.grants[key]
-    engine.ledger.put(replace(grant, placement=replace(grant.placement, **placement)))
+    engine.put(replace(grant, placement=replace(grant.placement, **placement)))
 
 
 def misbooked(engine: Engine) -> None:
@@ -48,7 +48,7 @@ def misbooked(engine: Engine) -> None:
 BREACHES: dict[str, Callable[[Engine], None]] = {
     "CPU 4 is exclusive to a, b": lambda e: change(e, "a", exclusive=parse_cpus("4"), cpus=parse_cpus("4")),
     "CPU 4 is exclusive to b and shared by shared": lambda e: change(e, "shared", cpus=parse_cpus("1-2,4")),
-    "CPU 4 is exclusive to b and shared by adopted": lambda e: e.ledger.put(
+    "CPU 4 is exclusive to b and shared by adopted": lambda e: e.put(
         replace(e.grants["adopted"], runs_on=parse_cpus("4-6"))
     ),
     "CPU 7 is exclusive to kubelet and shared by shared": lambda e: change(e, "shared", cpus=parse_cpus("7")),
@@ -60,8 +60,8 @@ BREACHES: dict[str, Callable[[Engine], None]] = {
     "has exclusive CPUs that are reserved: 3": lambda e: change(e, "a", exclusive=parse_cpus("3")),
     "do not hold the containers": lambda e: e.node.remove("shared"),
     "is not booked as it is recorded": misbooked,
-    "but pending are": lambda e: e.ledger.drop_ticket(next(reversed(e.tickets))),
-    "tickets for": lambda e: e.ledger.drop(next(reversed(e.tickets))),
+    "but pending are": lambda e: e.drop_ticket(next(reversed(e.tickets))),
+    "tickets for": lambda e: e.drop(next(reversed(e.tickets))),
 }
 
 

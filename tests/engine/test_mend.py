@@ -85,7 +85,7 @@ def test_what_an_older_version_has_mixed_up_is_told_apart() -> None:
     place = replace(grant.placement, cpus=mixed, exclusive=mixed, home=mixed, group="", level="ccx")
     resources = Resources(6000, 6000)
     container = replace(grant.container, resources=resources)
-    node.ledger.put(replace(grant, container=container, placement=place, since_s=9.0))
+    node.put(replace(grant, container=container, placement=place, since_s=9.0))
     assert "CPU 0 is exclusive to c0, pool[0]" in broken_invariants(node)
     mended = node.mend(10.0)
     assert "CPU 0 is exclusive to c0, pool[0]" in mended.broken
@@ -118,7 +118,7 @@ def busy() -> Engine:
 
 def change(node: Engine, key: str, **changes: frozenset[int]) -> None:
     grant = node.grants[key]
-    node.ledger.put(replace(grant, placement=replace(grant.placement, **changes)))
+    node.put(replace(grant, placement=replace(grant.placement, **changes)))
 
 
 def same_cpu(node: Engine) -> None:
@@ -128,7 +128,7 @@ def same_cpu(node: Engine) -> None:
 
 def no_ticket(node: Engine) -> None:
     admission = node.admit(make_container("lost", limit=1), NO_CONSTRAINT, 1.0)
-    node.ledger.drop_ticket(admission.ticket)
+    node.drop_ticket(admission.ticket)
 
 
 BREACHES: dict[str, Callable[[Engine], None]] = {

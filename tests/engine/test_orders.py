@@ -42,7 +42,7 @@ def pinned(*overrides: Override, freeze: bool = False, engine: Optional[Engine] 
 
 
 def zone_of(engine: Engine, key: str) -> str:
-    return zone_around(engine.ledger.zones, engine.grants[key].cpus)
+    return zone_around(engine.zones, engine.grants[key].cpus)
 
 
 def carry_out(engine: Engine) -> list[str]:
@@ -51,7 +51,7 @@ def carry_out(engine: Engine) -> list[str]:
 
 
 def states(engine: Engine, still: str = "") -> list[tuple[str, str]]:
-    return [(row["state"], row["sentence"]) for row in override_states(engine.ledger, still)]
+    return [(row["state"], row["sentence"]) for row in override_states(engine, still)]
 
 
 # ---------------------------------------------------------------------- which containers
@@ -90,10 +90,10 @@ def test_the_first_counts_also_where_it_names_the_beginning_only() -> None:
     )
     engine = pinned(first, exact, later)
     for pod, override in (("web-0", first), ("web-1", first), ("db-0", later)):
-        assert engine.ledger.pin_of(make_container("app", pod=make_pod(pod))) == override
+        assert engine.pin_of(make_container("app", pod=make_pod(pod))) == override
     engine = pinned(exact, first)
-    assert engine.ledger.pin_of(make_container("app", pod=make_pod("web-0"))) == exact
-    assert engine.ledger.pin_of(make_container("sidecar", pod=make_pod("web-0"))) is None
+    assert engine.pin_of(make_container("app", pod=make_pod("web-0"))) == exact
+    assert engine.pin_of(make_container("sidecar", pod=make_pod("web-0"))) is None
 
 
 @pytest.mark.parametrize("orders", [NO_ORDERS, Orders(True, (pin("web-*", "app", "l3-5"),))])
@@ -144,7 +144,7 @@ def test_a_name_that_is_none_is_named(value) -> None:
 def test_a_container_is_created_in_its_zone(zone) -> None:
     engine = pinned(pin("web", "app", zone))
     grant = run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
-    assert grant.cpus <= engine.ledger.zone_cpus[zone]
+    assert grant.cpus <= engine.zone_cpus[zone]
     assert grant.why.startswith(f"pinned to {domain_text(zone)} by an override; ")
 
 
@@ -152,7 +152,7 @@ def test_a_container_with_cpus_of_its_own_has_them_in_its_zone() -> None:
     engine = pinned(pin("web", "app", "node-3"), engine=engine_on(HYGON_7285_2S, settings=TOPOLOGY_AWARE))
     grant = run(engine, make_container("app", limit=4, qos=Qos.GUARANTEED, pod=make_pod("web")), "a")
     assert len(grant.exclusive) == 4
-    assert grant.cpus <= engine.ledger.zone_cpus["node-3"]
+    assert grant.cpus <= engine.zone_cpus["node-3"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_container_that_is_not_placed_here_is_not_moved(engine, stance) -> Non
 
 def test_a_policy_that_moves_no_container_moves_none_for_an_override(engine) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
-    engine.ledger.policy.moves_others = False  # type: ignore[misc]
+    engine.policy.moves_others = False  # type: ignore[misc]
     pinned(pin("web", "app", "node-3"), engine=engine)
     assert carry_out(engine) == []
     assert states(engine) == [("refused", "the active policy moves no container")]
@@ -253,7 +253,7 @@ def test_a_policy_that_moves_no_container_moves_none_for_an_override(engine) -> 
 def test_no_plan_takes_a_container_out_of_the_zone_it_is_pinned_to() -> None:
     engine = pinned(pin("web", "app", "node-3"))
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
-    away = Move("a", engine.ledger.zone_cpus["l3-0"], "ccx")
+    away = Move("a", engine.zone_cpus["l3-0"], "ccx")
     assert engine.apply(Plan(engine.version, (away,))) == ()
     assert zone_of(engine, "a") == "l3-6"
 
@@ -270,7 +270,7 @@ def test_a_pinned_container_makes_no_room_for_another() -> None:
 
     free = scattered()
     assert free.grants["big"].placement.level == "numa"
-    names = [zone.name for zone in free.ledger.zones if zone.level == "numa"]
+    names = [zone.name for zone in free.zones if zone.level == "numa"]
     kept = scattered(*(pin(f"small-{number}", "app", name) for number, name in enumerate(names)))
     assert [zone_of(kept, f"a{number}") for number in range(len(names))] == names
     assert "moved to make room" not in kept.grants["big"].why
@@ -284,7 +284,7 @@ def test_what_is_frozen_is_moved_neither_by_a_plan_nor_by_an_override(engine) ->
     pinned(pin("web", "app", "node-3"), freeze=True, engine=engine)
     before = engine.grants["a"].placement
     assert carry_out(engine) == []
-    away = Move("a", engine.ledger.zone_cpus["l3-9"], "ccx")
+    away = Move("a", engine.zone_cpus["l3-9"], "ccx")
     pinned(freeze=True, engine=engine)
     assert engine.apply(Plan(engine.version, (away,))) == ()
     assert engine.grants["a"].placement == before

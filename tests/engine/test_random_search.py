@@ -151,17 +151,17 @@ class Searched(Node_):
 
     def freeze(self, on: bool) -> None:
         """No container that runs is moved from now on, or they may be again."""
-        self.engine.set_orders(replace(self.engine.ledger.orders, freeze=on))
+        self.engine.set_orders(replace(self.engine.orders, freeze=on))
 
     def pin(self, which: int, where: int, at_once: bool) -> None:
         """A container, and what comes after it under its name, belongs into a zone; all that are elsewhere are moved."""
-        key, zones = self._pick(which), self.engine.ledger.zones
+        key, zones = self._pick(which), self.engine.zones
         if key is None:
             return
         container = self.runtime[key].container
         pod = container.pod
         override = Override(pod.namespace, pod.name, container.name, zones[where % len(zones)].name)
-        orders = self.engine.ledger.orders
+        orders = self.engine.orders
         self.engine.set_orders(replace(orders, overrides=(override, *orders.overrides[:3])))
         if at_once:
             self.carry_out()
@@ -172,11 +172,11 @@ class Searched(Node_):
         plan = self.engine.pinning_plan(self.engine.pinned_outside(), self.now_s)
         self._send(self.engine.apply(plan))
         moved = {k for k, g in self.engine.grants.items() if k in homes and g.placement.home != homes[k]}
-        assert not (moved and self.engine.ledger.orders.freeze)
+        assert not (moved and self.engine.orders.freeze)
         for key in moved & {move.id for move in plan.moves}:
-            override = self.engine.ledger.pin_of(self.engine.grants[key].container)
+            override = self.engine.pin_of(self.engine.grants[key].container)
             assert override is not None
-            assert self.engine.grants[key].cpus <= self.engine.ledger.zone_cpus[override.zone]
+            assert self.engine.grants[key].cpus <= self.engine.zone_cpus[override.zone]
 
     # ------------------------------------------------------------------ cgroups and memory
 
@@ -253,7 +253,7 @@ class Searched(Node_):
 
     def the_books_are_those_of_the_records(self) -> None:
         """What was entered once for many is what entering each from the beginning comes to."""
-        ledger = self.engine.ledger
+        ledger = self.engine
         anew, node = ledger.new_node(ledger.host), ledger.node
         for key, grant in ledger.grants.items():
             anew.add(key, resident_of(grant))

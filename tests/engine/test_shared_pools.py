@@ -58,8 +58,8 @@ def test_each_that_loses_cpus_is_told_once_and_has_them_back_when_the_owner_goes
 def test_a_transition_that_is_cut_short_leaves_the_shared_sets_as_they_were() -> None:
     engine = pool(9)
     before = dump(engine)
-    real, engine.ledger.put_ticket = engine.ledger.put_ticket, None  # type: ignore[method-assign, assignment]
+    real, engine.put_ticket = engine.put_ticket, None  # type: ignore[method-assign, assignment]
     with pytest.raises(TypeError):
         engine.admit(owner(), NO_CONSTRAINT, 10.0)
-    engine.ledger.put_ticket = real  # type: ignore[method-assign]
+    engine.put_ticket = real  # type: ignore[method-assign]
     assert dump(engine) == before and broken_invariants(engine) == []

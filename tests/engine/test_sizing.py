@@ -250,7 +250,7 @@ def test_while_containers_are_frozen_a_set_grows_where_it_is_and_none_shrinks():
 
 def test_a_pinned_container_grows_inside_of_its_zone():
     engine = engine_with("app", limit=16)
-    name = next(zone.name for zone in engine.ledger.zones if zone.domain.cpus == NODES[3])
+    name = next(zone.name for zone in engine.zones if zone.domain.cpus == NODES[3])
     engine.set_orders(Orders(overrides=(Override("default", "pod-of-app", "app", name),)))
     engine.apply(engine.pinning_plan(["app"], 0.0))
     assert node(engine, "app") == [3]

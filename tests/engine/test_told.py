@@ -92,7 +92,7 @@ def test_a_container_that_changes_many_times_is_told_the_last_of_it() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
     run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
     owners = [make_container(f"owner-{n}", limit=1, qos=Qos.GUARANTEED) for n in range(2)]
-    ledger = engine.ledger
+    ledger = engine
     before = ledger.told["app"]
     for owner in owners:
         engine.admit(owner, fence(str(owners.index(owner))), 1.0)
@@ -134,7 +134,7 @@ def two_steps() -> tuple[Engine, Grant]:
         for cpus in ("0-6", "0-5"):
             record = engine.grants["app"]
             place = replace(record.placement, cpus=SET(cpus), home=SET(cpus))
-            engine.ledger.put(replace(record, placement=place))
+            engine.put(replace(record, placement=place))
             assert cpus == "0-5" or engine.begin_update("app") is not None
     return engine, engine.grants["app"]
 
@@ -146,7 +146,7 @@ def test_after_no_answer_it_may_have_either_and_is_told_until_it_is_sure() -> No
     assert (told_now.cpus, told_now.is_sure, told_now.refused) == (SET("0-7"), False, "")
     # Even where it should have what it had before.
     whole = replace(record, placement=replace(record.placement, cpus=SET("0-7"), home=SET("0-7")))
-    engine.ledger.put(whole)
+    engine.put(whole)
     [update] = engine.pending()
     assert (update.placement.cpus, update.shrink) == (SET("0-7"), True)
     engine.begin_update("app")

@@ -153,4 +153,4 @@ def test_of_a_container_that_has_ended_nothing_is_on_its_way(engine: Engine) -> 
     assert engine.begin_update("c1") is not None
     engine.remove("c1")
     engine.took("c1")
-    assert "c1" not in engine.told and not engine.ledger.under_way and engine.lacking() == []
+    assert "c1" not in engine.told and not engine.under_way and engine.lacking() == []

@@ -91,7 +91,7 @@ class Scene:
         """It should have these CPUs from now on."""
         grant = self.engine.grants[key]
         place = Placement(parse_cpus(cpus), level="ccx", home=parse_cpus(cpus))
-        self.engine.ledger.put(replace(grant, placement=place))
+        self.engine.put(replace(grant, placement=place))
         self.updates.wake()
 
 
@@ -245,7 +245,7 @@ async def test_when_it_is_closed_nothing_is_on_its_way(scene) -> None:
         scene.wants(f"c{n}", "0")
     await turn()
     await scene.updates.close()
-    assert not scene.runtime.answers and not scene.engine.ledger.under_way
+    assert not scene.runtime.answers and not scene.engine.under_way
     scene.updates.wake()
     await turn()
     assert len(scene.runtime.got) == AT_A_TIME

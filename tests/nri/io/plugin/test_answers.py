@@ -106,7 +106,7 @@ async def test_of_an_answer_that_may_have_come_too_late_it_is_not_known_and_told
         scene.placing.doubt()
     else:
         await scene.placing.remove_container(scene.request(), Told("RemoveContainer"))
-    assert not scene.engine.told["wide"].is_sure and not scene.engine.ledger.under_way
+    assert not scene.engine.told["wide"].is_sure and not scene.engine.under_way
     assert scene.looks == (0 if end == "the runtime takes it back" else 1)
     await scene.updates.tried(["wide"], 20.0)
     assert scene.sent == [f"wide: {format_cpus(scene.engine.grants['wide'].cpus)}"] and scene.is_told
