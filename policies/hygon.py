@@ -20,15 +20,14 @@ from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
-    NO_CONSTRAINT,
     UNTOUCHED,
-    Affinity,
     Container,
     CpusetConstraint,
     Decision,
     NoAffinity,
     Placement,
     PlacementRefused,
+    PlacementRequest,
     Qos,
     altered,
     limit_milli,
@@ -63,37 +62,28 @@ class Hygon(Policy):
         self._fine: Optional[Ladder] = self.ladder if self.ladder.fine else None
         self._sizes: dict[object, tuple[int, ...]] = {}
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
         """Choose CPUs and memory nodes for a container that is not in the books yet.
-
-        ``near``: the home it has now, if it is placed anew (a resize): domains around or inside it come first.
 
         :raises BudgetSpent: the machine offers more places than may be looked at.
         :raises PlacementRefused: its annotations demand what cannot be had.
         """
+        container = request.container
         if container.preferences.refusal:
             raise PlacementRefused(container.preferences.refusal)
         ask = ask_of(container, self.settings, bool(node.reserved))
         note = ""
         if ask.full:
-            owned = self._owned(node, container, ask, fence, affinity, near, keep)
+            owned = self._owned(node, request, ask)
             if isinstance(owned, Decision):
                 return self._noted(owned, container)
             note = f"{owned}; "
         elif ask.is_reserved:
-            reserved = self._place_reserved(node, container, fence)
+            reserved = self._place_reserved(node, container, request.constraint)
             if isinstance(reserved, Decision):
                 return self._noted(reserved, container)
             note = f"{reserved}; "
-        shared = self.place_shared(node, container, fence, affinity, near)
+        shared = self.place_shared(node, request)
         # A container that should own CPUs and has none does not fit, wherever it is.
         decided = replace(shared, why=note + shared.why, fits=shared.fits and not ask.full)
         return self._noted(decided, container)
@@ -103,24 +93,16 @@ class Hygon(Policy):
         notes = self.ignored(container)
         return replace(decision, why="; ".join((decision.why, *notes))) if notes else decision
 
-    def _owned(
-        self,
-        node: Node,
-        container: Container,
-        ask: CpuDemand,
-        fence: CpusetConstraint,
-        affinity: Optional[Affinity],
-        near: Optional[frozenset[int]],
-        keep: Optional[Placement],
-    ) -> Union[Decision, str]:
+    def _owned(self, node: Node, request: PlacementRequest, ask: CpuDemand) -> Union[Decision, str]:
         """As ``Owning.place``; what containers own together as their pod's, one that comes later owns as well."""
+        container, fence, keep = request.container, request.constraint, request.keep
         if container.pod_share is None:
-            return self._owning.place(node, container, ask, fence, affinity, near, keep)
+            return self._owning.place(node, request, ask)
         group = pod_group(container.pod)
         books = node.groups.get(group)
         if books is None:
             alone = keep if keep is None or keep.group != group else altered(keep, group="")
-            found = self._owning.place(node, container, ask, fence, affinity, near, alone)
+            found = self._owning.place(node, altered(request, keep=alone), ask)
             if isinstance(found, str):
                 return found
             return replace(found, placement=altered(found.placement, group=group))
@@ -133,15 +115,14 @@ class Hygon(Policy):
         why = f"the {len(books.own)} exclusive CPUs of its pod"
         return with_memory(node, container, self.settings, fence, place, why)
 
-    def place_shared(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-    ) -> Decision:
+    def place_shared(self, node: Node, request: PlacementRequest) -> Decision:
         """The place of a container on shared CPUs, by the ladder."""
+        container, fence, affinity, near = (
+            request.container,
+            request.constraint,
+            request.affinity,
+            request.near,
+        )
         survey = node.survey(fence.cpus)
         is_sized = container.milli_size is not None
         graph = affinity or NoAffinity()
@@ -264,7 +245,7 @@ class Hygon(Policy):
         ask = ask_of(first.container, self.settings, bool(node.reserved))
         if ask.full and ask.full not in (len(now.exclusive), len(now.exclusive - now.hidden)):
             fence, alone = CpusetConstraint(first.inside), altered(now, group="")
-            found = self._owning.place(node, first.container, ask, fence, None, None, alone)
+            found = self._owning.place(node, PlacementRequest(first.container, fence, keep=alone), ask)
             now = now if isinstance(found, str) else found.placement
         changed = {}
         for key, member in members:

@@ -284,6 +284,22 @@ UNTOUCHED = Placement()
 
 
 @dataclass(frozen=True)
+class PlacementRequest:
+    """What a policy is asked about one container, which is not in the books of the node.
+
+    ``constraint``: the bound that its caller has set. ``affinity``: what draws it to others, None = nothing. ``near``: the
+    home it has now, where it is placed anew: domains around or inside it come first. ``keep``: the placement it has,
+    where it is resized; of its exclusive CPUs as many stay as can, and it stays in its balloon.
+    """
+
+    container: Container
+    constraint: CpusetConstraint = NO_CONSTRAINT
+    affinity: Optional[Affinity] = None
+    near: Optional[frozenset[int]] = None
+    keep: Optional[Placement] = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """A policy's answer. ``fits`` False = it is placed, but no domain of its rung had room. ``why`` is for people.
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Optional
 
 from policies.machine.topology import Topology
-from policies.model import (
-    NO_CONSTRAINT,
-    UNTOUCHED,
-    Affinity,
-    Container,
-    CpusetConstraint,
-    Decision,
-    Placement,
-)
+from policies.model import UNTOUCHED, Container, CpusetConstraint, Decision, Placement, PlacementRequest
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -36,19 +27,8 @@ class Policy(ABC):
         self.settings = settings
 
     @abstractmethod
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
-        """Where the container should run, given the books of the node, in which it is not yet.
-
-        ``near``: the home it has now, when it is placed anew. ``keep``: the placement it has, when it is
-        resized; of its exclusive CPUs as many stay as can.
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        """Where a container should run, given the books of the node.
 
         :raises PlacementRefused: it must not run otherwise than asked for, and cannot be.
         :raises BudgetSpent: too many candidates.
@@ -85,15 +65,7 @@ class NoPolicy(Policy):
 
     name = "none"
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
         return Decision(UNTOUCHED, "policy none: requests go through as they are")
 
     def why_not_sized(self, node: Node, container: Container) -> str:

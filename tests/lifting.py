@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
 from cri_proxy.launcher import main
 from policies.machine.topology import Topology
-from policies.model import Container, Decision
+from policies.model import Decision, PlacementRequest
 from policies.node import Node
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
@@ -24,8 +23,8 @@ class Lifting(Owning):
     def __init__(self, tree: Topology, settings: PlacementSettings = HYGON) -> None:
         super().__init__(tree, replace(settings, cfs_quota="lift"))
 
-    def place(self, node: Node, container: Container, *arguments: Any, **named: Any) -> Decision:
-        decision = super().place(node, container, *arguments, **named)
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        decision, container = super().place(node, request), request.container
         place, preferences = decision.placement, container.preferences
         owns = (bool(place.exclusive) and place.exclusive == place.cpus) or "LIFT_ALL" in os.environ
         lift = owns and container.resources.milli_limit is not None and preferences.cfs_quota != "keep"

@@ -28,6 +28,7 @@ from policies.model import (
     Hint,
     Placement,
     PlacementPreferences,
+    PlacementRequest,
     Pod,
     PodSize,
     Qos,
@@ -147,7 +148,7 @@ class Scene:
         within: CpusetConstraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
     ) -> Decision:
-        return self.policy.place(self.node, container, within, affinity)
+        return self.policy.place(self.node, PlacementRequest(container, within, affinity))
 
     def put(self, container: Container, within: CpusetConstraint = NO_CONSTRAINT, key: str = "") -> Decision:
         decision = self.place(container, within)
@@ -205,21 +206,14 @@ class Owning(Policy):
         super().__init__(tree, settings)
         self._shared = Hygon(tree, settings)
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        container, fence = request.container, request.constraint
         whole = container.resources.milli_request // 1000
         survey = node.survey(fence.cpus)
         rooms = [(survey.share_nano([i]), i) for i, cpus in enumerate(survey.cpus) if len(cpus) > whole]
         shares = container.qos is not Qos.GUARANTEED or container.preferences.ownership == "shared"
         if shares or not whole or not rooms or not node.shared - node.reserved:
-            return self._shared.place(node, container, fence, affinity, near)
+            return self._shared.place(node, request)
         leaf = survey.cpus[min(rooms)[1]]
         own = frozenset(sorted(leaf)[:whole])
         mixed = container.resources.milli_request % 1000 > 0

@@ -74,8 +74,7 @@ def manage(ledger: Ledger, container_id: str) -> bool:
         return False
     grant = replace(grant, container=altered(grant.container, milli_size=None))
     with ledger.without([container_id]):
-        pull = ledger.pull(grant.container, container_id)
-        decision = ledger.policy.place(ledger.node, grant.container, grant.fence, pull)
+        decision = ledger.place(ledger.request(grant.container, grant.fence, container_id))
         decision = with_peers(ledger, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return False

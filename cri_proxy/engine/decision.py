@@ -161,7 +161,7 @@ def _inside(ledger: Ledger, container: Container, override: Override, inside: Cp
     :raises DoesNotFit: it has none.
     """
     try:
-        decision = ledger.policy.place(ledger.node, container, inside, ledger.pull(container))
+        decision = ledger.place(ledger.request(container, inside))
     except (PlacementRefused, BudgetSpent) as error:
         raise DoesNotFit(str(error)) from None
     check_fit(ledger, override, container, decision)
@@ -171,7 +171,8 @@ def _inside(ledger: Ledger, container: Container, override: Override, inside: Cp
 def _decide_anew(
     ledger: Ledger, container: Container, fence: CpusetConstraint
 ) -> tuple[Decision, tuple[Grant, ...]]:
-    decision = ledger.policy.place(ledger.node, container, fence, ledger.pull(container))
+    request = ledger.request(container, fence)
+    decision = ledger.place(request)
     if decision.fits:
         return relieved(ledger, container, decision), ()
     # Not of one whose resize is on its way: its new place counts with its old one.
@@ -194,7 +195,7 @@ def _decide_anew(
             while len(removed) < count:
                 key = held[len(removed)].key
                 removed.append((key, ledger.node.remove(key)))
-            trial = ledger.policy.place(ledger.node, container, fence, ledger.pull(container))
+            trial = ledger.place(request)
             if trial.fits:
                 best, high = (count, trial), count - 1
             elif best is None:
@@ -304,15 +305,16 @@ def resized_anew(ledger: Ledger, old: Grant, container: Container, fence: Cpuset
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """
-    stay, pull = old.placement, ledger.pull(container, old.key)
+    stay = old.placement
+    request = ledger.request(container, fence, old.key, near=stay.home or None, keep=stay)
     override = ledger.pin_of(container)
     if override is not None:
         with contextlib.suppress(DoesNotFit, PlacementRefused, BudgetSpent):
             inside = inside_of(ledger, override, container, fence)
-            pinned = ledger.policy.place(ledger.node, container, inside, pull, stay.home or None, stay)
+            pinned = ledger.place(replace(request, constraint=inside))
             check_fit(ledger, override, container, pinned)
             return replace(pinned, why=f"{pinned_text(override)}; {pinned.why}")
-    return ledger.policy.place(ledger.node, container, fence, pull, stay.home or None, stay)
+    return ledger.place(request)
 
 
 def calls_for_a_place(old: Grant, container: Container) -> bool:

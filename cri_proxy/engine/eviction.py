@@ -176,7 +176,7 @@ def _with_moves(
     inside = CpusetConstraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
     with ledger.without([g.key for g in movers]):
         try:
-            decision = ledger.policy.place(ledger.node, container, inside, ledger.pull(container))
+            decision = ledger.place(ledger.request(container, inside))
         except (PlacementRefused, BudgetSpent):
             return None
         if not decision.fits or not decision.placement.cpus or decision.others:
@@ -221,9 +221,7 @@ def _placed_around(
 def _new_place(ledger: Ledger, newcomer: Resident, grant: Grant) -> Optional[Placement]:
     """Where a mover fits and is no worse off than now, without CPUs of the newcomer; None if that is nowhere."""
     try:
-        anew = ledger.policy.place(
-            ledger.node, grant.container, grant.fence, ledger.pull(grant.container, grant.key)
-        )
+        anew = ledger.place(ledger.request(grant.container, grant.fence, grant.key))
     except (PlacementRefused, BudgetSpent):
         return None
     place = anew.placement

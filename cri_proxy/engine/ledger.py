@@ -38,7 +38,16 @@ from policies.affinity.pull.observed import Observed, Peer, owner_of_container, 
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, spread_limit
-from policies.model import Affinity, Container, Placement, Pod, altered
+from policies.model import (
+    Affinity,
+    Container,
+    CpusetConstraint,
+    Decision,
+    Placement,
+    PlacementRequest,
+    Pod,
+    altered,
+)
 from policies.node import Node, Resident
 from policies.policy import Policy
 
@@ -486,6 +495,19 @@ class Ledger:
         if self.affinity is None or known is None:
             return self.affinity or known
         return Combined(self.affinity, known)
+
+    def request(
+        self, container: Container, constraint: CpusetConstraint, key: str = "", **more: Any
+    ) -> PlacementRequest:
+        """What the policy is asked about a container; ``key``: as in ``pull``, ``more``: ``near`` and ``keep``."""
+        return PlacementRequest(container, constraint, self.pull(container, key), **more)
+
+    def place(self, request: PlacementRequest) -> Decision:
+        """The policy's answer by the books as they are.
+
+        :raises PlacementRefused, BudgetSpent: as the policy.
+        """
+        return self.policy.place(self.node, request)
 
     def peers(self, container: Container, key: str = "") -> tuple[Peer, ...]:
         """Those in the books that a container talks to, or will by what is known of its owner; the strongest first."""

@@ -82,10 +82,11 @@ def _place_anew(
 ) -> Optional[Grant]:
     """Put a container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
     with ledger.without([grant.key]):
-        pull = ledger.pull(grant.container, grant.key)
         near = grant.placement.home or None
         try:
-            decision = ledger.policy.place(ledger.node, grant.container, grant.fence, pull, near, keep)
+            decision = ledger.place(
+                ledger.request(grant.container, grant.fence, grant.key, near=near, keep=keep)
+            )
         except (PlacementRefused, BudgetSpent):
             return None
         if spares and emptied_by(ledger.node, decision.placement.exclusive - grant.exclusive):

@@ -148,9 +148,7 @@ def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
     """As many CPUs of its own inside its new home, as the policy picks them; None if that cannot be."""
     inside = CpusetConstraint(_home(grant, move), grant.fence.mems)
     try:
-        decision = ledger.policy.place(
-            ledger.node, grant.container, inside, ledger.pull(grant.container, grant.key)
-        )
+        decision = ledger.place(ledger.request(grant.container, inside, grant.key))
     except (PlacementRefused, BudgetSpent):
         return None
     place = decision.placement

@@ -136,9 +136,7 @@ def _move(ledger: Ledger, grant: Grant, override: Override) -> Move:
     inside = inside_of(ledger, override, grant.container, grant.fence)
     with ledger.without([grant.key]):
         try:
-            decision = ledger.policy.place(
-                ledger.node, grant.container, inside, ledger.pull(grant.container, grant.key)
-            )
+            decision = ledger.place(ledger.request(grant.container, inside, grant.key))
         except (PlacementRefused, BudgetSpent) as error:
             raise DoesNotFit(str(error)) from None
         check_fit(ledger, override, grant.container, decision)

@@ -435,13 +435,16 @@ def _place_anew(ledger: Ledger, grant: Grant, may_own: bool = True) -> Optional[
     if not may_own:
         container = replace(container, preferences=replace(container.preferences, ownership="shared"))
     with ledger.without([grant.key]):
-        pull = ledger.pull(grant.container, grant.key)
+        request = replace(
+            ledger.request(grant.container, grant.fence, grant.key, near=was), container=container
+        )
         for _ in range(2):
             try:
-                decision = ledger.policy.place(ledger.node, container, grant.fence, pull, was)
+                decision = ledger.place(request)
                 return replace(decision, why=note + decision.why)
             except PlacementRefused as refusal:
-                container, note = without_demands(container), f"{refusal}, so without what it demands: "
+                request = replace(request, container=without_demands(container))
+                note = f"{refusal}, so without what it demands: "
             except BudgetSpent:
                 break
     return None

@@ -199,9 +199,8 @@ def _elsewhere(ledger: Ledger, grant: Grant, grower: Grant) -> Optional[Placemen
 def _place_in(ledger: Ledger, grant: Grant, cpus: frozenset[int]) -> Optional[Placement]:
     inside = CpusetConstraint(cpus, grant.fence.mems)
     with ledger.without([grant.key]):
-        pull = ledger.pull(grant.container, grant.key)
         try:
-            decision = ledger.policy.place(ledger.node, grant.container, inside, pull)
+            decision = ledger.place(ledger.request(grant.container, inside, grant.key))
         except (PlacementRefused, BudgetSpent):
             return None
         place = decision.placement

@@ -32,7 +32,6 @@ from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
-    NO_CONSTRAINT,
     Affinity,
     Container,
     CpusetConstraint,
@@ -40,6 +39,7 @@ from policies.model import (
     NoAffinity,
     Placement,
     PlacementRefused,
+    PlacementRequest,
 )
 from policies.node import Node
 from policies.policy import Policy
@@ -66,21 +66,12 @@ class Balloons(Policy):
         self._leaves = tuple(leaf.cpus for leaf in topology.leaves)
         self._books = BalloonReader(self._types)
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
         """Put a container that is not in the books yet into a balloon.
-
-        ``keep``: the placement it has, if it is resized; it stays in its balloon.
 
         :raises PlacementRefused: its type is unknown or banned on this node, or its annotations demand the impossible.
         """
+        container, fence, keep = request.container, request.constraint, request.keep
         if container.preferences.refusal:
             raise PlacementRefused(container.preferences.refusal)
         # 1. Its type. The reserved one runs on the reserved CPUs as long as these have room.
@@ -103,12 +94,12 @@ class Balloons(Policy):
         ask = BalloonRequest(container, milli, found.spare, waiting, fence.cpus, self._leaves)
         balloon = balloon or self._chosen(node, found, kind, ask)
         # 3. The CPUs of the balloon with the container in it.
-        own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, affinity)
+        own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, request.affinity)
         if balloon is None or not self._lets_run(kind, own, container, fence.cpus):
             note += f"no balloon of type {kind.name} has a CPU it may use, nor can get one: "
             balloon = self._any(found, ask)
             if balloon is None:
-                shared = self._shared.place_shared(node, container, fence, affinity, near)
+                shared = self._shared.place_shared(node, request)
                 return replace(shared, why=note + shared.why, fits=False)
             joined = self._decided(node, found, balloon, balloon.cpus, container, fence, note)
             return replace(joined, fits=False)

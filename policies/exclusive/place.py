@@ -18,7 +18,15 @@ from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
-from policies.model import Affinity, Container, CpusetConstraint, Decision, Placement, PlacementRefused
+from policies.model import (
+    Affinity,
+    Container,
+    CpusetConstraint,
+    Decision,
+    Placement,
+    PlacementRefused,
+    PlacementRequest,
+)
 from policies.node import NANO_PER_MILLI, Node
 from policies.pod_domain import PodDomains
 from policies.settings import PlacementSettings
@@ -41,20 +49,13 @@ class Owning:
         self.settings = settings
         self.pods = pods
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        ask: CpuDemand,
-        fence: CpusetConstraint,
-        affinity: Optional[Affinity],
-        near: Optional[frozenset[int]],
-        keep: Optional[Placement],
-    ) -> Union[Decision, str]:
+    def place(self, node: Node, request: PlacementRequest, ask: CpuDemand) -> Union[Decision, str]:
         """A decision, or in words why there is none and the container has to share.
 
         :raises PlacementRefused: its annotations demand what cannot be had.
         """
+        container, fence, affinity = request.container, request.constraint, request.affinity
+        near, keep = request.near, request.keep
         # 1. What may be owned: never the last shared CPU, nor reserved ones.
         free = node.usable - node.exclusive - node.reserved
         if fence.cpus is not None:

@@ -22,6 +22,7 @@ from policies.model import (
     Placement,
     PlacementPreferences,
     PlacementRefused,
+    PlacementRequest,
     Qos,
     Resources,
 )
@@ -198,7 +199,7 @@ def test_more_cpus_than_a_node_has_fit_in_two_where_an_l3_spans_several() -> Non
     tree = one_l3_over_four_nodes()
     policy = TopologyAware(tree, TOPOLOGY_AWARE)
     for count in (4, 6, 8, 12, 15):
-        assert policy.place(node_of(tree), own("app", count)).fits
+        assert policy.place(node_of(tree), PlacementRequest(own("app", count))).fits
 
 
 def test_isolated_cpus_go_to_those_who_own_them_only() -> None:

@@ -17,13 +17,11 @@ from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
     NO_CONSTRAINT,
-    Affinity,
     BudgetSpent,
     Container,
-    CpusetConstraint,
     Decision,
-    Placement,
     PlacementRefused,
+    PlacementRequest,
     Qos,
     Resources,
 )
@@ -406,19 +404,11 @@ class Failing(Policy):
         self._error = error
         self.countdown = 10_000
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
         self.countdown -= 1
         if self.countdown <= 0:
             raise self._error
-        return self._policy.place(node, container, fence, affinity, near, keep)
+        return self._policy.place(node, request)
 
 
 def failing_engine(error: Exception) -> tuple[Engine, Failing]:

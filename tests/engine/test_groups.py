@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -21,11 +21,10 @@ from policies.groups import group_of
 from policies.machine.cpus import format_cpus
 from policies.model import (
     NO_CONSTRAINT,
-    Affinity,
-    Container,
     CpusetConstraint,
     Decision,
     Placement,
+    PlacementRequest,
     Resources,
     altered,
 )
@@ -47,16 +46,8 @@ NAMESPACES = ("default", "default", "idle", "hide", "own")
 class Named(Balloons):
     """The policy that names each container of a group where the other names the group."""
 
-    def place(
-        self,
-        node: Node,
-        container: Container,
-        fence: CpusetConstraint = NO_CONSTRAINT,
-        affinity: Optional[Affinity] = None,
-        near: Optional[frozenset[int]] = None,
-        keep: Optional[Placement] = None,
-    ) -> Decision:
-        decision = super().place(node, container, fence, affinity, near, keep)
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        decision = super().place(node, request)
         return replace(decision, others=named(node, decision.others))
 
     def tidy(self, node: Node) -> Mapping[str, Placement]:

@@ -20,6 +20,7 @@ from policies.model import (
     Placement,
     PlacementPreferences,
     PlacementRefused,
+    PlacementRequest,
     wanted_milli,
 )
 from policies.node import Resident
@@ -41,7 +42,7 @@ class Pools:
         self.fences: dict[str, CpusetConstraint] = {}
 
     def put(self, container: Container, within: CpusetConstraint = NO_CONSTRAINT) -> Decision:
-        decision = self.policy.place(self.node, container, within)
+        decision = self.policy.place(self.node, PlacementRequest(container, within))
         self.fences[container.name] = within
         self.book(container.name, container, decision)
         for key, placement in decision.others.items():
@@ -213,7 +214,11 @@ def test_the_last_cpu_is_left_to_containers_in_no_balloon() -> None:
     pools = Pools(machines.VM_NO_CACHE_INFO, replace(DB, max_balloons=1))
     pools.put(asks("db", 1))
     outside = asks("outside", 0)
-    pools.book("outside", outside, Hygon(pools.node.topology, PlacementSettings()).place(pools.node, outside))
+    pools.book(
+        "outside",
+        outside,
+        Hygon(pools.node.topology, PlacementSettings()).place(pools.node, PlacementRequest(outside)),
+    )
     pools.put(asks("large", 20))
     assert len(pools.node.shared) == 1
 
@@ -291,7 +296,10 @@ def test_idle_cpus_around_a_balloon_may_be_used_as_far_as_the_type_says() -> Non
     place = pools.put(asks("a", 2)).placement
     assert (format_cpus(place.cpus), format_cpus(place.exclusive)) == ("0-3,64-67", "0,64")
     pools.put(asks("w", 2, "web"))
-    assert format_cpus(pools.policy.place(pools.node, asks("b", 0)).placement.cpus) == "0,2-3,64,66-67"
+    assert (
+        format_cpus(pools.policy.place(pools.node, PlacementRequest(asks("b", 0))).placement.cpus)
+        == "0,2-3,64,66-67"
+    )
 
 
 def test_memory_is_that_of_the_balloons_own_cpus() -> None:
@@ -344,7 +352,7 @@ def test_a_resized_container_stays_in_its_balloon() -> None:
         pools.put(asks(name, 2))
     keep = pools.node.residents["b"].placement
     pools.node.remove("b")
-    decision = pools.policy.place(pools.node, asks("b", 4), keep=keep)
+    decision = pools.policy.place(pools.node, PlacementRequest(asks("b", 4), keep=keep))
     assert decision.placement.group == "db[1]"
     assert keep is not None and keep.exclusive < decision.placement.exclusive
 

@@ -9,7 +9,7 @@ import pytest
 from policies.exclusive.sparing import emptied_by, shared_all_the_same, take_sparing
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import Qos
+from policies.model import PlacementRequest, Qos
 from policies.node import Node, Resident
 from policies.topology_aware import TopologyAware
 from tests.scenes import NO_CONSTRAINT, TOPOLOGY_AWARE, make_container, node_of
@@ -28,7 +28,7 @@ def bound(node: Node, *sets: str, fixed: bool = False) -> None:
 
 def owned(node: Node, count: int) -> tuple[str, str, bool]:
     decision = TopologyAware(node.topology, TOPOLOGY_AWARE).place(
-        node, make_container("own", limit=count, qos=Qos.GUARANTEED), NO_CONSTRAINT
+        node, PlacementRequest(make_container("own", limit=count, qos=Qos.GUARANTEED), NO_CONSTRAINT)
     )
     return format_cpus(decision.placement.exclusive), decision.why, decision.fits
 
