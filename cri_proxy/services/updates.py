@@ -115,6 +115,7 @@ class Updates:
         """Send nothing from now on but what gives back; or all again."""
         self.gives_back = gives_back
         self._find_anew()
+        self.wake()
 
     @contextmanager
     def held(self) -> Iterator[None]:

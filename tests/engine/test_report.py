@@ -243,6 +243,7 @@ PLACING = {
     "distrusted": ["uid/app"],
     "invariants": ["a sentence"],
     "not_bound": {"default/vm/app": "/kubepods/podx/sandbox"},
+    "not_alone": {"default/db/own": ["default/a/x", "default/b/y"]},
 }
 LINES = {
     "at rest": ({}, "cri-resmgr 1: mode enforce"),
@@ -258,6 +259,10 @@ LINES = {
     "no sockets": ({"sockets": []}, "  serving    no socket"),
     "policy": (PLACING, "  policy     hygon, usable CPUs 0-3, reserved none"),
     "containers": (PLACING, "  containers 2 placed; 1 places held, 0 creates of unknown outcome"),
+    "not alone": (
+        PLACING,
+        "  not alone  default/db/own: on its own CPUs default/a/x, default/b/y may still run",
+    ),
     "no containers": (
         {**PLACING, "containers": {}},
         "  containers none; 1 places held, 0 creates of unknown outcome",
