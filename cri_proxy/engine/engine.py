@@ -92,7 +92,8 @@ class Engine(Ledger):
 
     pinned_outside, pinning_plan = pins.outside, pins.plan_of_pins
     sized_sets, shrunk = sizing.sized_sets, sizing.shrunk
-    lacks, lacking, pending, not_alone = telling.lacks, telling.lacking, telling.pending, telling.not_alone
+    lacks, any_lacks, lacking = telling.lacks, telling.any_lacks, telling.lacking
+    pending, not_alone = telling.pending, telling.not_alone
 
     @property
     def traffic(self) -> Traffic:

@@ -232,7 +232,8 @@ class Ledger:
 
     def store(self, grant: Grant) -> None:
         known = self.grants.raw.get(grant.key)
-        self.unsettled.add(grant.key)
+        if grant.key in self.told:
+            self.unsettled.add(grant.key)
         if grant.lifted and not grant.quota_taken:
             grant = altered(grant, quota_taken=True)
         self.change("grant", self.grants, grant.key, grant)

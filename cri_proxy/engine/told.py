@@ -9,7 +9,7 @@ comparison with the runtime finds out what is not so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Optional
 
 from cri_proxy.engine.ledger import Ledger
@@ -123,6 +123,20 @@ def lacks(ledger: Ledger, key: str, gives_back: bool = False) -> bool:
     return key in ledger.unsettled and update_of(grant, told, gives_back) is not None
 
 
+def any_lacks(ledger: Ledger, gives_back: bool = False, but: Container[str] = ()) -> bool:
+    """Whether any container lacks something but for some: most changes concern none but their own, which its request
+    tells."""
+    for key in tuple(ledger.unsettled):
+        if key in but or key in ledger.under_way:
+            continue
+        if lacks(ledger, key, gives_back):
+            return True
+        if not gives_back:
+            settle(ledger, key)
+            _forget(ledger, key)
+    return False
+
+
 def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
     """Those of some containers that are to be told of CPUs that they gain, and lose none."""
     raw, under_way = ledger.grants.raw, ledger.under_way
@@ -144,8 +158,14 @@ def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
 def settle(ledger: Ledger, key: str) -> None:
     """A request has told a container what it has: where that is what it should have, no other cause counts any more."""
     grant, told = ledger.grants.get(key), ledger.told.get(key)
-    if grant is not None and told is not None and update_of(grant, told) is None:
+    if (
+        grant is not None
+        and told is not None
+        and key not in ledger.under_way
+        and update_of(grant, told) is None
+    ):
         ledger.tell(key, told_by(grant, told))
+        _forget(ledger, key)
 
 
 def _forget(ledger: Ledger, key: str) -> None:

@@ -94,7 +94,7 @@ class Updates:
             self._waking = asyncio.ensure_future(self._wake())
 
     def _has_news(self) -> bool:
-        return self.engine is not None and bool(self.engine.unsettled)
+        return self.engine is not None and self.engine.any_lacks(self.gives_back, self._pauses)
 
     async def _wake(self) -> None:
         """Find what is to be sent once it is written: whatever has waited for that goes on first."""
