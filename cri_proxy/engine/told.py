@@ -244,14 +244,14 @@ def _is_held(ledger: Ledger, update: CpusetUpdate, leaving: frozenset[int], owne
     return not gains.isdisjoint(owned) or not (gains & ledger.grants[update.id].exclusive).isdisjoint(leaving)
 
 
-def not_alone(ledger: Ledger, key: str) -> tuple[str, ...]:
-    """The other containers that may still be on CPUs which a container owns, and are to leave them."""
+def not_alone(ledger: Ledger, key: str, among: Optional[Iterable[str]] = None) -> tuple[str, ...]:
+    """The other containers that may still be on CPUs which a container owns, and are to leave them; ``among``: of these."""
     grant = ledger.grants.get(key)
     if grant is None or not grant.exclusive:
         return ()
-    leavers = _leavers(ledger, {*ledger.unsettled, *ledger.under_way})
-    others = (other for other, left, _ in leavers if not left.isdisjoint(grant.exclusive))
-    return tuple(sorted(other for other in others if other != key))
+    others = {*ledger.unsettled, *ledger.under_way} if among is None else among
+    on = (other for other, left, _ in _leavers(ledger, others) if not left.isdisjoint(grant.exclusive))
+    return tuple(sorted(other for other in on if other != key))
 
 
 # ---------------------------------------------------------------------- telling

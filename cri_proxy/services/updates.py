@@ -46,9 +46,11 @@ class Updates:
         self._log = log
         self._senders: set[asyncio.Task[None]] = set()
         self._waking: Optional[asyncio.Task[None]] = None
-        #: What is to be sent next, the last first; and the state that it was found for.
+        #: What is to be sent next, the last first; the records that it was found for; and whether an update has ended
+        #: since, which others may have waited for.
         self._queue: list[str] = []
         self._found_for: tuple[Optional[Engine], int] = (None, -1)
+        self._has_ended = False
         #: Containers that a sender is at.
         self._taken: set[str] = set()
         #: Pauses after updates that have failed, by container, "" = of all; and how long the next one will be.
@@ -153,7 +155,7 @@ class Updates:
             engine.unanswered(container_id)
         if engine is not self.engine and self.engine is not None:
             self.engine.saw(container_id, is_sure=False)
-        self._find_anew()
+        self._has_ended = True
         self._say(container_id)
 
     async def tried(self, container_ids: Iterable[str], seconds: float) -> None:
@@ -177,9 +179,16 @@ class Updates:
     async def alone(self, container_id: str, seconds: float) -> tuple[str, ...]:
         """Wait until all others have left the CPUs that a container owns, at most ``seconds``; those that have not."""
         engine = self.engine
-        if engine is None or self.gives_back or not engine.not_alone(container_id):
+        others = set() if engine is None or self.gives_back else set(engine.not_alone(container_id))
+        if engine is None or not others:
             return ()
-        await self._until(lambda _: not engine.not_alone(container_id), seconds)
+
+        def is_over(changed_id: str) -> bool:
+            gone = {changed_id} & others if changed_id else set(others)
+            others.difference_update(gone.difference(engine.not_alone(container_id, gone)))
+            return not others
+
+        await self._until(is_over, seconds)
         return engine.not_alone(container_id)
 
     async def _until(self, is_over: Callable[[str], bool], seconds: float) -> None:
@@ -223,12 +232,12 @@ class Updates:
         if engine is None or self._events or self._is_held or self._is_closed or "" in self._pauses:
             return ""
         now = (engine, engine.version)
-        if self._found_for != now:
+        # Not after each that has ended: what is in the queue waits for none.
+        if self._found_for != now or (self._has_ended and not self._queue):
             ready = [update.id for update in engine.pending(self.gives_back)]
-            self._queue = [
-                key for key in reversed(ready) if key not in self._pauses and key not in self._taken
-            ]
-            self._found_for = now
+            but = self._pauses.keys() | self._taken
+            self._queue = [key for key in reversed(ready) if key not in but]
+            self._found_for, self._has_ended = now, False
         if not self._queue:
             return ""
         key = self._queue.pop()

@@ -251,6 +251,21 @@ async def test_when_it_is_closed_nothing_is_on_its_way(scene) -> None:
     assert len(scene.runtime.got) == AT_A_TIME
 
 
+async def test_many_are_not_looked_for_anew_after_each(scene, monkeypatch) -> None:
+    names = [f"c{n}" for n in range(100)]
+    scene.add(*names)
+    looks: list[int] = []
+    pending = scene.engine.pending
+    monkeypatch.setattr(scene.engine, "pending", lambda *how: looks.append(1) or pending(*how))
+    for key in names:
+        scene.wants(key, "9")
+    while scene.updates.pending:
+        await turn()
+        for key in list(scene.runtime.answers):
+            scene.runtime.answer(key)
+    assert len(scene.runtime.got) == len(names) and len(looks) <= 2 * AT_A_TIME
+
+
 # ---------------------------------------------------------------------- waits
 
 
