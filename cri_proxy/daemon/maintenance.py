@@ -182,6 +182,7 @@ class Maintenance:
                 is_settled = await self._reconcile_once(full)
                 await self._afterwards()
             except Exception as error:
+                services.node_state.note_compared(is_done=False)
                 services.log.error("a comparison with the runtime failed", exc_info=True)
                 services.health.note(
                     "reconcile", f"comparing with the runtime fails: {type(error).__name__}: {error}"

@@ -291,7 +291,8 @@ def _follow(engine: Engine, item: ListedContainer, now_s: float, listed_at_s: fl
     elif item.running:
         grant = engine.grants[item.id]
         if grant.life is Life.HELD and grant.since_s < listed_at_s:  # it was told to stop, and has not
-            engine.amend(replace(grant, life=Life.RUNNING, hold_until_s=0.0, exit_code=None))
+            running = replace(grant, life=Life.RUNNING, hold_until_s=0.0, exit_code=None)
+            engine.amend(running, engine.told.get(item.id))
         else:
             engine.started(item.id)
 
@@ -300,7 +301,7 @@ def _note_where(engine: Engine, item: ListedContainer) -> None:
     """Remember whether what we set binds the container's processes at all."""
     grant = engine.grants.get(item.id)
     if grant is not None and item.runs_in is not None and item.runs_in != grant.runs_in:
-        engine.amend(replace(grant, runs_in=item.runs_in))
+        engine.amend(replace(grant, runs_in=item.runs_in), engine.told.get(item.id))
 
 
 def _check_cpuset(
@@ -332,7 +333,7 @@ def _check_cpuset(
         if now is not grant:
             engine.amend(now, told._replace(cpus=now.runs_on))
         return
-    if told.cpus is None or not told.is_sure:
+    if not told.cpus or not told.is_sure:
         engine.saw(item.id, cpus=item.cpus or None, mems=item.mems or told.mems, is_sure=True, refused="")
         return
     same_mems = item.mems is None or not ours.mems or told.ignores_mems or item.mems in (told.mems, ours.mems)

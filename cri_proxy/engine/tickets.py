@@ -259,7 +259,9 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
         # One that was placed meanwhile: the request may have undone that.
         runs_on = None if grant.stance is Stance.PLACED else grant.runs_on
         cause = "changed while the container was being resized"
-        now = _told(ticket, cause, told.mems) or Told(runs_on, told.mems, told.is_lifted, cause=cause)
+        # One that was not placed by it has its quota back by it, if that was away.
+        is_lifted = told.is_lifted and grant.lifted
+        now = _told(ticket, cause, told.mems) or Told(runs_on, told.mems, is_lifted, cause=cause)
         # An update of ours that was on its way meanwhile may have got there after it.
         is_sure = told.is_sure and ticket.target not in ledger.under_way
         ledger.tell(grant.key, now._replace(is_sure=is_sure))

@@ -54,7 +54,7 @@ class LatePlacement:
         for grant in [engine.grants[key] for key in sorted(ids) if key in engine.grants]:
             node_state.log.warning("not told before its start", container=grant.container.path, id=grant.key)
             why = f"{grant.why}; the runtime could not be told before its start"
-            engine.amend(replace(grant, why=why))
+            engine.amend(replace(grant, why=why), engine.told.get(grant.key))
         node_state.save()
 
     async def _looked_up(self, engine: Engine, unannounced: UnannouncedContainer) -> UnannouncedContainer:

@@ -130,7 +130,7 @@ class Updates:
             self.wake()
 
     def hold(self) -> None:
-        """Begin to send nothing until ``let_go``."""
+        """Begin to send nothing but what gives back until ``let_go``."""
         self._is_held = True
 
     def let_go(self) -> None:
@@ -229,7 +229,8 @@ class Updates:
     def _take(self) -> str:
         """The next container to be told, for a sender that ends with ``_taken.discard``; "" = there is none now."""
         engine = self.engine
-        if engine is None or self._events or self._is_held or self._is_closed or "" in self._pauses:
+        is_held = self._events or (self._is_held and not self.gives_back)
+        if engine is None or is_held or self._is_closed or "" in self._pauses:
             return ""
         now = (engine, engine.version)
         # Not after each that has ended: what is in the queue waits for none.

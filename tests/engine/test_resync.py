@@ -740,3 +740,26 @@ def test_a_runtime_that_ignores_memory_nodes_is_told_twice_and_is_no_other_write
     ]
     assert [[u.id for u in each.updates] for each in found] == [["app"], [], [], []]
     assert engine.grants["app"].stance is Stance.PLACED
+
+
+@pytest.mark.parametrize("news", ["where its processes are", "it runs again"])
+def test_what_is_found_out_about_a_container_leaves_what_it_was_told(news) -> None:
+    """An adopted container that is still to leave a CPU: the record says where it should be, not where it is."""
+    engine = engine_on(VM_NO_CACHE_INFO)
+    look(engine, seen("found", APP, "0-7"), details={"found": APP}, now_s=90.0)
+    with engine.quiet():
+        own = make_container("own", limit=1, qos=Qos.GUARANTEED)
+        engine.bind(engine.admit(own, fence("7"), 91.0).ticket, "own", 92.0)
+        item = replace(
+            seen("found", APP, "0-7"), runs_in="/elsewhere" if news == "where its processes are" else None
+        )
+        listing = Listing({"found": item, "own": seen("own", own, "7")}, 100.0)
+        comparison.resync(engine, listing, 100.0)
+        assert [(u.id, format_cpus(u.placement.cpus)) for u in engine.pending()] == [("found", "0-6")]
+
+
+def test_one_that_waited_when_the_daemon_ended_is_found_with_what_it_has() -> None:
+    engine = with_app()
+    engine.saw("app", cpus=frozenset())  # as ``restore`` leaves it
+    found = look(engine, seen("app", APP, "0-1"))
+    assert (found.drifted, told(found.updates)) == ((), {"app": "0-3"})

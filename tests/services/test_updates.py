@@ -354,6 +354,26 @@ async def test_only_what_gives_back_is_sent_and_the_rest_when_it_may_be(scene) -
     assert scene.runtime.got[-1] == "moved: 0-1"
 
 
+async def test_until_the_first_comparison_only_what_gives_back_is_sent(scene) -> None:
+    scene.add("moved", "released")
+    scene.updates.hold()
+    scene.wants("moved", "0-1")
+    scene.engine.release("released")
+    scene.updates.wake()
+    await turn()
+    assert scene.runtime.got == []
+    scene.updates.switch(gives_back=True)
+    await turn()
+    assert [line.split(":")[0] for line in scene.runtime.got] == ["released"]
+    scene.runtime.answer("released")
+    scene.updates.switch(gives_back=False)
+    await turn()
+    assert len(scene.runtime.got) == 1
+    scene.updates.let_go()
+    await turn()
+    assert scene.runtime.got[1:] == ["moved: 0-1"]
+
+
 async def test_while_it_is_held_nothing_begins(scene) -> None:
     scene.add("c")
     with scene.updates.held():
