@@ -9,6 +9,7 @@ from cri_proxy.engine.ledger import Ledger
 from cri_proxy.engine.peer_text import with_peers
 from cri_proxy.engine.recompute import give_places, placed, refresh
 from cri_proxy.engine.records import Grant, Life, Stance, Told
+from cri_proxy.engine.told import differs
 from policies.model import altered
 
 
@@ -17,6 +18,8 @@ def release(ledger: Ledger, container_id: str) -> None:
     grant = ledger.grants.get(container_id)
     if grant is None or grant.life is Life.CREATING or grant.stance is Stance.KUBELET:
         return
+    if grant.stance is Stance.RELEASED and differs(ledger, container_id):
+        return  # it is still to be told
     # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
     # and of one whose record was lost it is not known.
     was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED

@@ -321,8 +321,12 @@ def _check_cpuset(
         engine.saw(item.id, is_lifted=True, cause="its CPU quota had not come back")
     told, online = engine.told.get(grant.key, Told(None)), engine.host.topology.online
     ours = _set_by_us(grant, online)
-    # Where it runs its own cgroup does not say; and while nothing is repaired, no other writer is found to undo it.
-    if item.cpus is None or (ours is not None and (item.runs_in or not enforce)):
+    # Where it runs its own cgroup does not say.
+    if item.cpus is None or (ours is not None and item.runs_in):
+        return
+    if ours is not None and not enforce:  # while nothing is repaired, no other writer is found to undo it
+        if told.cpus is None or item.cpus & online != told.cpus & online:
+            engine.saw(item.id, cpus=item.cpus or None, is_sure=True)
         return
     cpus = _runs_on(engine, item)
     if ours is None and engine.lacks(item.id):  # it is still to be told what it should have

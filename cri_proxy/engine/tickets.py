@@ -21,7 +21,7 @@ from cri_proxy.engine.recompute import (
 )
 from cri_proxy.engine.records import Admission, Grant, Life, Stance, Ticket, TicketKind, Told
 from cri_proxy.engine.sharing import own_together, share_out_pod, without_past
-from cri_proxy.engine.told import gaining, settle
+from cri_proxy.engine.told import differs, gaining, settle
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,
@@ -253,6 +253,8 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
     ticket = ledger.tickets.get(ticket_id)
     if ticket is None:
         return
+    was = ledger.grants.get(ticket.target)
+    is_untold = was is not None and was.stance is Stance.RELEASED and differs(ledger, was.key)
     _commit(ledger, ticket)
     grant, told = ledger.grants.get(ticket.target), ledger.told.get(ticket.target)
     if grant is not None and told is not None:
@@ -261,7 +263,10 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
         cause = "changed while the container was being resized"
         # One that was not placed by it has its quota back by it, if that was away.
         is_lifted = told.is_lifted and grant.lifted
-        now = _told(ticket, cause, told.mems) or Told(runs_on, told.mems, is_lifted, cause=cause)
+        now = _told(ticket, cause, told.mems)
+        if now is None and is_untold and was is not None and grant.runs_on == was.runs_on:
+            return  # the request has said nothing of where it is to be released to
+        now = now or Told(runs_on, told.mems, is_lifted, cause=cause)
         # An update of ours that was on its way meanwhile may have got there after it.
         is_sure = told.is_sure and ticket.target not in ledger.under_way
         ledger.tell(grant.key, now._replace(is_sure=is_sure))

@@ -168,6 +168,12 @@ def settle(ledger: Ledger, key: str) -> None:
         _forget(ledger, key)
 
 
+def differs(ledger: Ledger, key: str) -> bool:
+    """Whether a container has not what it should, also one that is told nothing now: a request about it is on its way."""
+    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    return grant is not None and told is not None and update_of(grant, told) is not None
+
+
 def _forget(ledger: Ledger, key: str) -> None:
     ledger.unsettled.discard(key)
     ledger.updates.pop(key, None)

@@ -154,7 +154,7 @@ class Updates:
         else:
             engine.unanswered(container_id)
         if engine is not self.engine and self.engine is not None:
-            self.engine.saw(container_id, is_sure=False)
+            self.engine.saw(container_id, cpus=None)
         self._has_ended = True
         self._say(container_id)
 
@@ -267,7 +267,8 @@ class Updates:
         assert engine is not None
         grant = engine.grants.get(key)
         await self.written()
-        if engine is not self.engine or self._events or engine.grants.get(key) is not grant:
+        is_held = self._events or (self._is_held and not self.gives_back)
+        if engine is not self.engine or is_held or engine.grants.get(key) is not grant:
             self._find_anew()  # what it should have now was not written then
             return
         update = self.begin(key)
