@@ -55,6 +55,8 @@ async def test_the_attempt_that_runs_has_the_place_and_no_other_changes(
     rows = await node.daemon.ask("placements")
     [place] = [row["exclusive"] for row in rows if row["pod"] == node.full_name("big")]
     assert len(parse_cpus(place)) == 4
+    # Others make room for it beside the call.
+    await until(lambda: node.daemon.ask("status"), lambda status: not status["updates_waiting"])
     before = {container: node.told_so_far(container) for container in others}
     if is_killed:
         await node.agent.kill()
