@@ -18,7 +18,8 @@ def release(ledger: Ledger, container_id: str) -> None:
     grant = ledger.grants.get(container_id)
     if grant is None or grant.life is Life.CREATING or grant.stance is Stance.KUBELET:
         return
-    if grant.stance is Stance.RELEASED and differs(ledger, container_id):
+    is_on_its_way = grant.stance is Stance.RELEASED and grant.runs_on == _unmanaged_place(ledger, grant)[0]
+    if is_on_its_way and differs(ledger, container_id):
         return  # it is still to be told
     # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
     # and of one whose record was lost it is not known.

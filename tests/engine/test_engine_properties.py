@@ -501,7 +501,7 @@ class Node_(RuleBasedStateMachine):
                 assert grant.container.resources == self.runtime[key].container.resources, key
                 assert not (enforce and grant.is_outgrown), key
         if not enforce:  # nothing is sent: the next one finds it out
-            self.unknown |= {update.id for update in result.updates}
+            self.unknown |= {update.id for update in self.engine.lacking()}
             return
         for update in result.updates:
             self._send((update,))

@@ -81,6 +81,7 @@ async def test_w2_who_loses_all_its_cpus_gets_others_and_never_an_empty_cpuset(r
         client, await run_guaranteed(client, "db"), "db", runtime.cpuset(victims[0])
     )
     assert cpus_of(runtime, owner) == taken
+    await client.start(owner)
     for victim in victims:
         assert cpus_of(runtime, victim) and not cpus_of(runtime, victim) & taken
     assert all(call.message.linux.cpuset_cpus for call in runtime.calls_of("UpdateContainerResources"))
@@ -139,6 +140,7 @@ async def test_w5_a_resize_reaches_the_runtime_and_no_later_update_undoes_it(run
     )
     first, *_ = runtime.cpuset(app).split(",")
     owner = await create_exclusive(client, await run_guaranteed(client, "db"), "db", first)
+    await client.start(owner)
     assert not cpus_of(runtime, app) & cpus_of(runtime, owner)
     resources = runtime.containers[app].resources
     assert (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes) == (

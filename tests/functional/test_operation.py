@@ -218,7 +218,8 @@ async def test_annotations_that_are_ignored_are_in_the_log_and_in_explain(runtim
         GONE["cpuset-file"],
     ):
         assert sentence in row["why"]
-        assert sentence in agent.log().replace('\\"', '"')
+        # A thread writes the log.
+        await support.eventually(lambda said=sentence: said in agent.log().replace('\\"', '"'), sentence)
 
 
 async def test_a_container_of_a_vm_sandbox_from_before_us_is_left_alone(runtime, start_agent) -> None:
