@@ -1,4 +1,4 @@
-"""An engine with a runtime that takes at once what containers are to be told."""
+"""An engine with a runtime that takes at once what containers are to be told; and a store that keeps nothing."""
 
 from __future__ import annotations
 
@@ -109,3 +109,15 @@ def resync(engine: ToldAtOnce, listing: comparison.Listing, now_s: float) -> Loo
     with engine.quiet():
         found = comparison.resync(engine, listing, now_s)
     return Looked(**vars(found), updates=engine.tell_all() if listing.enforce else ())
+
+
+class Store:
+    """Nothing is written down."""
+
+    def write(self, changes: Any) -> None:
+        pass
+
+    write_together = write
+
+    async def settled(self) -> None:
+        pass

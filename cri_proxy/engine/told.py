@@ -87,14 +87,20 @@ def update_of(grant: Grant, told: Told, gives_back: bool = False) -> Optional[Cp
 # ---------------------------------------------------------------------- what is still to be told
 
 
+def _living(ledger: Ledger, key: str) -> Optional[tuple[Grant, Told]]:
+    """The record of a container that can be told anything, and what it was told; None = there is none."""
+    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    return None if grant is None or told is None or grant.life not in LIVING else (grant, told)
+
+
 def lacking(ledger: Ledger, gives_back: bool = False) -> list[CpusetUpdate]:
     """The updates that containers lack, in no order; those that are on their way, or what follows them, included."""
     found: list[CpusetUpdate] = []
     for key in {*ledger.unsettled, *ledger.under_way}:
-        grant, told = ledger.grants.get(key), ledger.told.get(key)
-        if grant is None or told is None or grant.life not in LIVING:
+        if (both := _living(ledger, key)) is None:
             _forget(ledger, key)
             continue
+        grant, told = both
         begun = ledger.under_way.get(key)
         told = told if begun is None else begun.has
         known = ledger.updates.get(key)
@@ -115,12 +121,10 @@ def lacking(ledger: Ledger, gives_back: bool = False) -> list[CpusetUpdate]:
 
 def lacks(ledger: Ledger, key: str, gives_back: bool = False) -> bool:
     """Whether one container has not what it should."""
-    grant, told = ledger.grants.get(key), ledger.told.get(key)
-    if grant is None or told is None or grant.life not in LIVING:
-        return False
-    if key in ledger.under_way:
-        return True
-    return key in ledger.unsettled and update_of(grant, told, gives_back) is not None
+    both = _living(ledger, key)
+    if both is None or key in ledger.under_way:
+        return both is not None
+    return key in ledger.unsettled and update_of(*both, gives_back) is not None
 
 
 def any_lacks(ledger: Ledger, gives_back: bool = False, but: Container[str] = ()) -> bool:
@@ -157,14 +161,9 @@ def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
 
 def settle(ledger: Ledger, key: str) -> None:
     """A request has told a container what it has: where that is what it should have, no other cause counts any more."""
-    grant, told = ledger.grants.get(key), ledger.told.get(key)
-    if (
-        grant is not None
-        and told is not None
-        and key not in ledger.under_way
-        and update_of(grant, told) is None
-    ):
-        ledger.tell(key, told_by(grant, told))
+    is_known = key in ledger.grants and key in ledger.told and key not in ledger.under_way
+    if is_known and not differs(ledger, key):
+        ledger.tell(key, told_by(ledger.grants[key], ledger.told[key]))
         _forget(ledger, key)
 
 
@@ -212,12 +211,11 @@ def _waiting(ledger: Ledger) -> tuple[set[str], set[str]]:
 def _leavers(ledger: Ledger, keys: Iterable[str]) -> Iterator[tuple[str, frozenset[int], frozenset[int]]]:
     """Those of some containers that may still be on CPUs which they are to leave, with those, and what of them they own."""
     for key in keys:
-        grant, told = ledger.grants.get(key), ledger.told.get(key)
-        if grant is None or told is None or grant.life not in LIVING:
+        both = _living(ledger, key)
+        place = None if both is None else place_to_tell(both[0])
+        if both is None or place is None:
             continue
-        place = place_to_tell(grant)
-        if place is None:
-            continue
+        told = both[1]
         on = ledger.node.usable if told.cpus is None else told.cpus
         begun = ledger.under_way.get(key)
         if begun is not None and begun.has.cpus is not None:
@@ -268,9 +266,10 @@ def begin(ledger: Ledger, key: str, gives_back: bool = False) -> Optional[Cpuset
 
     ``took``, ``refused`` or ``unanswered`` must follow.
     """
-    grant, told = ledger.grants.get(key), ledger.told.get(key)
-    if grant is None or told is None or grant.life not in LIVING or key in ledger.under_way:
+    both = _living(ledger, key)
+    if both is None or key in ledger.under_way:
         return None
+    grant, told = both
     update = update_of(grant, told, gives_back)
     if update is not None:
         ledger.under_way[key] = Begun(update, told, told_by(grant, told, gives_back))

@@ -229,8 +229,7 @@ class Updates:
     def _take(self) -> str:
         """The next container to be told, for a sender that ends with ``_taken.discard``; "" = there is none now."""
         engine = self.engine
-        is_held = self._events or (self._is_held and not self.gives_back)
-        if engine is None or is_held or self._is_closed or "" in self._pauses:
+        if engine is None or self._is_resting or self._is_closed or "" in self._pauses:
             return ""
         now = (engine, engine.version)
         # Not after each that has ended: what is in the queue waits for none.
@@ -244,6 +243,11 @@ class Updates:
         key = self._queue.pop()
         self._taken.add(key)
         return key
+
+    @property
+    def _is_resting(self) -> bool:
+        """Whether nothing may begin to be sent now."""
+        return self._events > 0 or (self._is_held and not self.gives_back)
 
     def _find_anew(self) -> None:
         self._found_for = (None, -1)
@@ -267,8 +271,7 @@ class Updates:
         assert engine is not None
         grant = engine.grants.get(key)
         await self.written()
-        is_held = self._events or (self._is_held and not self.gives_back)
-        if engine is not self.engine or is_held or engine.grants.get(key) is not grant:
+        if engine is not self.engine or self._is_resting or engine.grants.get(key) is not grant:
             self._find_anew()  # what it should have now was not written then
             return
         update = self.begin(key)

@@ -67,7 +67,7 @@ class SimulatedShell:
         self.engine = make_engine(config, self._host())
         self.now_s = 0.0
         self.touched: set[str] = set()
-        #: What containers were told, until cleared.
+        #: What containers were told since the last look began.
         self.told: list[CpusetUpdate] = []
         #: The state file: a text for every record.
         self._store: dict[JournalKey, str] = {}
@@ -278,6 +278,7 @@ class SimulatedShell:
 
     def look(self) -> Resync:
         """A resync with everything the runtime has."""
+        self.told.clear()
         if not self.active:
             return Resync()
         self._reread()

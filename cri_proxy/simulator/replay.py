@@ -235,7 +235,6 @@ class Simulation:
         if process.exited:
             return CallResult("it has ended: there is no cpuset to change")
         process.linux.cpuset_cpus = format_cpus(step["cpus"])
-        self._shell.told.clear()
         found = self._shell.look()
         repairs = [update for update in self._shell.told if update.id == process.id]
         if repairs:

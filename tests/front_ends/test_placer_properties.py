@@ -38,6 +38,7 @@ from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Topology
 from tests.cri_client import container_config, container_resources, create_request, pod_config
 from tests.machines import HYGON_7285_2S, machine
+from tests.told_at_once import Store
 
 MACHINE = machine(HYGON_7285_2S)
 #: The pods, and the containers that each may have.
@@ -79,18 +80,6 @@ def resized(container_id: str, limit: int) -> cri.UpdateContainerResourcesReques
 
 def pod_resources(limit: int) -> cri.LinuxContainerResources:
     return container_resources(cpu_limit=limit, cpu_request=limit, memory_limit=1 << 30, qos="guaranteed")
-
-
-class Store:
-    """Nothing is written down."""
-
-    def write(self, changes: Any) -> None:
-        pass
-
-    write_together = write
-
-    async def settled(self) -> None:
-        pass
 
 
 class Updates(sender.Updates):

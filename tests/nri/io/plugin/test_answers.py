@@ -23,16 +23,7 @@ from policies.topology_aware import TopologyAware
 from tests.cri_client import container_resources
 from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, host_of, make_container, run
-
-
-class Store:
-    def write(self, changes: Any) -> None:
-        pass
-
-    write_together = write
-
-    async def settled(self) -> None:
-        pass
+from tests.told_at_once import Store
 
 
 class Scene:
