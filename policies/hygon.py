@@ -219,7 +219,7 @@ class Hygon(Policy):
         moved because another left."""
         # 1. By pod the containers that own CPUs together, and the ones that have come to share CPUs they owned alone.
         together = {
-            name: [(key, group.current(key)) for key in group]
+            name: list(group.members.items())
             for name, group in node.groups.items()
             if is_pod_group(name)
         }

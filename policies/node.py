@@ -203,8 +203,7 @@ class Node:
 
     def remove(self, key: str) -> Resident:
         """Take a container out; returns its booking, so that it can be put back."""
-        resident = self.resident(key)
-        del self.residents[key]
+        resident = self.residents.pop(key)
         self.with_terms.pop(key, None)
         if resident.group:
             self.groups[resident.group].remove(key)
@@ -223,7 +222,7 @@ class Node:
     def replace(self, key: str, resident: Resident) -> None:
         """Book a container that is in the books otherwise. As ``remove`` and ``add``, and less work where only its
         CPUs are others."""
-        was = self.resident(key)
+        was = self.residents[key]
         if not _is_alike(was, resident) or not resident.cpus <= self._charge.keys():
             self.remove(key)
             self.add(key, resident)
@@ -285,31 +284,6 @@ class Node:
                 self._want(part, milli, sign * number)
         self.version += len(places)
 
-    def resident(self, key: str) -> Resident:
-        """A container as it is now; in ``residents`` it may own what its group owned before.
-
-        :raises KeyError: it is not in the books.
-        """
-        resident = self.residents[key]
-        group = self.groups.get(resident.group) if resident.group else None
-        if group is not None and (now := group.current(key)) is not resident:
-            resident = self.residents[key] = self._of_pod[resident.pod_uid][key] = now
-            if key in self.with_terms:
-                self.with_terms[key] = now
-        return resident
-
-    def give(self, group: str, own: frozenset[int], resized_too: bool = False) -> None:
-        """Give all containers with the group's exclusive CPUs these: ``Group.give``. Nothing else of them changes."""
-        books = self.groups[group]
-        was = books.own
-        if own == was:
-            return
-        count = books.give(own, resized_too)
-        self.version += 1
-        self.group_versions[group] = self.version
-        self._claim(group, own, +1, count)
-        self._claim(group, was, -1, count)
-
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
         if resident.group:
@@ -344,13 +318,13 @@ class Node:
         ):
             self._want(resident.cpus, resident.milli_wanted, sign)
 
-    def _claim(self, group: str, exclusive: frozenset[int], sign: int, count: int = 1) -> None:
-        """Note that there is one more or one less that owns some CPUs, alone or with its group; ``count``: so many."""
-        if not exclusive or not count:
+    def _claim(self, group: str, exclusive: frozenset[int], sign: int) -> None:
+        """Note that there is one more or one less that owns some CPUs, alone or with its group."""
+        if not exclusive:
             return
         if group:
             owners = self._owned_by.get((group, exclusive), 0)
-            left = self._owned_by[group, exclusive] = owners + sign * count
+            left = self._owned_by[group, exclusive] = owners + sign
             if left and owners:
                 return
             if not left:
@@ -481,10 +455,7 @@ class Node:
 
     def of_pod(self, pod_uid: str) -> Mapping[str, Resident]:
         """The containers of one pod, by key."""
-        found = self._of_pod.get(pod_uid, {})
-        for key in list(found) if self.groups else ():
-            self.resident(key)
-        return found
+        return self._of_pod.get(pod_uid, {})
 
     def containers_on(self, cpus: frozenset[int]) -> int:
         """How many containers may run on at least one of these CPUs."""

@@ -15,7 +15,6 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.records import CpusetUpdate, Grant
-from cri_proxy.engine.snapshot import with_groups
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData
@@ -293,7 +292,7 @@ def dump(engine: Engine) -> dict[str, object]:
         "host": engine.host,
         "policy": engine.policy,
         "options": engine.options,
-        "residents": {key: node.resident(key) for key in node.residents},
+        "residents": dict(node.residents),
         "shared": node.shared,
         "exclusive": node.exclusive,
         "survey": node.survey(),
@@ -321,12 +320,11 @@ class Shadow:
         """The kinds of records that are not what the engine has; the history as far as it reaches."""
         records = {str(r.number): r for r in engine.history}
         truth: dict[str, Mapping[str, object]] = {
+            "grant": engine.grants,
             "ticket": engine.tickets,
             "pod": engine.pods,
             "distrust": {"\n".join(who): until for who, until in engine.distrusted.items()},
         }
         wrong = [kind for kind, table in truth.items() if self.tables.get(kind, {}) != table]
-        if with_groups(self.tables.get("grant", {}), self.tables.get("group", {})) != engine.grants:  # type: ignore[arg-type]
-            wrong.append("grant")
         kept = self.tables.get("record", {})
         return wrong + ["record" for number, record in records.items() if kept.get(number) != record]

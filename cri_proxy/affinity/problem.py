@@ -256,7 +256,7 @@ def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
     owned: dict[int, int] = {}
     leaf_of = node.leaf_of
     for key in movable:
-        resident = node.resident(key)
+        resident = node.residents[key]
         for cpus, nano, _ in resident.charges():
             by_set[cpus] = by_set.get(cpus, 0) + nano
         for cpu in resident.exclusive:

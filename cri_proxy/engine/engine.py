@@ -71,7 +71,6 @@ def _transition(method: _Method) -> _Method:
         try:
             returned = method(self, *args, **kwargs)
             note_changes(self, method.__name__, newest)
-            self.note_groups()
             if isinstance(returned, Admission):
                 self.keep_request(refreshed)
             return returned
@@ -80,7 +79,7 @@ def _transition(method: _Method) -> _Method:
             raise
         finally:
             self.undo = None
-            self.amended, self.found, self.owned_before, self.together = {}, {}, {}, {}
+            self.amended, self.found, self.together = {}, {}, {}
 
     return cast(_Method, run)
 
@@ -241,8 +240,8 @@ class Engine(Ledger):
     @_transition
     def tick(self, now_s: float) -> None:
         """Let time pass: holds end, and so does distrust."""
-        raw, held = self.grants.raw, self.held
-        over = [k for k in raw if k in held and raw[k].hold_until_s <= now_s] if held else []
+        held = self.held
+        over = [k for k, g in self.grants.items() if k in held and g.hold_until_s <= now_s] if held else []
         for key in over:
             self.drop(key)
         for who in [w for w, until_s in self.distrusted.items() if until_s <= now_s]:
@@ -268,7 +267,6 @@ class Engine(Ledger):
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
         before = self.host, self.policy, self.options, self.node
         old_topology = self.host.topology
-        self.grants.fill()
         try:
             self.host = host
             self.policy = policy or self.policy
@@ -284,7 +282,6 @@ class Engine(Ledger):
             refresh(self, force=True)
         except BaseException:
             self.host, self.policy, self.options, self.node = before
-            self.owned_before.clear()  # by the books that are no more
             raise
 
     def _end_lifts(self, before: Policy) -> None:

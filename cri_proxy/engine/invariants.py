@@ -154,7 +154,7 @@ def _broken_books(engine: EngineView) -> list[str]:
         return ["the node's books do not hold the containers the records name"]
     problems = []
     for grant in engine.grants.values():
-        booked, true = engine.node.resident(grant.key), resident_of(grant)
+        booked, true = engine.node.residents[grant.key], resident_of(grant)
         if booked != true and booked != replace(true, cpus=true.cpus & known):
             problems.append(f"{grant.container.path} ({grant.key}) is not booked as it is recorded")
     return problems

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
 from cri_proxy.config.engine_options import EngineOptions
-from cri_proxy.engine.grants import Grants
 from cri_proxy.engine.host import Host
 from cri_proxy.engine.notable import NotableEvents
 from cri_proxy.engine.orders import NO_ORDERS, Orders, Override
@@ -22,7 +21,6 @@ from cri_proxy.engine.records import (
     CpusetUpdate,
     DecisionRecord,
     Grant,
-    GroupRecord,
     Life,
     MoveEffect,
     PlacementChange,
@@ -65,7 +63,7 @@ Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[i
 JournalKey = tuple[str, str]
 #: Records as they were before a transition has changed them: as (table, key, value), by kind and name.
 Undo = dict[tuple[str, str], tuple[MutableMapping[Any, Any], Any, Any]]
-JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, GroupRecord, float, None]
+JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, float, None]
 
 
 class Ledger:
@@ -80,7 +78,7 @@ class Ledger:
         self.affinity = affinity
         #: The traffic between containers, as the observer reported it last; no record of the engine's own.
         self.observed = Observed(Traffic())
-        self.grants = Grants(lambda: self.node)
+        self.grants: dict[str, Grant] = {}
         self.tickets: dict[str, Ticket] = {}
         self.pods: dict[str, Pod] = {}
         #: Until when the next create of (pod uid, container name) goes through untouched.
@@ -100,9 +98,7 @@ class Ledger:
         #: While a transition runs: the records it has changed, as (table, key, value before).
         self.undo: Optional[Undo] = None
         #: The last request that was booked: the version since, what it has changed, and the pools before.
-        self._request: tuple[int, Undo, Mapping[str, frozenset[int]], Pools]
-        #: While one runs: what the groups owned that own something else by it.
-        self.owned_before: dict[str, frozenset[int]] = {}
+        self._request: tuple[int, Undo, Pools]
         #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
         self.amended: dict[str, DecisionRecord] = {}
         self.found: dict[str, Grant] = {}
@@ -129,10 +125,6 @@ class Ledger:
         self.unsettled: set[str] = set()
         self.updates: dict[str, tuple[Grant, Told, bool, CpusetUpdate]] = {}
         self.under_way: dict[str, Begun] = {}
-        #: Groups whose containers' records on disk may say what the group owned before; and by group what was last written
-        #: down of it, and of which state of the books.
-        self.group_records: set[str] = set()
-        self._groups_told: dict[str, tuple[Node, int, Optional[GroupRecord]]] = {}
         #: Keys of grants by the workload their containers are replicas of.
         self.replicas: dict[str, set[str]] = {}
         #: What people ask of this node, and why containers are not where an override wants them, by key.
@@ -147,7 +139,7 @@ class Ledger:
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
         self.refreshed: Pools = self.pools
-        self._request = -1, {}, {}, self.pools
+        self._request = -1, {}, self.pools
 
     @property
     def pools(self) -> Pools:
@@ -223,6 +215,14 @@ class Ledger:
         book(grant.key, resident_of(grant))
         self.store(grant)
 
+    def put_later(self, grant: Grant) -> None:
+        """The same with one that a daemon that starts works out anew from others': it is written some time later."""
+        name = "grant", grant.key
+        is_waiting = name in self.journal
+        self.put(grant)
+        if not is_waiting:
+            self.derived[name] = self.journal.pop(name)
+
     def bounded(self, grant: Grant) -> Grant:
         """A grant with the fence that it has on this host."""
         if not self.host.bounds and grant.fence.caller is None:
@@ -231,7 +231,7 @@ class Ledger:
         return grant if fence == grant.fence else altered(grant, fence=fence)
 
     def store(self, grant: Grant) -> None:
-        known = self.grants.raw.get(grant.key)
+        known = self.grants.get(grant.key)
         if grant.key in self.told:
             self.unsettled.add(grant.key)
         if grant.lifted and not grant.quota_taken:
@@ -293,7 +293,7 @@ class Ledger:
             if self.undo is not None:
                 self.undo.setdefault(("grant", key), (self.grants, key, grant))
                 self.together[key] = grant, now, cpus
-            self.grants.raw[key] = self.derived["grant", key] = now
+            self.grants[key] = self.derived["grant", key] = now
         self.unsettled.update(keys)
         self.version += len(keys)
         self.node.share(keys, cpus)
@@ -317,7 +317,7 @@ class Ledger:
     def forget_gone(self) -> None:
         """Forget what containers were told that were set aside and will not be put back."""
         if not self.tickets:
-            for key in self.told.keys() - self.grants.raw.keys():
+            for key in self.told.keys() - self.grants.keys():
                 self.tell(key, None)
 
     def put_pod(self, pod: Pod) -> None:
@@ -377,7 +377,7 @@ class Ledger:
         if key in self.told and not keeps_told:
             self.tell(key, None)
         container = self.grants[key].container
-        self._leave_place(self.grants.raw[key])
+        self._leave_place(self.grants[key])
         self.change("grant", self.grants, key, None)
         self._unbook(key)
         self.held.discard(key)
@@ -433,47 +433,10 @@ class Ledger:
         # Also of those that are out of the books while a question is asked.
         of_it = [
             grant.exclusive
-            for key, grant in self.grants.raw.items()
+            for key, grant in self.grants.items()
             if grant.placement.group == group and (books is None or key not in books)
         ]
         return NO_CPUS.union(*of_it, *(() if books is None else books.sets()))
-
-    def give_group(self, group: str, own: frozenset[int]) -> None:
-        """Have the containers of a group own this: ``Group.give``. What else they have stays."""
-        books = self.node.groups.get(group)
-        if books is None or own == books.own:
-            return
-        if self.undo is not None:
-            self.owned_before.setdefault(group, books.own)
-        # One that would go back to a place of before stays: it has got this one anew.
-        late = self.displaced and set(books).difference(
-            books.apart, books.twins() if books.own <= own else ()
-        )
-        for key in sorted(self.displaced & late) if late else ():
-            grant = self.grants[key]
-            self.put(altered(grant, placement=altered(grant.placement, exclusive=own), displaced=None))
-        self.node.give(group, own)
-        self.grants.expect(group)
-        self.group_records.add(group)
-
-    def note_groups(self) -> None:
-        """Have written down what groups own, where the records of their containers may not say it."""
-        node, told = self.node, self._groups_told
-        for group, books in node.groups.items():
-            version, known = node.group_versions[group], told.get(group)
-            if known is not None and known[0] is node and known[1] == version:
-                continue
-            record = None
-            if group in self.group_records:
-                record = GroupRecord(books.own, dict(books.apart))
-            # Of one that is new here nothing is to be left from before.
-            if known is None or known[2] != record:
-                self._note("group", group, record)
-            told[group] = node, version, record
-        for group in [group for group in told if group not in node.groups]:
-            del told[group]
-            self.group_records.discard(group)
-            self._note("group", group, None)
 
     def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
         """Containers that were removed while they were set aside are not put back."""
@@ -520,8 +483,6 @@ class Ledger:
     def without(self, keys: Iterable[str]) -> Iterator[None]:
         """The node's books without some containers, for as long as a question is asked."""
         keys = list(keys)
-        for key in keys:  # what it owns with a group cannot be told of one that is out of the books
-            self.grants.get(key)
         removed = [(key, self.node.remove(key)) for key in keys]
         try:
             yield
@@ -552,17 +513,16 @@ class Ledger:
     def roll_back(self, newest: int) -> None:
         """Undo a transition that was cut short; ``newest``: the last record in the history before it."""
         undo, self.undo = self.undo or {}, {}
-        self._as_before(undo, self.owned_before)
+        self._as_before(undo)
         for (kind, key), (_, _, before) in undo.items():
             if kind == "told":
                 self.tell(key, before)
-        self.note_groups()
         self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
         for record in [r for r in self.history if r.number > newest]:
             self._amend(record.id, outcome="undone: an error in cri-resmgr")
 
-    def _as_before(self, undo: Undo, owned_before: Mapping[str, frozenset[int]]) -> None:
-        """Put records back, and what groups owned; what containers were told they were told."""
+    def _as_before(self, undo: Undo) -> None:
+        """Put records back; what containers were told they were told."""
         for (kind, _), (table, key, before) in list(undo.items()):
             if kind == "told":
                 continue
@@ -574,21 +534,17 @@ class Ledger:
                 self.drop(key)
             else:
                 self._unbook(key)
-        for group, own in owned_before.items():
-            if group in self.node.groups:
-                self.node.give(group, own, resized_too=True)
-                self.grants.expect(group)
 
     def keep_request(self, refreshed: Pools) -> None:
         """A request was booked by the transition that ends now; ``refreshed``: as it was before."""
-        self._request = self.version, self.undo or {}, self.owned_before, refreshed
+        self._request = self.version, self.undo or {}, refreshed
 
     def take_back_request(self, ticket_id: str) -> bool:
         """Have all as it was before a request was booked, if nothing has changed since; else False, and nothing is done."""
-        version, undo, owned_before, refreshed = self._request
+        version, undo, refreshed = self._request
         if version != self.version or ("ticket", ticket_id) not in undo:
             return False
-        self._as_before(undo, owned_before)
+        self._as_before(undo)
         self.refreshed = refreshed
         return True
 

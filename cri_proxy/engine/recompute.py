@@ -15,7 +15,7 @@ from cri_proxy.engine.ledger import Ledger, Pools
 from cri_proxy.engine.notable import UNPLACED
 from cri_proxy.engine.records import Grant, Life, Stance
 from cri_proxy.engine.sharing import share_out
-from policies.groups import group_of, is_pod_group
+from policies.groups import is_pod_group
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, MemoryChoice, memory_of
@@ -84,24 +84,16 @@ def _work_out(
 def give_places(
     ledger: Ledger, decision: Decision, container: Container
 ) -> tuple[tuple[str, Placement, Placement], ...]:
-    """Give others the placements a decision about a container has for them; returns what they had and have now.
-
-    What a group owns goes back by itself: without the container it is more than the group needs.
-    """
+    """Give others the placements a decision about a container has for them; returns what they had and have now, but of
+    those that own CPUs with others: without the container that is more than they need, and goes back by itself."""
     moved = []
     why = f"makes room for {container.path}: {decision.why}"
-    # What a group owns comes last: those that get something else with it have it then.
-    for key, placement in sorted(
-        decision.others.items(), key=lambda item: (bool(group_of(item[0])), item[0])
-    ):
-        group = ledger.node.groups.get(group_of(key))
-        if group is not None:
-            ledger.give_group(placement.group, placement.exclusive)
-            continue
+    for key, placement in sorted(decision.others.items()):
         before = ledger.grants[key].placement
-        put_placement(ledger, key, placement, why)
-        # What it has been given, inside of what its caller allows.
-        moved.append((key, before, ledger.grants[key].placement))
+        is_shown = _shown(before) != _shown(placement)
+        put_placement(ledger, key, placement, why if is_shown else "")
+        if is_shown:  # what it has been given, inside of what its caller allows
+            moved.append((key, before, ledger.grants[key].placement))
     return tuple(moved)
 
 
@@ -140,11 +132,6 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
     """Give each container the placement that the policy has for it now; returns the CPUs that change hands."""
     changed: set[int] = set()
     for key, placement in placements.items():
-        group = ledger.node.groups.get(group_of(key))
-        if group is not None:
-            changed |= group.own ^ placement.exclusive
-            ledger.give_group(placement.group, placement.exclusive)
-            continue
         was = ledger.grants.get(key)
         if was is None:
             continue
@@ -158,9 +145,19 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
 def put_placement(ledger: Ledger, key: str, placement: Placement, why: str = "") -> None:
     """Give a container that is placed the placement that the policy has chosen for it now."""
     grant = ledger.grants.get(key)
-    if grant is not None and grant.stance is Stance.PLACED and grant.placement != placement:
-        placement = inside(grant.fence, placement)
-        ledger.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
+    if grant is None or grant.stance is not Stance.PLACED or grant.placement == placement:
+        return
+    was, placement = grant.placement, inside(grant.fence, placement)
+    # What a group owns that grows is in the record of the container that it grows for.
+    grows = was.group and was.group == placement.group and was.exclusive < placement.exclusive
+    put = ledger.put_later if grows else ledger.put
+    put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
+
+
+def _shown(place: Placement) -> tuple[object, ...]:
+    """A place, of one that owns CPUs with others without these."""
+    own = NO_CPUS if place.group else place.exclusive
+    return place.group, own, place.cpus, place.home, place.mems, place.hidden, place.one_thread
 
 
 def inside(fence: CpusetConstraint, placement: Placement) -> Placement:
@@ -211,8 +208,8 @@ def _in_turn(
 def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object]) -> set[str]:
     """Give containers that share their homes what of these may be used now, if ``changed`` matters to them: all that have
     the same at once. Returns the keys of those in no group that must be looked at one by one."""
-    others = {key for key in ledger.displaced if not ledger.grants.raw[key].placement.group}
-    raw = ledger.grants.raw
+    others = {key for key in ledger.displaced if not ledger.grants[key].placement.group}
+    raw = ledger.grants
     for (home, own), there in list(ledger.places.items()):
         if changed.isdisjoint(home) and changed.isdisjoint(own):
             continue
@@ -258,15 +255,14 @@ def _shares_plainly(ledger: Ledger, grant: Grant) -> bool:
 def _calm(ledger: Ledger, barred: frozenset[int], twins: Mapping[str, object]) -> dict[str, Set[str]]:
     """By group, where ``recompute`` leaves some of its containers as they are: those that it may not leave so.
 
-    Of containers that are alike one is asked. One that is being resized, that owns something else than the others, or has a
-    place to go back to is recomputed itself.
+    Of containers that are alike one is asked. One that is being resized, or has a place to go back to is recomputed itself.
     """
     found: dict[str, Set[str]] = {}
     node = ledger.node
     for name, group in node.groups.items():
-        if len(group) < WORTH_ASKING or not group.own.isdisjoint(barred):
+        if len(group) < WORTH_ASKING or not barred.isdisjoint(NO_CPUS.union(*group.sets())):
             continue
-        loud = {*group.apart, *ledger.displaced, *twins}
+        loud = {*ledger.displaced, *twins}
         for keys in group.kinds.values():
             key = next((key for key in keys if key not in loud), None)
             if key is None:
@@ -301,13 +297,13 @@ def _in_order(grants: Iterable[Grant]) -> list[str]:
 
 
 def _names_group_outside(ledger: Ledger, key: str) -> bool:
-    name = ledger.grants.raw[key].placement.group
+    name = ledger.grants[key].placement.group
     return bool(name) and key not in ledger.node.groups.get(name, ())
 
 
 def barred_from_owning(ledger: Ledger) -> frozenset[int]:
     """CPUs that no policy may give away: reserved ones, and those that kubelet has given to single containers."""
-    kubelets = [ledger.grants.raw[key].runs_on for key in ledger.kubelets]
+    kubelets = [ledger.grants[key].runs_on for key in ledger.kubelets]
     return ledger.node.reserved.union(*ledger.host.kubelet_exclusive.values(), *kubelets)
 
 

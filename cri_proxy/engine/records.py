@@ -206,15 +206,6 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class GroupRecord:
-    """What the containers of a group own; ``apart``: by key what those own that own something else. Their own records may
-    say what they owned before."""
-
-    exclusive: frozenset[int]
-    apart: Mapping[str, frozenset[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class CpusetUpdate:
     """A cpuset (and mems) that a container must get. ``shrink``: it loses CPUs, so it is told first.
 

@@ -26,7 +26,7 @@ def share_out_pod(
     ledger: Ledger, sandbox_id: str, newcomer: Optional[Container] = None
 ) -> Optional[Container]:
     """The same for one pod. ``newcomer``: one that is not in the books as it is told now; returned as it is charged."""
-    grants = [ledger.grants.raw[key] for key in ledger.sandboxes.get(sandbox_id, ())]
+    grants = [ledger.grants[key] for key in ledger.sandboxes.get(sandbox_id, ())]
     size = _size_of(ledger, sandbox_id, newcomer, grants)
     containers = [grant.container for grant in grants] + ([newcomer] if newcomer is not None else [])
     if size is None or is_plain(size, containers):
@@ -48,7 +48,7 @@ def share_out_pod(
 
 def own_together(ledger: Ledger, sandbox_id: str) -> bool:
     """Whether containers of a pod own CPUs as their pod's, or are to."""
-    grants = [ledger.grants.raw[key] for key in ledger.sandboxes.get(sandbox_id, ())]
+    grants = [ledger.grants[key] for key in ledger.sandboxes.get(sandbox_id, ())]
     return any(
         g.container.pod_share is not None
         and g.placement.exclusive
@@ -68,7 +68,7 @@ def without_past(ledger: Ledger, container: Container, replaced: tuple[Grant, ..
     over = [g for g in replaced if g.container.name != container.name]
     if size is None or size.is_past or not over:
         return pod
-    there = {key: ledger.grants.raw[key] for key in ledger.sandboxes.get(pod.id, ())}
+    there = {key: ledger.grants[key] for key in ledger.sandboxes.get(pod.id, ())}
     there.update({grant.key: grant for grant in over})
     needed = sum(wanted_milli(g.container) for g in there.values() if g.container.name != container.name)
     limit = size.milli_of_containers if size.limit_of_containers is None else size.limit_of_containers

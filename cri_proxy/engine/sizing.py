@@ -49,7 +49,7 @@ def sized_sets(ledger: Ledger) -> tuple[Sized, ...]:
     """The containers whose sets are sized by demand now."""
     resized = being_resized(ledger)
     found = []
-    for key, grant in ledger.grants.raw.items():
+    for key, grant in ledger.grants.items():
         if not may_be_sized(ledger, grant) or key in resized:
             continue
         steps = ledger.policy.sizes(ledger.node, grant.container, grant.fence)
@@ -73,7 +73,7 @@ def shrunk(ledger: Ledger, only_unsized: bool = False) -> tuple[str, ...]:
     """The containers with a size of their own; ``only_unsized``: those of them that are not sized by demand any more."""
     return tuple(
         key
-        for key, grant in ledger.grants.raw.items()
+        for key, grant in ledger.grants.items()
         if grant.container.milli_size is not None
         and may_be_sized(ledger, grant)
         and not (only_unsized and ledger.policy.sizes(ledger.node, grant.container, grant.fence))
@@ -176,7 +176,7 @@ def _smaller(ledger: Ledger, grower: Grant, resized: frozenset[str], now_s: floa
     home, wanted = grower.placement.home, wanted_milli(grower.container)
     found = [
         grant
-        for key, grant in ledger.grants.raw.items()
+        for key, grant in ledger.grants.items()
         if key != grower.key
         and grant.placement.home <= home
         and grant.life in (Life.CREATED, Life.RUNNING)

@@ -18,7 +18,6 @@ from cri_proxy.engine.ledger import JournalKey, JournalValue
 from cri_proxy.engine.records import (
     DecisionRecord,
     Grant,
-    GroupRecord,
     Life,
     MoveEffect,
     PlacementChange,
@@ -40,9 +39,10 @@ from policies.model import (
 )
 
 #: Grows when an older daemon would take what this one writes for something else. It reads what it can of it all the same.
-#: 2: a container's record may say what its group owned before; what it owns is in the record of the group.
-FORMAT = 2
-#: The kind of the records of groups.
+#: 3: a container's record says what it owns, as in 1. In 2 what its group owned, as one with a record of its own.
+FORMAT = 3
+WITH_GROUPS = "2"
+#: The kind of those records; they are read, and never written.
 GROUP = "group"
 #: As many of the records that cannot be read are named in the sentence about them.
 NAMED = 5
@@ -73,9 +73,6 @@ class RecordWriter:
             return self._ticket(value)
         if isinstance(value, DecisionRecord):
             return self._record(value)
-        if isinstance(value, GroupRecord):
-            apart = {key: format_cpus(cpus) for key, cpus in value.apart.items()}
-            return _encode({"exclusive": format_cpus(value.exclusive), "apart": apart})
         if isinstance(value, Pod) and value.size is not None:
             # Not in the pods of containers: they have what their pod's own record says.
             size = {"size_overhead": value.size.milli_overhead, "size_is_past": value.size.is_past}
@@ -214,7 +211,7 @@ def read_records(texts: Iterable[tuple[str, str, str]]) -> Read:
     read.unknown = tuple(unknown)
     groups = read.records.get(GROUP, {})
     if groups:
-        read.records["grant"] = with_groups(read.records.get("grant", {}), groups)
+        read.records["grant"] = _with_groups(read.records.get("grant", {}), groups)
     return read
 
 
@@ -229,13 +226,15 @@ def everything(engine: Engine) -> dict[JournalKey, JournalValue]:
     }
 
 
-def with_groups(grants: Mapping[str, Grant], groups: Mapping[str, GroupRecord]) -> dict[str, Grant]:
+def _with_groups(
+    grants: Mapping[str, Grant], groups: Mapping[str, Mapping[str, frozenset[int]]]
+) -> dict[str, Grant]:
     """Grants as they were written down, with what the records of their groups say they own."""
     found = dict(grants)
     for key, grant in grants.items():
         group = groups.get(grant.placement.group)
         if group is not None and grant.stance is Stance.PLACED:
-            own = group.apart.get(key, group.exclusive)
+            own = group.get(key, group[""])
             found[key] = replace(grant, placement=replace(grant.placement, exclusive=own))
     return found
 
@@ -427,9 +426,9 @@ def _read_history(document: Mapping[str, Any]) -> DecisionRecord:
     return _checked(DecisionRecord(**{**_known(DecisionRecord, document), **parts}))
 
 
-def _read_group(document: Mapping[str, Any]) -> GroupRecord:
-    apart = {str(key): parse_cpus(cpus) for key, cpus in document["apart"].items()}
-    return GroupRecord(parse_cpus(document["exclusive"]), apart)
+def _read_group(document: Mapping[str, Any]) -> dict[str, frozenset[int]]:
+    """What a container of a group owned by its key; "": all others."""
+    return {"": parse_cpus(document["exclusive"]), **{k: parse_cpus(v) for k, v in document["apart"].items()}}
 
 
 def _read_move_effect(document: Mapping[str, Any]) -> MoveEffect:

@@ -143,17 +143,17 @@ def any_lacks(ledger: Ledger, gives_back: bool = False, but: Container[str] = ()
 
 def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
     """Those of some containers that are to be told of CPUs that they gain, and lose none."""
-    raw, under_way = ledger.grants.raw, ledger.under_way
+    grants, under_way = ledger.grants, ledger.under_way
     found = []
     for key in keys:
-        grant, told = raw.get(key), ledger.told.get(key)
+        grant, told = grants.get(key), ledger.told.get(key)
         if grant is None or told is None or grant.life not in LIVING:
             continue
         told = under_way[key].has if key in under_way else told
         cpus = grant.placement.cpus if grant.stance is Stance.PLACED else grant.runs_on
         if told.cpus is None or not told.cpus <= cpus:  # most lose some
             continue
-        update = update_of(ledger.grants[key], told)
+        update = update_of(grant, told)
         if update is not None and not update.shrink:
             found.append(key)
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.engine.ledger import JournalKey
-from cri_proxy.engine.snapshot import FORMAT, GROUP, UnreadableRecord, read_records
+from cri_proxy.engine.snapshot import FORMAT, GROUP, WITH_GROUPS, UnreadableRecord, read_records
 
 FILE = "state.db"
 #: Another program's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
@@ -110,11 +110,12 @@ def read_all(db: sqlite3.Connection, path: Path) -> LoadedState:
     # As bytes: a text that is none must not keep the others from being read.
     rows = db.execute("SELECT kind, key, CAST(value AS BLOB) FROM records ORDER BY kind, key")
     meta = dict(db.execute("SELECT key, value FROM meta"))
-    # The version before leaves the records of groups as it finds them, and changes those of their containers.
     found = rows.fetchall()
-    leftover = tuple((kind, key) for kind, key, _ in found if kind == GROUP and meta.get("format") == "1")
+    # Of any other version those of groups were left by one before it, and containers' own records have changed since.
+    has_groups = meta.get("format") == WITH_GROUPS
+    leftover = tuple((kind, key) for kind, key, _ in found if kind == GROUP)
     read = read_records(
-        (kind, key, _text(value)) for kind, key, value in found if (kind, key) not in leftover
+        (kind, key, _text(value)) for kind, key, value in found if has_groups or kind != GROUP
     )
     lost = read.sentence(str(path))
     notes = [note for note in (_about_version(path, meta, read.unknown), lost) if note]
@@ -134,7 +135,7 @@ def _about_version(path: Path, meta: dict[str, str], unknown: tuple[JournalKey, 
     kinds = ", ".join(sorted({kind for kind, _ in unknown}))
     number = f"{len(unknown)} record{'s' if len(unknown) > 1 else ''} of a kind that is not known ({kinds})"
     kept = f"{number} stay in it for the version that has written them" if unknown else ""
-    if form in (str(FORMAT), "1"):
+    if form in ("1", WITH_GROUPS, str(FORMAT)):
         return kept and f"{path}: {kept}"
     known = f"{path} is of format {form}, this version writes {FORMAT}: what it knows of it is used"
     return f"{known}; {kept}" if kept else known

@@ -84,7 +84,7 @@ class BalloonReader:
         known = self._known.get(group)
         if known is None or known[0] != version:
             books = node.groups[group]
-            cpus = books.own.union(*books.apart.values())
+            cpus = frozenset().union(*books.sets())
             known = self._known[group] = (version, cpus, *_requested(books))
         return known
 
@@ -117,7 +117,6 @@ def must_stay(balloon: Balloon) -> frozenset[int]:
     group = balloon.group or Group()
     for keys in group.kinds.values():
         place = group.members[next(iter(keys))].placement
-        for own in {group.owned(key) for key in keys} if group.apart else {group.own}:
-            if place is not None and not own - place.hidden <= place.cpus:
-                found.update(sorted(own & place.cpus & balloon.cpus)[:1])
+        if place is not None and not place.exclusive - place.hidden <= place.cpus:
+            found.update(sorted(place.exclusive & place.cpus & balloon.cpus)[:1])
     return frozenset(found)

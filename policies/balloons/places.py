@@ -7,7 +7,6 @@ from typing import Optional
 
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import Balloon, BalloonType
-from policies.groups import key_of, whole
 from policies.machine.topology import Topology
 from policies.model import Container, Placement, altered
 from policies.node import Node, Resident
@@ -62,44 +61,24 @@ class BalloonPlaces:
     ) -> dict[str, Placement]:
         """The placements of a balloon's containers that differ from the present ones.
 
-        Where what the balloon owns is all that differs, it is said once, under the balloon's own key (``groups.key_of``).
+        Of containers with like places it is made once. One that is being resized gets more with the answer.
         """
         group = balloon.group
         if group is None:
             return {}
         changed: dict[str, Placement] = {}
-        together = False
         home = self._cpus.home(node, balloon.kind, own)
         near = self.topology.nodes_of(own) & node.mems
-        has_own = group.own == own
-        # One that is being resized is told with the answer.
-        stay = {key for key in balloon.twice if group.owned(key) <= own}
+        stay = {key for key in balloon.twice if group.members[key].exclusive <= own}
         for keys in group.kinds.values():
-            # 1. The placement of containers with like places is made once.
             one = group.members[next(iter(keys))]
             was = one.placement
-            if was is None:
-                continue
-            is_even = was.one_thread == _hides(balloon.kind, one.container) and was.home == home
-            if has_own and is_even and not group.apart:
+            if was is None or (was.exclusive, was.home, was.one_thread) == (own, home, _hides(balloon.kind, one.container)):
                 continue
             now = self.of_container(node, balloon, own, free, one.container, one.inside)
             # Memory nodes are only added: memory stays where it is.
             now = replace(now, mems=was.mems and was.mems | near)
-            # 2. The same as they have, but that they own something else: that is said of all.
-            shows_nothing = bool(group.own) and len(group) > 1 and _shown(now) == _shown(was)
-            if shows_nothing and not has_own and not together:
-                together = any(key not in group.apart and key not in stay for key in keys)
-            only_apart = shows_nothing or (has_own and is_even)
-            for key in [key for key in group.apart if key in keys] if only_apart else keys:
-                if key not in stay and not (is_even and group.owned(key) == own):
-                    changed[key] = _as(now, group.members[key])
-            # 3. Not of one that is being resized and loses some.
-            losers = balloon.twice - stay if shows_nothing and not has_own else ()
-            for key in sorted(losers & keys.keys()) if losers else ():
-                changed[key] = _as(now, group.members[key])
-        if together:
-            changed[key_of(balloon.name)] = whole(balloon.name, own)
+            changed.update((key, _as(now, group.members[key])) for key in keys if key not in stay)
         return changed
 
     def why(self, balloon: Balloon, own: frozenset[int], milli: int) -> str:
@@ -113,11 +92,6 @@ class BalloonPlaces:
         short = "" if len(own) * 1000 >= milli else f", too few for the {milli}m requested: overcommitted"
         count = f"{len(own)} {'CPU' if len(own) == 1 else 'CPUs'}"
         return f"{joined} balloon {balloon.name}: {count} of {where}{grew}{short}"
-
-
-def _shown(place: Placement) -> tuple[object, ...]:
-    """The container's own part of a place: without its balloon's CPUs."""
-    return place.cpus, place.home, place.mems, place.hidden, place.one_thread
 
 
 def _as(now: Placement, member: Resident) -> Placement:

@@ -25,7 +25,6 @@ from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import Admission, CpusetUpdate, Life, ListedContainer, Move, Plan, Stance
 from cri_proxy.engine.resync import Listing, unknown_ids
-from cri_proxy.engine.snapshot import with_groups
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
@@ -517,7 +516,7 @@ class Node_(RuleBasedStateMachine):
         old, before = self.engine, dump(self.engine)
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
         updates = self.engine.restore(
-            with_groups(tables.get("grant", {}), tables.get("group", {})).values(),  # type: ignore[arg-type]
+            list(tables.get("grant", {}).values()),  # type: ignore[arg-type]
             list(tables.get("ticket", {}).values()),  # type: ignore[arg-type]
             list(tables.get("pod", {}).values()),  # type: ignore[arg-type]
             sorted(tables.get("record", {}).values(), key=lambda r: r.number)[-1000:],  # type: ignore[attr-defined, arg-type]

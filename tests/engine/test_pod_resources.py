@@ -81,7 +81,7 @@ def update(engine: Engine, key: str, told: Told) -> None:
 
 def charges(engine: Engine, pod: str = "p") -> dict[str, int]:
     return {
-        grant.container.name: engine.node.resident(key).milli_request
+        grant.container.name: engine.node.residents[key].milli_request
         for key, grant in engine.grants.items()
         if grant.container.pod.name == pod
     }

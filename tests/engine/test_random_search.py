@@ -25,7 +25,6 @@ import pytest
 from cri_proxy.engine.invariants import broken_invariants, crowded_by, crowded_out
 from cri_proxy.engine.orders import Override
 from cri_proxy.engine.records import Life, ListedContainer, Stance, resident_of
-from cri_proxy.engine.snapshot import with_groups
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.exclusive.rules import ask_of
@@ -132,7 +131,7 @@ class Searched(Node_):
         if self.calls or self.engine.tickets:
             return
         self.shadow.follow(self.engine)
-        for table in ("grant", "pod", "distrust", "group"):
+        for table in ("grant", "pod", "distrust"):
             keys = sorted(self.shadow.tables.get(table, {}))
             for number, key in enumerate(keys):
                 if (number + which) % share == 0:
@@ -141,7 +140,7 @@ class Searched(Node_):
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
         distrusted = {tuple(key.split("\n")): until_s for key, until_s in tables.get("distrust", {}).items()}
         history = sorted(tables.get("record", {}).values(), key=lambda record: record.number)[-1000:]
-        grants = with_groups(tables.get("grant", {}), tables.get("group", {})).values()
+        grants = list(tables.get("grant", {}).values())
         pods = tables.get("pod", {}).values()
         self._send(self.engine.restore(list(grants), [], list(pods), history, distrusted))
         self.unknown |= self.runtime.keys() - self.engine.grants.keys()

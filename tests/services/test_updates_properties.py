@@ -23,7 +23,6 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import CpusetUpdate, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import Listing, resync_slices
-from cri_proxy.engine.snapshot import with_groups
 from cri_proxy.metrics import Metrics
 from cri_proxy.services.updates import Updates
 from policies.balloons.policy import Balloons
@@ -189,7 +188,7 @@ class Node:
         tables, old = self.shadow.tables, self.engine
         self.engine = Engine(old.host, old.policy, old.options)
         self.engine.restore(
-            with_groups(tables.get("grant", {}), tables.get("group", {})).values(),  # type: ignore[arg-type]
+            list(tables.get("grant", {}).values()),  # type: ignore[arg-type]
             list(tables.get("ticket", {}).values()), list(tables.get("pod", {}).values()), (), {},
         )  # fmt: skip
         self.updates.engine, self.resizes = self.engine, {}
