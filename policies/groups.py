@@ -105,7 +105,16 @@ def _kind(member: Resident) -> tuple[object, ...]:
     place, container = member.placement, member.container
     assert place is not None  # else it is in no group
     smt = "" if container is None else container.preferences.smt
-    return place.cpus, place.exclusive, place.home, place.mems, place.hidden, place.one_thread, smt, member.inside
+    return (
+        place.cpus,
+        place.exclusive,
+        place.home,
+        place.mems,
+        place.hidden,
+        place.one_thread,
+        smt,
+        member.inside,
+    )
 
 
 def _count(counts: dict[Any, int], key: object, sign: int) -> None:

@@ -214,14 +214,12 @@ class Hygon(Policy):
         ask = ask_of(container, self.settings, bool(node.reserved))
         return not ask.full and not ask.is_reserved
 
-    def tidy(self, node: Node) -> Mapping[str, Placement]:
+    def tidy(self, node: Node, now_s: float) -> Mapping[str, Placement]:
         """The placements of containers that own CPUs together, where that should be other CPUs now. No other container is
         moved because another left."""
         # 1. By pod the containers that own CPUs together, and the ones that have come to share CPUs they owned alone.
         together = {
-            name: list(group.members.items())
-            for name, group in node.groups.items()
-            if is_pod_group(name)
+            name: list(group.members.items()) for name, group in node.groups.items() if is_pod_group(name)
         }
         for key, owner in node.owners.items():
             if owner.container is not None and owner.container.pod_share is not None and owner.placement:

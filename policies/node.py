@@ -144,6 +144,8 @@ class Node:
         #: The containers of each group; their CPUs; and how often either has changed, so that it need not be read anew.
         self.groups: dict[str, Group] = {}
         self.group_versions: dict[str, int] = {}
+        #: When the containers of a group have last changed, by the caller; seconds since boot.
+        self.changed_s: dict[str, float] = {}
         #: Containers that own CPUs alone; and the number placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
         self.sharers = 0

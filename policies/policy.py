@@ -55,8 +55,9 @@ class Policy(ABC):
         why = "this policy has no balloons; it is ignored"
         return (*notes, f'the annotation for a balloon of type "{balloon:.60}": {why}')
 
-    def tidy(self, node: Node) -> Mapping[str, Placement]:
-        """After a container has gone or changed: the placements that others should have now, where they differ."""
+    def tidy(self, node: Node, now_s: float) -> Mapping[str, Placement]:
+        """After a container has gone or changed, or time has passed: the placements that others should have at ``now_s``,
+        seconds since boot, where they differ."""
         return {}
 
 

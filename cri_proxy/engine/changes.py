@@ -53,7 +53,11 @@ def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
     for (kind, key), (_, _, before) in (ledger.undo or {}).items():
         if kind != "grant":
             continue
-        if (moved := together.get(key)) is not None and moved[0] is before and moved[1] is ledger.grants.get(key):
+        if (
+            (moved := together.get(key)) is not None
+            and moved[0] is before
+            and moved[1] is ledger.grants.get(key)
+        ):
             if key not in told:
                 place, is_held = before.placement, before.life is Life.HELD
                 signs = id(moved[2]), before.cpus, place.level, place.mems, before.stance, is_held

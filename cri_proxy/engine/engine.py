@@ -272,6 +272,7 @@ class Engine(Ledger):
             self.policy = policy or self.policy
             self.options = options or self.options
             self.node = self.new_node(host)
+            self.node.changed_s = before[3].changed_s
             for grant in list(self.grants.values()):
                 now = self.bounded(grown(grant, old_topology, host.topology))
                 if now is not grant:
@@ -340,6 +341,8 @@ class Engine(Ledger):
             if key.startswith("ticket-")
         ]
         self.counter = max([self.counter, *map(int, used)])
+        # What balloons have to spare they had when the daemon before this one ended.
+        self.node.changed_s = dict.fromkeys(self.node.groups, self.now_s)
         refresh(self, force=True)
 
     @_transition

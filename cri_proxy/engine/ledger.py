@@ -376,10 +376,14 @@ class Ledger:
         """Remove a grant. ``keeps_told``: it may come back, with what its container was told."""
         if key in self.told and not keeps_told:
             self.tell(key, None)
-        container = self.grants[key].container
+        container, group = self.grants[key].container, self.grants[key].placement.group
         self._leave_place(self.grants[key])
         self.change("grant", self.grants, key, None)
         self._unbook(key)
+        if group in self.node.groups:
+            self.node.changed_s[group] = self.now_s
+        elif group:
+            self.node.changed_s.pop(group, None)
         self.held.discard(key)
         self.lifting.discard(key)
         self.displaced.discard(key)
@@ -544,8 +548,9 @@ class Ledger:
         version, undo, refreshed = self._request
         if version != self.version or ("ticket", ticket_id) not in undo:
             return False
+        changed_s = dict(self.node.changed_s)
         self._as_before(undo)
-        self.refreshed = refreshed
+        self.node.changed_s, self.refreshed = changed_s, refreshed
         return True
 
     def _note(self, kind: str, key: str, value: JournalValue) -> None:

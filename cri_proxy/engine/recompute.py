@@ -40,7 +40,7 @@ WORTH_ASKING = 2
 def refresh(ledger: Ledger, force: bool = False) -> None:
     """Recompute every set that depends on others."""
     share_out(ledger)
-    tidy = ledger.policy.tidy(ledger.node)
+    tidy = ledger.policy.tidy(ledger.node, ledger.now_s)
     unchanged = not force and ledger.refreshed == ledger.pools
     if unchanged and not tidy:
         return
@@ -76,7 +76,7 @@ def _work_out(
             if (now := ledger.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
         # A container that was placed anew may have joined others, which move with it.
-        handed |= _give(ledger, ledger.policy.tidy(ledger.node))
+        handed |= _give(ledger, ledger.policy.tidy(ledger.node, ledger.now_s))
         if not handed and ledger.refreshed == ledger.pools:
             break
 
@@ -99,7 +99,7 @@ def give_places(
 
 def tidy_up(ledger: Ledger) -> None:
     """Give containers what the policy has for them now, before something is decided."""
-    _give(ledger, ledger.policy.tidy(ledger.node))
+    _give(ledger, ledger.policy.tidy(ledger.node, ledger.now_s))
 
 
 def put_and_recompute(ledger: Ledger, grant: Grant) -> None:

@@ -6,7 +6,6 @@ of the daemon, and a reboot ends them all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Optional

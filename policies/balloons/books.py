@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from policies.balloons.types import Balloon, BalloonType, parse_name
@@ -17,13 +17,15 @@ class FoundBalloons:
     """The balloons found in the books.
 
     ``balloons``: by name; their CPUs are disjoint, and may be theirs. ``foreign``: CPUs that others own. ``idle``:
-    CPUs that balloons may take; of them ``kept_idle`` must stay, for containers that are in no balloon.
+    CPUs that balloons may take; of them ``kept_idle`` must stay, for containers that are in no balloon. ``given_up``: what
+    balloons could spare and are to give up, by name.
     """
 
     balloons: Mapping[str, Balloon]
     foreign: frozenset[int]
     idle: frozenset[int]
     kept_idle: int
+    given_up: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def spare(self) -> frozenset[int]:
@@ -33,6 +35,12 @@ class FoundBalloons:
     def without(self, cpus: frozenset[int]) -> FoundBalloons:
         """As if some of the idle CPUs were another's: those of the balloon that a container is to leave."""
         return replace(self, foreign=self.foreign | (cpus & self.idle), idle=self.idle - cpus)
+
+    def giving_up(self, cpus: Mapping[str, frozenset[int]]) -> FoundBalloons:
+        """As if some of the balloons had given these up."""
+        left = {name: replace(balloon, cpus=balloon.cpus - cpus[name]) if name in cpus else balloon
+                for name, balloon in self.balloons.items()}  # fmt: skip
+        return replace(self, balloons=left, idle=self.idle.union(*cpus.values()), given_up=cpus)
 
     def others(self, name: str) -> Iterable[frozenset[int]]:
         """The CPUs of all balloons but one."""

@@ -169,9 +169,7 @@ def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonReque
 
 def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """One that can grow until it holds the container: inside its L3s rather than out of them, by few CPUs."""
-    found = [
-        b for b in balloons if _reach(kind, b, ask) * 1000 >= b.milli + ask.milli and _reach(kind, b, ask)
-    ]
+    found = [b for b in balloons if _reach(kind, b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
 
     def key(b: Balloon) -> tuple[bool, bool, int, int]:
         missing = kind.size_for(b.milli + ask.milli) - len(b.cpus)

@@ -40,6 +40,7 @@ class BalloonCpus:
             for regions in [tuple(self._around_device(device))]
         }
         self._set_aside: tuple[tuple[frozenset[int], ...], Mapping[str, frozenset[int]]] = ((), {})
+        self._core: tuple[frozenset[int], int] = (NO_CPUS, 1)
 
     # ------------------------------------------------------------------ what there is
 
@@ -62,6 +63,31 @@ class BalloonCpus:
                 found[name_of(kind, number)] = cpus
                 free -= cpus
         return found
+
+    # ------------------------------------------------------------------ how many
+
+    def core(self, node: Node, kind: BalloonType) -> int:
+        """The CPUs of a core that a balloon grows by: all that may be used now, one where it is to be spread over cores."""
+        if kind.prefer_spread_on_physical_cores and not kind.hide_hyperthreads:
+            return 1
+        if self._core[0] != node.usable:
+            counts = [len(core & node.usable) for core in self.topology.cores]
+            self._core = node.usable, max(counts, default=1) or 1
+        return self._core[1]
+
+    def needed(self, node: Node, kind: BalloonType, milli: int) -> int:
+        """The fewest CPUs of a balloon whose containers request ``milli`` milli-CPUs, ``size_for``. Where threads are hidden
+        and the limit ends inside a core, it has none of that core."""
+        count, core = kind.size_for(milli), self.core(node, kind)
+        if kind.hide_hyperthreads and count == kind.max_cpus and count > core:
+            count -= count % core
+        return count
+
+    def whole(self, node: Node, kind: BalloonType, count: int) -> int:
+        """As many and the rest of the last core, within the limit."""
+        core = self.core(node, kind)
+        whole = -(-count // core) * core
+        return min(whole, kind.max_cpus) if kind.max_cpus > 0 else whole
 
     # ------------------------------------------------------------------ growing and shrinking
 
@@ -93,7 +119,7 @@ class BalloonCpus:
             for pool in self._pools(kind, free, kept_for_others):
                 for region in self._regions(kind, have, pool, count):
                     found = self._pick((pool & region) | have, count, smt, have, cost)
-                    if found:
+                    if found and not 0 < kind.max_cpus < len(found):
                         return found
         return have
 

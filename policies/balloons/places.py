@@ -73,7 +73,11 @@ class BalloonPlaces:
         for keys in group.kinds.values():
             one = group.members[next(iter(keys))]
             was = one.placement
-            if was is None or (was.exclusive, was.home, was.one_thread) == (own, home, _hides(balloon.kind, one.container)):
+            if was is None or (was.exclusive, was.home, was.one_thread) == (
+                own,
+                home,
+                _hides(balloon.kind, one.container),
+            ):
                 continue
             now = self.of_container(node, balloon, own, free, one.container, one.inside)
             # Memory nodes are only added: memory stays where it is.

@@ -4,11 +4,15 @@ A balloon is a group of containers in the node's books: all of them own the same
 ``Placement.group``). Nothing is kept besides the books, so a restart changes nothing. ``place`` makes a balloon
 larger where its new container needs that; ``tidy`` makes it smaller when containers have gone, larger when it
 lacked CPUs that are free now, and gives all its containers the same CPUs again.
+
+A balloon grows by whole cores, so that what comes next changes nothing for the others in it, and its threads share no core
+with another's. What it does not need any more it gives back, but for a core, which it keeps for ``SPARE_S``: most containers
+that go are followed by one like them. What it has beyond its need another balloon gets that would stay small without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Callable, Optional
 
@@ -45,6 +49,9 @@ from policies.node import Node
 from policies.policy import Policy
 from policies.reserved import reserved_place
 from policies.settings import PlacementSettings
+
+#: How long after a container has gone its balloon keeps a core that it does not need, in seconds.
+SPARE_S = 60.0
 
 
 class Balloons(Policy):
@@ -85,47 +92,95 @@ class Balloons(Policy):
             if isinstance(reserved, Decision):
                 return reserved
             note = f"{reserved}; "
-        # 2. Its balloon.
+        # 2. Its balloon; where that stays too small, with what others have to spare. One that is resized stays in its own,
+        #    and others give up theirs when the runtime has answered.
         found = self._books.read(node)
+        decision = self._in_balloon(node, found, kind, request, note)
+        if decision.fits or keep is not None:
+            return decision
+        return self._with_spare(node, found, kind, request, note, decision)
+
+    def _in_balloon(
+        self, node: Node, found: FoundBalloons, kind: BalloonType, request: PlacementRequest, note: str
+    ) -> Decision:
+        """The place of a container in a balloon of its type; ``fits``: that has the CPUs its containers request."""
+        container, fence, keep = request.container, request.constraint, request.keep
         milli, waiting = container.resources.milli_request, self._waiting(node, found)
         balloon = self._kept(found, keep, kind, container, fence)
         if balloon is None and keep is not None:
             found = found.without(keep.exclusive)
         ask = BalloonRequest(container, milli, found.spare, waiting, fence.cpus, self._leaves)
         balloon = balloon or self._chosen(node, found, kind, ask)
-        # 3. The CPUs of the balloon with the container in it.
         own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, request.affinity)
-        if balloon is None or not self._lets_run(kind, own, container, fence.cpus):
-            note += f"no balloon of type {kind.name} has a CPU it may use, nor can get one: "
-            balloon = self._any(found, ask)
-            if balloon is None:
-                shared = self._shared.place_shared(node, request)
-                return replace(shared, why=note + shared.why, fits=False)
-            joined = self._decided(node, found, balloon, balloon.cpus, container, fence, note)
-            return replace(joined, fits=False)
-        return self._decided(node, found, balloon, own, container, fence, note)
+        if balloon is not None and self._lets_run(kind, own, container, fence.cpus):
+            return self._decided(node, found, balloon, own, container, fence, note)
+        note += f"no balloon of type {kind.name} has a CPU it may use, nor can get one: "
+        balloon = self._any(found, ask)
+        if balloon is None:
+            shared = self._shared.place_shared(node, request)
+            return replace(shared, why=note + shared.why, fits=False)
+        return replace(self._decided(node, found, balloon, balloon.cpus, container, fence, note), fits=False)
+
+    def _with_spare(
+        self,
+        node: Node,
+        found: FoundBalloons,
+        kind: BalloonType,
+        request: PlacementRequest,
+        note: str,
+        plain: Decision,
+    ) -> Decision:
+        """The same once balloons give up what they can spare, the least important first and no more of them than help;
+        ``plain`` where that brings nothing."""
+        best, given_up = plain, dict[str, frozenset[int]]()
+        for name, cpus in self._spare(node, found, plain.placement.group):
+            trial_of = {**given_up, name: cpus}
+            trial = self._in_balloon(node, found.giving_up(trial_of), kind, request, note)
+            is_more = len(trial.placement.exclusive) > len(best.placement.exclusive)
+            if is_more and not trial.placement.exclusive.isdisjoint(cpus):
+                best, given_up = trial, trial_of
+            if best.fits:
+                break
+        return best
+
+    def _spare(self, node: Node, found: FoundBalloons, but: str = "") -> Iterator[tuple[str, frozenset[int]]]:
+        """What balloons have beyond their need, the least important first. Not of one in which a container is being
+        resized."""
+        for name, balloon in sorted(
+            found.balloons.items(), key=lambda item: self._rank(item[1]), reverse=True
+        ):
+            needed = self._cpus.needed(node, balloon.kind, balloon.milli)
+            if name != but and len(balloon.cpus) > needed and not balloon.twice:
+                kept = self._cpus.shrunk(balloon.kind, balloon.cpus, needed, must_stay(balloon))
+                if kept < balloon.cpus:
+                    yield name, balloon.cpus - kept
 
     def why_not_sized(self, node: Node, container: Container) -> str:
         return "its balloon is sized by the policy balloons"
 
-    def tidy(self, node: Node) -> Mapping[str, Placement]:
+    def tidy(self, node: Node, now_s: float) -> Mapping[str, Placement]:
         """The placements of containers whose balloon should have other CPUs now."""
         found = self._books.read(node)
         owns = {name: balloon.cpus for name, balloon in found.balloons.items()}
         idle = found.idle
         # 1. Balloons that are too large give CPUs back.
         for name, balloon in found.balloons.items():
-            if self._is_too_large(balloon):
-                wanted = balloon.kind.size_for(balloon.milli)
-                owns[name] = self._cpus.shrunk(balloon.kind, balloon.cpus, wanted, must_stay(balloon))
+            most = self._most(node, balloon, now_s)
+            if len(balloon.cpus) > most:
+                owns[name] = self._cpus.shrunk(balloon.kind, balloon.cpus, most, must_stay(balloon))
                 idle |= balloon.cpus - owns[name]
-        # 2. Balloons that are too small take idle CPUs, the most important first.
+        # 2. Balloons that are too small take idle CPUs, and what others have to spare, the most important first.
         for name, balloon in sorted(found.balloons.items(), key=lambda item: self._rank(item[1])):
-            wanted = balloon.kind.size_for(balloon.milli)
-            if len(owns[name]) < wanted and len(idle) > found.kept_idle:
-                now = replace(balloon, cpus=owns[name])
-                rest = replace(found, idle=idle)
-                owns[name] = self._grown(node, rest, now, wanted, idle)
+            needed = self._cpus.needed(node, balloon.kind, balloon.milli)
+            if len(owns[name]) >= needed:
+                continue
+            now = {other: replace(b, cpus=owns[other]) for other, b in found.balloons.items()}
+            for other, cpus in self._spare(node, replace(found, balloons=now), name):
+                if len(owns[name]) + len(idle) - found.kept_idle >= needed:
+                    break
+                owns[other], idle = owns[other] - cpus, idle | cpus
+            if len(idle) > found.kept_idle:
+                owns[name] = self._grown(node, replace(found, idle=idle), now[name], needed, idle)
                 idle -= owns[name]
         # 3. All containers of a balloon have its CPUs.
         changed: dict[str, Placement] = {}
@@ -176,6 +231,9 @@ class Balloons(Policy):
         fresh = None
         if not kind.max_balloons or len(of_kind) < kind.max_balloons:
             fresh = Balloon(kind, min(set(range(len(numbers) + 1)) - numbers), NO_CPUS)
+        # 3. One that cannot have its least number of CPUs does not begin.
+        if len(found.spare) < kind.min_cpus:
+            of_kind, fresh = [b for b in of_kind if b.group], None
         may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
         return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask)
 
@@ -198,13 +256,15 @@ class Balloons(Policy):
 
     # ------------------------------------------------------------------ how large
 
-    def _is_too_large(self, balloon: Balloon) -> bool:
-        wanted = balloon.kind.size_for(balloon.milli)
-        if not balloon.kind.hide_hyperthreads:
-            return len(balloon.cpus) > wanted
-        # Whole cores: a CPU more than wanted may be the hidden one of a core.
-        visible = balloon.cpus - self._cpus.hidden(balloon.cpus)
-        return len(balloon.cpus) - len(balloon.cpus) // max(len(visible), 1) >= wanted
+    def _most(self, node: Node, balloon: Balloon, now_s: float) -> int:
+        """The CPUs that a balloon may have now: what it needs in whole cores; and another core, if its containers have
+        changed not long ago."""
+        kind = balloon.kind
+        whole = self._cpus.whole(node, kind, self._cpus.needed(node, kind, balloon.milli))
+        if now_s - node.changed_s.get(balloon.name, -SPARE_S) >= SPARE_S:
+            return whole
+        most = whole + self._cpus.core(node, kind)
+        return min(most, kind.max_cpus) if kind.max_cpus > 0 else most
 
     def _inflated(
         self,
@@ -215,9 +275,10 @@ class Balloons(Policy):
         affinity: Optional[Affinity],
     ) -> frozenset[int]:
         """The CPUs of a balloon with one container more; never fewer than others in it have now."""
-        wanted = balloon.kind.size_for(balloon.milli + ask.milli)
-        if wanted < len(balloon.cpus) and not balloon.group and ask.inside is None:
-            return self._cpus.shrunk(balloon.kind, balloon.cpus, wanted)
+        wanted = self._cpus.needed(node, balloon.kind, balloon.milli + ask.milli)
+        most = self._cpus.whole(node, balloon.kind, wanted)
+        if most < len(balloon.cpus) and not balloon.group and ask.inside is None:
+            return self._cpus.shrunk(balloon.kind, balloon.cpus, most)
         graph = affinity or NoAffinity()
         cost: Optional[Cost] = None if affinity is None else (lambda cpus: (graph.cost(ask.container, cpus),))
         # CPUs that the container may use come first; a balloon that has none of them yet gets no others.
@@ -237,16 +298,19 @@ class Balloons(Policy):
         free: frozenset[int],
         cost: Optional[Cost] = None,
     ) -> frozenset[int]:
-        """The CPUs of a balloon that is to have ``wanted``; the last idle ones stay where a balloon needs them."""
+        """The CPUs of a balloon that is to have ``wanted``, and the rest of the last core if that is idle and set aside for
+        no other; the last idle ones stay where a balloon needs them."""
         most = len(balloon.cpus) + max(0, len(found.idle - balloon.cpus) - found.kept_idle)
         waiting = self._waiting(node, found, balloon.name)
         free -= balloon.cpus
-        count = min(wanted, most)
+        least, whole = min(wanted, most), self._cpus.whole(node, balloon.kind, wanted)
 
-        def take(pool: frozenset[int]) -> frozenset[int]:
+        def take(count: int, pool: frozenset[int]) -> frozenset[int]:
             return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost)
 
-        own = take(free)
+        own = take(whole, free - waiting) if wanted < whole <= most else NO_CPUS
+        if len(own) < whole or (needs_of(node) and emptied_by(node, own - balloon.cpus)):
+            own = take(least, free)
         return own if not needs_of(node) else self._sparing(node, free, balloon.cpus, own, take)
 
     def _sparing(
@@ -255,13 +319,13 @@ class Balloons(Policy):
         free: frozenset[int],
         have: frozenset[int],
         own: frozenset[int],
-        take: Callable[[frozenset[int]], frozenset[int]],
+        take: Callable[[int, frozenset[int]], frozenset[int]],
     ) -> frozenset[int]:
         """As many CPUs as ``own`` that are not the last ones of other containers; else fewer, but for the first one."""
 
         def at_least(count: int) -> Optional[frozenset[int]]:
             def enough(pool: frozenset[int]) -> Optional[frozenset[int]]:
-                return found if len(found := take(pool)) >= count else None
+                return found if len(found := take(len(own), pool)) >= count else None
 
             return take_sparing(node, free, have, enough, lambda found: found)
 
@@ -299,6 +363,9 @@ class Balloons(Policy):
         decision = with_memory(node, container, settings, fence, replace(place, cpus=own), why, fits)
         why = "; ".join((decision.why, *container.preferences.notes))
         others = self._places.of_members(node, balloon, own, free)
+        for name in found.given_up:
+            other = found.balloons[name]
+            others.update(self._places.of_members(node, other, other.cpus, free))
         return replace(
             decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
         )

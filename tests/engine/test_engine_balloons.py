@@ -13,7 +13,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.records import CpusetUpdate, Grant, Stance
 from cri_proxy.engine.records import Life as GrantLife
-from policies.balloons.policy import Balloons
+from policies.balloons.policy import SPARE_S, Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
@@ -124,7 +124,8 @@ def test_of_two_creates_on_their_way_the_one_that_fails_takes_only_its_own_share
     second = engine.admit(asks("c", 3), NO_CONSTRAINT, 0.0)
     engine.cancel(first.ticket, 0.0)
     engine.bind(second.ticket, "c", 0.0)
-    assert len(engine.grants["a"].cpus) == 5
+    engine.tick(SPARE_S)
+    assert len(engine.grants["a"].cpus) == 6  # of the five that they request whole cores
     assert engine.grants["a"].cpus == engine.grants["c"].cpus
     assert broken_invariants(engine) == []
 
@@ -133,9 +134,69 @@ def test_removing_a_container_deflates_its_balloon(engine) -> None:
     run(engine, asks("a", 4), "a")
     run(engine, asks("b", 4), "b")
     (update,) = engine.remove("b")
+    assert (update.id, len(update.placement.cpus), update.shrink) == ("a", 6, True)
+    assert engine.tick(SPARE_S - 1) == ()
+    (update,) = engine.tick(SPARE_S)
     assert (update.id, len(update.placement.cpus), update.shrink) == ("a", 4, True)
     assert engine.remove("a") == ()
     assert engine.node.exclusive == frozenset()
+
+
+def test_the_core_that_a_balloon_keeps_is_its_next_containers(engine) -> None:
+    run(engine, asks("a", 4), "a")
+    run(engine, asks("b", 2), "b")
+    own = engine.grants["a"].cpus
+    assert engine.remove("b") == ()
+    admission = engine.admit(asks("c", 2), NO_CONSTRAINT, 1.0)
+    assert (admission.placement.cpus, admission.before, admission.after) == (own, (), ())
+
+
+def test_a_restart_leaves_a_balloon_the_core_that_it_keeps(engine) -> None:
+    run(engine, asks("a", 4), "a")
+    run(engine, asks("b", 2), "b")
+    engine.remove("b")
+    after, updates = restarted(engine)
+    assert updates == () and cpus_of(after) == cpus_of(engine)
+    (update,) = after.tick(after.now_s + SPARE_S)
+    assert len(update.placement.cpus) == 4
+
+
+def spare_one(web: BalloonType = WEB) -> Engine:
+    """Of eight CPUs one balloon has five for a container that requests four, since another one has gone just now."""
+    engine = balloons_on(VM_NO_CACHE_INFO, DB, web)
+    run(engine, asks("a", 4), "a")
+    run(engine, asks("b", 1), "b")
+    engine.remove("b")
+    assert len(engine.grants["a"].cpus) == 5
+    return engine
+
+
+def test_what_a_balloon_has_to_spare_is_given_up_before_another_begins_too_small() -> None:
+    engine = spare_one()
+    before = cpus_of(engine)
+    admission = engine.admit(asks("w", 4, "web"), NO_CONSTRAINT, 1.0)
+    assert admission.decision.fits and len(admission.placement.cpus) == 4
+    assert told(admission.before) == {"a": "0-3"} and broken_invariants(engine) == []
+    # Where the create fails it has it back.
+    engine.cancel(admission.ticket, 1.0)
+    assert cpus_of(engine) == before and broken_invariants(engine) == []
+
+
+def test_what_does_not_help_is_not_given_up() -> None:
+    engine = spare_one(replace(WEB, max_cpus=3))
+    before = cpus_of(engine)["a"]
+    admission = engine.admit(asks("w", 4, "web"), NO_CONSTRAINT, 1.0)
+    assert not admission.decision.fits and cpus_of(engine)["a"] == before
+
+
+def test_what_a_balloon_has_to_spare_is_given_up_for_one_that_is_resized() -> None:
+    engine = spare_one()
+    run(engine, asks("w", 3, "web"), "w", 1.0)
+    admission = engine.resize("w", Resources(4000), NO_CONSTRAINT, 2.0)
+    assert admission is not None
+    engine.commit(admission.ticket, 2.0)
+    assert {key: len(grant.cpus) for key, grant in engine.grants.items()} == {"a": 4, "w": 4}
+    assert broken_invariants(engine) == []
 
 
 def test_an_exited_container_keeps_its_share_until_its_hold_ends(engine) -> None:
@@ -143,8 +204,9 @@ def test_an_exited_container_keeps_its_share_until_its_hold_ends(engine) -> None
     run(engine, asks("b", 4), "b")
     assert engine.exited("b", 1, 0.0) == ()
     assert len(engine.grants["a"].cpus) == 8
-    updates = engine.tick(engine.options.restart_hold_s + 1)
-    assert [(u.id, len(u.placement.cpus)) for u in updates] == [("a", 4)]
+    over_s = engine.options.restart_hold_s + 1
+    updates = engine.tick(over_s) + engine.tick(over_s + SPARE_S)
+    assert [(u.id, len(u.placement.cpus)) for u in updates] == [("a", 6), ("a", 4)]
 
 
 def test_the_next_attempt_of_a_container_has_the_same_cpus() -> None:
@@ -175,7 +237,7 @@ def test_a_next_attempt_that_fails_leaves_the_hold_of_the_one_before(engine) -> 
     ("request_milli", "size"),
     [
         pytest.param(4000, 6, id="grows"),
-        pytest.param(500, 3, id="shrinks"),
+        pytest.param(500, 4, id="shrinks by no part of a core"),
         pytest.param(1800, 4, id="stays"),
     ],
 )
@@ -226,7 +288,7 @@ def test_a_restart_changes_nothing() -> None:
     next_one, updates = restarted(engine)
     assert updates == ()
     assert {key: grant.placement for key, grant in next_one.grants.items()} == before
-    assert next_one.policy.tidy(next_one.node) == {}
+    assert next_one.policy.tidy(next_one.node, next_one.now_s) == {}
 
 
 def test_a_type_that_is_configured_larger_grows_and_nobody_else_moves() -> None:
@@ -273,7 +335,7 @@ def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> N
     run(engine, asks("fenced", 1), "fenced", within=fence("0-1"))
     run(engine, asks("a", 4), "a")
     assert engine.grants["fenced"].cpus <= {0, 1}
-    assert len(engine.grants["a"].cpus) == 5
+    assert len(engine.grants["a"].cpus) == 6
     assert broken_invariants(engine) == []
 
 
@@ -315,7 +377,7 @@ def test_who_waits_for_a_create_that_fails_is_told_of_memory_nodes_too() -> None
     first = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert "fenced" in told(first.after)
     # That changes nothing for the fenced one, but it is where it is for it, too.
-    second = engine.admit(asks("c", 1), NO_CONSTRAINT, 0.0)
+    second = engine.admit(asks("c", 2), NO_CONSTRAINT, 0.0)
     assert "fenced" not in told(second.before + second.after)
     updates = engine.cancel(first.ticket, 0.0)
     now = engine.grants["fenced"].placement
@@ -448,7 +510,7 @@ REQUESTS = (0, 0, 0.2, 1, 1.5, 2, 3, 6)
 Step = tuple[str, int, int, bool]
 steps = st.lists(
     st.tuples(
-        st.sampled_from(("create", "create", "create", "remove", "resize", "exit", "offline")),
+        st.sampled_from(("create", "create", "create", "remove", "resize", "exit", "offline", "wait")),
         st.integers(0, 1000),
         st.integers(0, 1000),
         st.booleans(),
@@ -464,13 +526,17 @@ class Life:
         self.full = machine(name)
         self.engine = balloons_on(name, *TYPES)
         self.count = 0
+        self.has_lost_cpus = False
 
     def step(self, what: str, first: int, second: int, accepted: bool) -> None:
         engine, keys = self.engine, sorted(self.engine.grants)
         key = keys[first % len(keys)] if keys else ""
         if what == "create":
             self._create(first, second, accepted)
+        elif what == "wait":
+            engine.tick(engine.now_s + SPARE_S * (first % 3))
         elif what == "offline":
+            self.has_lost_cpus = True
             self._offline(first % 3, second)
         elif key and what == "remove":
             engine.remove(key)
@@ -514,7 +580,12 @@ class Life:
     def check(self, engine: Optional[Engine] = None) -> None:
         engine = engine or self.engine
         assert broken_invariants(engine) == []
-        assert engine.policy.tidy(engine.node) == {}, "a second look finds something to do"
+        assert engine.policy.tidy(engine.node, engine.now_s) == {}, "a second look finds something to do"
+        for name, group in engine.node.groups.items():
+            kind = next((kind for kind in TYPES if kind.name == name.partition("[")[0]), None)
+            for own in group.sets() if kind is not None else ():
+                assert not 0 < kind.max_cpus < len(own), name
+                assert self.has_lost_cpus or len(own) >= kind.min_cpus, name
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,9 @@ class Pools:
 
     def remove(self, name: str) -> None:
         self.node.remove(name)
-        for key, placement in self.policy.tidy(self.node).items():
+        for key, placement in self.policy.tidy(self.node, 1e9).items():
             self._move(key, placement)
-        assert self.policy.tidy(self.node) == {}
+        assert self.policy.tidy(self.node, 1e9) == {}
 
     def own(self, name: str) -> str:
         place = self.node.residents[name].placement
@@ -95,9 +95,16 @@ def pools() -> Pools:
 @pytest.mark.parametrize(
     ("kind", "requests", "size"),
     [
-        pytest.param(DB, [0], 1, id="a container that requests nothing has a CPU"),
+        pytest.param(DB, [0], 2, id="a container that requests nothing has a core"),
         pytest.param(DB, [1.2, 0.7], 2, id="the sum of the requests is rounded up, not each"),
+        pytest.param(DB, [2, 1], 4, id="to whole cores"),
+        pytest.param(
+            replace(DB, prefer_spread_on_physical_cores=True), [3], 3, id="but where it is spread over them"
+        ),
         pytest.param(replace(DB, min_cpus=4), [1], 4, id="never below MinCPUs"),
+        pytest.param(
+            replace(DB, hide_hyperthreads=True, max_cpus=3), [3], 2, id="nor above it for the hidden ones"
+        ),
         pytest.param(replace(DB, max_cpus=3, max_balloons=1), [2, 2], 3, id="never above MaxCPUs"),
         pytest.param(replace(DB, hide_hyperthreads=True), [3], 4, id="whole cores where threads are hidden"),
     ],
@@ -245,7 +252,7 @@ def test_who_matches_nothing_is_in_the_default_balloon_and_runs_on_all_cpus_of_i
 ) -> None:
     pools.put(asks("db", 2))
     place = pools.put(asks("other", 0, "shop")).placement
-    assert (place.group, len(place.exclusive)) == ("default[0]", 1)
+    assert (place.group, len(place.exclusive)) == ("default[0]", 2)
     assert place.cpus == parse_cpus("0-7,64-71") - parse_cpus(pools.own("db"))
 
 
