@@ -59,6 +59,20 @@ class Group:
         """Take one out."""
         member = self._members.pop(key)
         self._enter(member, -1)
+        self._leave_kind(key, member)
+
+    def change(self, members: Mapping[str, Resident]) -> None:
+        """Enter containers as they are now, which owned the same and do; they request what they did."""
+        was = now = None
+        for key, now in members.items():
+            was, self._members[key] = self._members[key], now
+            self._leave_kind(key, was)
+            self.kinds.setdefault(_kind(now), {})[key] = None
+        if was is not None and now is not None:
+            _count(self._owned, was.exclusive, -len(members))
+            _count(self._owned, now.exclusive, len(members))
+
+    def _leave_kind(self, key: str, member: Resident) -> None:
         kind = self.kinds[_kind(member)]
         del kind[key]
         if not kind:

@@ -249,18 +249,19 @@ class Node:
             self._claim(group, was.exclusive, -1)
 
     def share(self, places: Mapping[str, Optional[Placement]], cpus: frozenset[int]) -> None:
-        """Book containers that share one set of CPUs on another: as ``replace`` of each, where only its CPUs are others.
+        """Book containers that have one set of CPUs on another: as ``replace`` of each, where only its CPUs are others.
 
-        ``places``: what their placements are now, by key; None = it is not placed. They own no CPUs.
+        ``places``: what their placements are now, by key; None = it is not placed. They own no CPUs, or are of one group and
+        own the same, before and after.
         """
-        old = NO_CPUS
         charged: dict[frozenset[int], list[int]] = {}
         sizes: dict[tuple[int, int], int] = {}
         wants: dict[int, int] = {}
+        was = place = None
         for key, place in places.items():
             was = self.residents[key]
-            old = was.cpus
-            now = altered(was, cpus=cpus, placement=place)
+            exclusive = NO_CPUS if place is None else place.exclusive
+            now = altered(was, cpus=cpus, placement=place, exclusive=exclusive)
             self.residents[key] = self._of_pod[was.pod_uid][key] = now
             if key in self.with_terms:
                 self.with_terms[key] = now
@@ -268,6 +269,9 @@ class Node:
             sizes[size] = sizes.get(size, 0) + 1
             if wanted:
                 wants[wanted] = wants.get(wanted, 0) + 1
+        if was is None:
+            return
+        old, group = was.cpus, was.group
         for size, number in sizes.items():
             for sign, part in ((-1, old), (1, cpus)):
                 _, share, order = _spread(part, *size)
@@ -282,9 +286,15 @@ class Node:
             left = self._sets[part] = self._sets.get(part, 0) + sign * len(places)
             if not left:
                 del self._sets[part]
-            for milli, number in wants.items():
+            for milli, number in wants.items() if not group else ():
                 self._want(part, milli, sign * number)
         self.version += len(places)
+        if group and place is not None:
+            self.groups[group].change({key: self.residents[key] for key in places})
+            self.group_versions[group] = self.version
+            if place.exclusive != was.exclusive:
+                self._claim(group, place.exclusive, len(places))
+                self._claim(group, was.exclusive, -len(places))
 
     def _book(self, resident: Resident, sign: int) -> None:
         self.version += 1
@@ -320,17 +330,19 @@ class Node:
         ):
             self._want(resident.cpus, resident.milli_wanted, sign)
 
-    def _claim(self, group: str, exclusive: frozenset[int], sign: int) -> None:
-        """Note that there is one more or one less that owns some CPUs, alone or with its group."""
+    def _claim(self, group: str, exclusive: frozenset[int], more: int) -> None:
+        """Note that there is one more or one less that owns some CPUs, alone; of a group there may be ``more`` than one."""
         if not exclusive:
             return
+        sign = more
         if group:
             owners = self._owned_by.get((group, exclusive), 0)
-            left = self._owned_by[group, exclusive] = owners + sign
+            left = self._owned_by[group, exclusive] = owners + more
             if left and owners:
                 return
             if not left:
                 del self._owned_by[group, exclusive]
+            sign = 1 if more > 0 else -1
         for counts in (self._exclusive,) if group else (self._exclusive, self._alone):
             for cpu in exclusive:
                 counts[cpu] = counts.get(cpu, 0) + sign

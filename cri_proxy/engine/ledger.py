@@ -215,14 +215,6 @@ class Ledger:
         book(grant.key, resident_of(grant))
         self.store(grant)
 
-    def put_later(self, grant: Grant) -> None:
-        """The same with one that a daemon that starts works out anew from others': it is written some time later."""
-        name = "grant", grant.key
-        is_waiting = name in self.journal
-        self.put(grant)
-        if not is_waiting:
-            self.derived[name] = self.journal.pop(name)
-
     def bounded(self, grant: Grant) -> Grant:
         """A grant with the fence that it has on this host."""
         if not self.host.bounds and grant.fence.caller is None:
@@ -277,26 +269,26 @@ class Ledger:
             if not there:
                 self.places.pop(place, None)
 
-    def put_cpus(self, grants: Collection[Grant], cpus: frozenset[int]) -> None:
-        """Give grants that share one set of CPUs another one: nothing else of them changes. As ``put`` of each, at once.
+    def put_together(
+        self, places: Mapping[str, Optional[Placement]], cpus: frozenset[int], why: str = ""
+    ) -> None:
+        """Give grants that have one set of CPUs another one: as ``put`` of each, at once, and written some time later.
 
-        They are placed or adopted, in no group, own no CPUs, and are in the books as they are here.
+        ``places``: by key what their placements are now, with these CPUs; None: it is adopted, and runs on them. ``why``: ""
+        = their reasons still hold. They own no CPUs, or are of one group and own the same, before and after; what else is
+        in the books of them stays: how their memory is charged, whether their quotas are lifted.
         """
-        keys: dict[str, Optional[Placement]] = {}
-        for grant in grants:
-            key = grant.key
-            if grant.stance is Stance.ADOPTED:
-                keys[key], now = None, altered(grant, runs_on=cpus)
-            else:
-                place = altered(grant.placement, cpus=cpus)
-                keys[key], now = place, altered(grant, placement=place)
+        for key, place in places.items():
+            grant = self.grants[key]
+            changes = {"runs_on": cpus} if place is None else {"placement": place, "why": why or grant.why}
+            now = altered(grant, **changes)
             if self.undo is not None:
                 self.undo.setdefault(("grant", key), (self.grants, key, grant))
                 self.together[key] = grant, now, cpus
             self.grants[key] = self.derived["grant", key] = now
-        self.unsettled.update(keys)
-        self.version += len(keys)
-        self.node.share(keys, cpus)
+        self.unsettled.update(places)
+        self.version += len(places)
+        self.node.share(places, cpus)
 
     def tell(self, key: str, told: Optional[Told]) -> None:
         """A container has this from now on, by what it was told or as it was seen; None: it is gone. It is no record:

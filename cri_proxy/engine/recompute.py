@@ -86,15 +86,13 @@ def give_places(
 ) -> tuple[tuple[str, Placement, Placement], ...]:
     """Give others the placements a decision about a container has for them; returns what they had and have now, but of
     those that own CPUs with others: without the container that is more than they need, and goes back by itself."""
-    moved = []
-    why = f"makes room for {container.path}: {decision.why}"
-    for key, placement in sorted(decision.others.items()):
-        before = ledger.grants[key].placement
-        is_shown = _shown(before) != _shown(placement)
-        put_placement(ledger, key, placement, why if is_shown else "")
-        if is_shown:  # what it has been given, inside of what its caller allows
-            moved.append((key, before, ledger.grants[key].placement))
-    return tuple(moved)
+    grants, others = ledger.grants, decision.others
+    before = {
+        key: grants[key].placement for key in sorted(others) if _is_shown(grants[key].placement, others[key])
+    }
+    _put_placements(ledger, others, f"makes room for {container.path}: {decision.why}")
+    # What they have been given is inside of what their callers allow.
+    return tuple((key, was, grants[key].placement) for key, was in before.items())
 
 
 def tidy_up(ledger: Ledger) -> None:
@@ -130,16 +128,66 @@ def _twins(ledger: Ledger, owned: Mapping[str, frozenset[int]]) -> dict[str, fro
 
 def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]:
     """Give each container the placement that the policy has for it now; returns the CPUs that change hands."""
+    before = {key: ledger.grants[key].placement.exclusive for key in placements if key in ledger.grants}
+    _put_placements(ledger, placements)
     changed: set[int] = set()
-    for key, placement in placements.items():
-        was = ledger.grants.get(key)
-        if was is None:
-            continue
-        changed |= was.placement.exclusive ^ placement.exclusive
-        put_placement(ledger, key, placement)
-        if not ledger.grants[key].placement.cpus:  # all of them are outside of what its caller allows
-            changed |= placement.exclusive
+    seen: set[tuple[int, int]] = set()
+    for key, own in before.items():
+        now, has = placements[key].exclusive, ledger.grants[key].placement
+        if (id(own), id(now)) not in seen:  # many own the same
+            seen.add((id(own), id(now)))
+            changed |= own ^ now
+        if not has.cpus:  # all of them are outside of what its caller allows
+            changed |= now
     return frozenset(changed)
+
+
+def _put_placements(ledger: Ledger, placements: Mapping[str, Placement], why: str = "") -> None:
+    """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs."""
+    together: dict[tuple[object, ...], dict[str, Placement]] = {}
+    for key, placement in placements.items():
+        grant = ledger.grants.get(key)
+        if grant is None:
+            continue
+        was = grant.placement
+        if not _grows_with_group(grant, placement):
+            put_placement(ledger, key, placement, why if _is_shown(was, placement) else "")
+            continue
+        signs = (
+            was.cpus,
+            was.exclusive,
+            _is_shown(was, placement),
+            placement.cpus,
+            placement.exclusive,
+            _kind(was),
+        )
+        together.setdefault(signs, {})[key] = placement
+    for signs, alike in together.items():
+        cpus = next(iter(alike.values())).cpus
+        ledger.put_together(alike, cpus, why if signs[2] else "")
+
+
+def _grows_with_group(grant: Grant, placement: Placement) -> bool:
+    """Whether nothing of a container changes but what it owns with its group, and shares: that is more now.
+
+    A daemon that starts works that out from the record of the container that the group grows for.
+    """
+    was, fence = grant.placement, grant.fence
+    is_plain = (
+        grant.stance is Stance.PLACED and grant.displaced is None and (fence.cpus, fence.mems) == (None, None)
+    )
+    return bool(
+        is_plain
+        and was.group
+        and was.group == placement.group
+        and was.exclusive < placement.exclusive
+        and (was.mems, was.memory_charge, was.lift_quota)
+        == (placement.mems, placement.memory_charge, placement.lift_quota)
+    )
+
+
+def _kind(place: Placement) -> tuple[object, ...]:
+    return place.home, place.mems, place.hidden, place.one_thread
 
 
 def put_placement(ledger: Ledger, key: str, placement: Placement, why: str = "") -> None:
@@ -147,17 +195,18 @@ def put_placement(ledger: Ledger, key: str, placement: Placement, why: str = "")
     grant = ledger.grants.get(key)
     if grant is None or grant.stance is not Stance.PLACED or grant.placement == placement:
         return
-    was, placement = grant.placement, inside(grant.fence, placement)
-    # What a group owns that grows is in the record of the container that it grows for.
-    grows = was.group and was.group == placement.group and was.exclusive < placement.exclusive
-    put = ledger.put_later if grows else ledger.put
-    put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
+    placement = inside(grant.fence, placement)
+    ledger.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
+
+
+def _is_shown(was: Placement, now: Placement) -> bool:
+    """Whether a placement differs in more than the CPUs that a container owns with its group."""
+    return _shown(was) != _shown(now)
 
 
 def _shown(place: Placement) -> tuple[object, ...]:
-    """A place, of one that owns CPUs with others without these."""
     own = NO_CPUS if place.group else place.exclusive
-    return place.group, own, place.cpus, place.home, place.mems, place.hidden, place.one_thread
+    return place.group, own, place.cpus, *_kind(place)
 
 
 def inside(fence: CpusetConstraint, placement: Placement) -> Placement:
@@ -209,7 +258,6 @@ def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object])
     """Give containers that share their homes what of these may be used now, if ``changed`` matters to them: all that have
     the same at once. Returns the keys of those in no group that must be looked at one by one."""
     others = {key for key in ledger.displaced if not ledger.grants[key].placement.group}
-    raw = ledger.grants
     for (home, own), there in list(ledger.places.items()):
         if changed.isdisjoint(home) and changed.isdisjoint(own):
             continue
@@ -218,7 +266,7 @@ def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object])
             continue
         alike: dict[tuple[object, ...], list[Grant]] = {}
         for key in there:
-            grant = raw[key]
+            grant = ledger.grants[key]
             if key in others or key in twins or not _shares_plainly(ledger, grant):
                 others.add(key)
                 continue
@@ -234,8 +282,12 @@ def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object])
             if not cpus:
                 others.update(grant.key for grant in grants)
             elif cpus != has_now:
-                ledger.put_cpus(grants, cpus)
+                ledger.put_together({g.key: _with_cpus(g, cpus) for g in grants}, cpus)
     return others
+
+
+def _with_cpus(grant: Grant, cpus: frozenset[int]) -> Optional[Placement]:
+    return None if grant.stance is Stance.ADOPTED else altered(grant.placement, cpus=cpus)
 
 
 def _shares_plainly(ledger: Ledger, grant: Grant) -> bool:

@@ -81,7 +81,8 @@ class BalloonPlaces:
                 continue
             now = self.of_container(node, balloon, own, free, one.container, one.inside)
             # Memory nodes are only added: memory stays where it is.
-            now = replace(now, mems=was.mems and was.mems | near)
+            cpus = was.cpus if was.cpus == now.cpus else now.cpus
+            now = replace(now, cpus=cpus, mems=was.mems and was.mems | near)
             changed.update((key, _as(now, group.members[key])) for key in keys if key not in stay)
         return changed
 
@@ -102,6 +103,8 @@ def _as(now: Placement, member: Resident) -> Placement:
     """A place with what a container has of its own: how its memory is charged, whether its quota is lifted."""
     was = member.placement
     assert was is not None  # else it is in no group
+    if not was.memory_charge and not was.lift_quota:
+        return now
     return altered(now, memory_charge=was.memory_charge, lift_quota=was.lift_quota)
 
 
