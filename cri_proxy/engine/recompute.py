@@ -144,7 +144,9 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
 
 def _put_placements(ledger: Ledger, placements: Mapping[str, Placement], why: str = "") -> None:
     """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs."""
-    together: dict[tuple[object, ...], dict[str, Placement]] = {}
+    together: dict[
+        tuple[str, frozenset[int], frozenset[int], frozenset[int], frozenset[int]], dict[str, Placement]
+    ] = {}
     for key, placement in placements.items():
         grant = ledger.grants.get(key)
         if grant is None:
