@@ -144,29 +144,20 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
 
 def _put_placements(ledger: Ledger, placements: Mapping[str, Placement], why: str = "") -> None:
     """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs."""
-    together: dict[
-        tuple[str, frozenset[int], frozenset[int], frozenset[int], frozenset[int]], dict[str, Placement]
-    ] = {}
+    together: dict[tuple[str, tuple[frozenset[int], ...]], dict[str, Placement]] = {}
     for key, placement in placements.items():
         grant = ledger.grants.get(key)
         if grant is None:
             continue
         was = grant.placement
+        its_why = why if _is_shown(was, placement) else ""
         if not _grows_with_group(grant, placement):
-            put_placement(ledger, key, placement, why if _is_shown(was, placement) else "")
+            put_placement(ledger, key, placement, its_why)
             continue
-        signs = (
-            was.cpus,
-            was.exclusive,
-            _is_shown(was, placement),
-            placement.cpus,
-            placement.exclusive,
-            _kind(was),
-        )
-        together.setdefault(signs, {})[key] = placement
-    for signs, alike in together.items():
-        cpus = next(iter(alike.values())).cpus
-        ledger.put_together(alike, cpus, why if signs[2] else "")
+        sets = was.cpus, was.exclusive, placement.cpus, placement.exclusive
+        together.setdefault((its_why, sets), {})[key] = placement
+    for (its_why, sets), alike in together.items():
+        ledger.put_together(alike, sets[2], its_why)
 
 
 def _grows_with_group(grant: Grant, placement: Placement) -> bool:
