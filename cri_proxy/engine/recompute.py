@@ -33,6 +33,7 @@ from policies.wanted import without_demands
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
 REFRESH_ROUNDS = 8
+_FourSets = tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]
 #: Of a group of fewer containers each is asked.
 WORTH_ASKING = 2
 
@@ -144,7 +145,7 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
 
 def _put_placements(ledger: Ledger, placements: Mapping[str, Placement], why: str = "") -> None:
     """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs."""
-    together: dict[tuple[str, tuple[frozenset[int], ...]], dict[str, Placement]] = {}
+    together: dict[tuple[str, _FourSets], dict[str, Placement]] = {}
     for key, placement in placements.items():
         grant = ledger.grants.get(key)
         if grant is None:
@@ -156,8 +157,8 @@ def _put_placements(ledger: Ledger, placements: Mapping[str, Placement], why: st
             continue
         sets = was.cpus, was.exclusive, placement.cpus, placement.exclusive
         together.setdefault((its_why, sets), {})[key] = placement
-    for (its_why, sets), alike in together.items():
-        ledger.put_together(alike, sets[2], its_why)
+    for (its_why, (_, _, cpus, _)), alike in together.items():
+        ledger.put_together(alike, cpus, its_why)
 
 
 def _grows_with_group(grant: Grant, placement: Placement) -> bool:
