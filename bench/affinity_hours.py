@@ -24,7 +24,7 @@ from cri_proxy.affinity.problem import PlanningSnapshot, snapshot_of
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
+from cri_proxy.engine.model import Host
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.traffic import LINE_BYTES
 from policies.affinity.planner.instance import Instance

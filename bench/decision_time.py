@@ -20,7 +20,7 @@ from bench.figures import machine_line, percentile
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.cri.messages import read_create, write_create_delta
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
+from cri_proxy.engine.model import Host
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.registry import POLICIES

@@ -16,7 +16,7 @@ from typing import Optional
 from bench.placement_search import fewest, search
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
+from cri_proxy.engine.model import Host
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Cpu, Topology, TopologyData

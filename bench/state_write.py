@@ -32,7 +32,7 @@ from bench.decision_time import request
 from bench.figures import machine_line, percentile
 from cri_proxy.cri.messages import read_create
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.ledger import JournalKey, JournalValue
+from cri_proxy.engine.state import JournalKey, JournalValue
 from cri_proxy.metrics import Metrics
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter

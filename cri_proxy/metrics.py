@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Optional
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import DecisionRecord, Stance, TicketKind
+from cri_proxy.engine.model import DecisionRecord, Stance, TicketKind
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.instruments import Collector, Counter, Family, Registry
 

@@ -13,7 +13,7 @@ import grpc
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 
 CHANNEL_OPTIONS = (
     # kubelet allows replies of 16 MiB; here nothing is limited.

@@ -13,8 +13,7 @@ from typing import Any, Optional, Union
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
-from cri_proxy.engine.records import CpusetUpdate, Grant
+from cri_proxy.engine.model import CpusetUpdate, Grant, Host
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData

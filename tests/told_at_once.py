@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Admission, CpusetUpdate
+from cri_proxy.engine.model import Admission, CpusetUpdate
 
 Updates = tuple[CpusetUpdate, ...]
 

@@ -11,9 +11,8 @@ from typing import Any, Optional, TypeVar
 from cri_proxy.affinity.pressure_guard import Ban
 from cri_proxy.affinity.problem import PlanningSnapshot, StayingContainer
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.moves import MOST_PEERS, being_resized, may_move
-from cri_proxy.engine.peer_text import NAMED, bytes_text
-from cri_proxy.engine.records import Grant, Life, Move, Plan
+from cri_proxy.engine.model import Grant, Life, Move, Plan
+from cri_proxy.engine.moves import MOST_PEERS, NAMED, being_resized, bytes_text, may_move
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.instance import Instance

@@ -16,8 +16,8 @@ from typing import Optional, TypeVar
 
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.model import Grant, Life
 from cri_proxy.engine.moves import being_resized, may_move
-from cri_proxy.engine.records import Grant, Life
 from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.distances import distance_ns, tree_of
 from policies.affinity.planner.problem import Problem, Tree, Vertex

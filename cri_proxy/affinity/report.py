@@ -10,7 +10,7 @@ from typing import Any
 
 from cri_proxy.affinity.effect.comparison import effect_lines
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.peer_text import APART, NAMED, WHERE, bytes_text, where_both
+from cri_proxy.engine.moves import APART, NAMED, WHERE, bytes_text, where_both
 from cri_proxy.text.terminal import duration_text, table
 from policies.affinity.graph.traffic import LEAST_TRUST, Edge, Traffic
 

@@ -16,7 +16,7 @@ from cri_api.control import ControlError
 from cri_proxy.cli.answers import control_socket, fail, fail_by, pods
 from cri_proxy.cli.offline import daemons_config
 from cri_proxy.control import DaemonAbsent, ask
-from cri_proxy.engine.changes import CAUSES
+from cri_proxy.engine.state import CAUSES
 from cri_proxy.history.entries import MOST, BadQuery, read_query
 from cri_proxy.history.io.file import FILE, HistoryUnusable, read_file
 from cri_proxy.history.trace import write_trace

@@ -8,7 +8,7 @@ from typing import Any
 
 from cri_proxy.affinity.demand.report import demand_text, status_line
 from cri_proxy.affinity.report import move_text, status_lines, would_move_text
-from cri_proxy.engine.peer_text import peer_text
+from cri_proxy.engine.moves import peer_text
 from cri_proxy.engine.report import for_text
 from cri_proxy.text.terminal import duration_text, stance_text, table
 from policies.machine.domain_names import domain_text

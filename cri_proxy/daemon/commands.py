@@ -22,11 +22,9 @@ from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
 from cri_proxy.engine.build import make_engine
-from cri_proxy.engine.commands import is_adoptable
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet, unmet_in_short
-from cri_proxy.engine.orders import BadOrder, read_overrides
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.model import BadOrder, Grant, Life, Stance, read_overrides
 from cri_proxy.engine.report import (
     NotOne,
     distrusted_paths,
@@ -38,6 +36,7 @@ from cri_proxy.engine.report import (
     path_of,
     placement_rows,
 )
+from cri_proxy.engine.transitions import is_adoptable
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.services.node_state import ENFORCE, MODES
 from cri_proxy.simulator.preview import diff_document, records_of

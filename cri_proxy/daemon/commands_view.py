@@ -14,16 +14,16 @@ from cri_api.control import ControlError
 from cri_proxy.control import Command
 from cri_proxy.doctor.io.examiner import Examiner
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.node_report import (
+from cri_proxy.engine.model import Zone, zones_of
+from cri_proxy.engine.report import (
     container_row,
     group_rows,
     machine_document,
+    recent_moves,
     remote_rows,
     running,
     zone_rows,
 )
-from cri_proxy.engine.report import recent_moves
-from cri_proxy.engine.zones import Zone, zones_of
 from cri_proxy.history.entries import BadQuery, read_query
 from cri_proxy.history.io.file import HistoryUnusable
 from cri_proxy.version import VERSION

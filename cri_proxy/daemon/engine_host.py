@@ -16,7 +16,7 @@ from cri_proxy.bounded_files import read_text
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
+from cri_proxy.engine.model import Host
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas

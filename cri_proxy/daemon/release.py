@@ -12,9 +12,9 @@ from cri_proxy.config.config import Config
 from cri_proxy.daemon.engine_host import BOOT_KEY, LOST_KEY, QUOTAS_KEY, read_boot_id, restore
 from cri_proxy.engine.build import make_engine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import CpusetUpdate, Life, Stance
+from cri_proxy.engine.model import CpusetUpdate, Life, Stance
 from cri_proxy.engine.report import find_one, path_of
+from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader

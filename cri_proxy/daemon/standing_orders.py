@@ -1,4 +1,4 @@
-"""Carries out what people ask of this node besides its configuration, and keeps it over restarts (engine/orders.py).
+"""Carries out what people ask of this node besides its configuration, and keeps it over restarts (engine/model.py).
 
 Overrides are tried again now and then, and whenever orders change: a zone that was full has room one day, and a
 container that an override names starts hours after it was written.
@@ -15,9 +15,8 @@ from typing import Any, Optional
 from cri_api.waiting import wait_within
 from cri_proxy.affinity.io.executor import AT_ONCE, Mover
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.notable import NotableEvents
-from cri_proxy.engine.orders import Orders, Override, read_orders, write_orders
-from cri_proxy.engine.pins import FROZEN, override_states
+from cri_proxy.engine.model import NotableEvents, Orders, Override, read_orders, write_orders
+from cri_proxy.engine.place import FROZEN, override_states
 from cri_proxy.services.services import Services
 
 #: The name under which orders are kept in the state file.

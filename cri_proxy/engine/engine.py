@@ -3,9 +3,8 @@
 Every public method is one transition: it runs to its end without waiting for anything, or raises and leaves no
 trace. It changes records only. What containers are to be told by that is in ``pending``, until they were told
 (``told.py``); what has to be written down is collected in the journal, which the daemon drains after each call. Times are
-seconds since boot, given by the caller. The records themselves are in ``ledger.py``, what is decided about one container
-in ``decision.py``, what that does to others in ``recompute.py``; requests under way in ``tickets.py``, what commands do in
-``commands.py``.
+seconds since boot, given by the caller. The records themselves are in ``state.py``, what is decided about one container
+in ``place.py``, what that does to others in ``reconcile.py``; requests under way and what commands do in ``transitions.py``.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from inspect import signature
 from typing import Any, Callable, Optional, TypeVar, cast
 
 from cri_proxy.config.engine_options import EngineOptions
-from cri_proxy.engine import commands as interventions
-from cri_proxy.engine import mend, moves, pins, sizing
-from cri_proxy.engine import tickets as requests
+from cri_proxy.engine import invariants, moves, place, sizing
 from cri_proxy.engine import told as telling
-from cri_proxy.engine.changes import note_changes
-from cri_proxy.engine.host import Host
-from cri_proxy.engine.ledger import MESSAGE_CHARS, Ledger
-from cri_proxy.engine.notable import LARGER_RUNG, REFUSED, UNPLACED
-from cri_proxy.engine.quota import lifts_to_end
-from cri_proxy.engine.recompute import grown, put_and_recompute, refresh
-from cri_proxy.engine.records import (
+from cri_proxy.engine import transitions as requests
+from cri_proxy.engine.model import (
+    LARGER_RUNG,
+    REFUSED,
+    UNPLACED,
     Admission,
     DecisionRecord,
     Grant,
+    Host,
     Life,
     Stance,
     Ticket,
     Told,
     resident_of,
 )
+from cri_proxy.engine.reconcile import grown, put_and_recompute, refresh
+from cri_proxy.engine.resources import lifts_to_end
+from cri_proxy.engine.state import MESSAGE_CHARS, Ledger, note_changes
 from cri_proxy.engine.told import told_by
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
@@ -89,7 +88,7 @@ class Engine(Ledger):
 
     # ------------------------------------------------------------------ questions
 
-    pinned_outside, pinning_plan = pins.outside, pins.plan_of_pins
+    pinned_outside, pinning_plan = place.outside, place.plan_of_pins
     sized_sets, shrunk = sizing.sized_sets, sizing.shrunk
     lacks, any_lacks, lacking = telling.lacks, telling.any_lacks, telling.lacking
     pending, not_alone = telling.pending, telling.not_alone
@@ -251,7 +250,7 @@ class Engine(Ledger):
 
     # ------------------------------------------------------------------ by command
 
-    release, manage = _transition(interventions.release), _transition(interventions.manage)
+    release, manage = _transition(requests.release), _transition(requests.manage)
     apply, take_back = _transition(moves.apply), _transition(moves.take_back)
 
     # ------------------------------------------------------------------ sized by demand
@@ -382,4 +381,4 @@ class Engine(Ledger):
             self.tell(grant.key, seen)
         put_and_recompute(self, grant)
 
-    mend = _transition(mend.mend)
+    mend = _transition(invariants.mend)

@@ -13,8 +13,9 @@ from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
-from cri_proxy.engine.records import Grant, Stance
-from policies.model import POD_CGROUP, PodSize, Resources
+from cri_proxy.engine.model import Grant, Life, Stance
+from policies.model import POD_CGROUP, Container, PodSize, Resources
+from policies.settings import PlacementSettings
 
 #: What a cgroup has until it is told.
 DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
@@ -212,3 +213,57 @@ def _is_weight_of(weight: int, shares: int) -> bool:
     curve = 10 ** ((log * log + 125 * log) / 612 - 7 / 34)
     # A float may be a hair above or below a whole number, and is then rounded up to another one.
     return weight == line or ceil(curve - 1e-6) <= weight <= ceil(curve + 1e-6)
+
+
+# ---------------------------------------------------------------------- pods' quotas
+
+# Kubelet writes the sum of its containers' limits to a pod's cgroup. A container whose own quota is lifted is
+# throttled by that one all the same, so it has to go, too; as long as no container is left that needs it.
+
+
+def unlimited_pods(grants: Iterable[Grant]) -> frozenset[str]:
+    """The ``cgroup_parent`` of every pod whose quota should be lifted.
+
+    That is: one of its containers is placed without quota, and so is every other that has a limit. One whose
+    place is held for its next attempt counts only as lifted: the pod's quota does not come and go with it.
+    """
+    grants = tuple(grants)
+    lifted = {g.container.pod.cgroup_parent for g in grants if g.lifted and g.life is not Life.CREATING}
+    lifted.discard("")
+    if not lifted:
+        return frozenset()
+    limited = {g.container.pod.cgroup_parent for g in grants if _needs_a_limit(g)}
+    return frozenset(lifted - limited)
+
+
+def _needs_a_limit(grant: Grant) -> bool:
+    has_limit = grant.container.resources.milli_limit is not None
+    return has_limit and not grant.lifted and grant.life is not Life.HELD
+
+
+def wants_lift(container: Container, settings: PlacementSettings) -> bool:
+    """Whether a policy may lift the quota of a container that is about to be created."""
+    return (container.preferences.cfs_quota or settings.cfs_quota) == "lift"
+
+
+def lifts_to_end(
+    grants: Iterable[Grant], before: Optional[PlacementSettings], now: Optional[PlacementSettings]
+) -> dict[str, Grant]:
+    """The grants, by key, whose quota was lifted by the configuration before, which now keeps quotas."""
+    if before is None or now is None or (before.cfs_quota, now.cfs_quota) != ("lift", "keep"):
+        return {}
+    return {g.key: g for g in grants if g.lifted and not wants_lift(g.container, now)}
+
+
+def with_quota_kept(container: Container, reason: str) -> Container:
+    """The container as one whose quota is not to be lifted, with the reason among its notes."""
+    preferences = container.preferences
+    note = f"its CPU quota is not lifted: {reason}"
+    return replace(
+        container, preferences=replace(preferences, cfs_quota="keep", notes=(*preferences.notes, note))
+    )
+
+
+def is_unlimited(limit: str) -> bool:
+    """Whether ``QUOTA PERIOD`` (cgroup v2's cpu.max, or v1's two files side by side) says no limit."""
+    return limit.split()[:1] in (["max"], ["-1"], [])

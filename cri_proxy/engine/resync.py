@@ -6,13 +6,13 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Optional
 
-from cri_proxy.engine.decision import opted_out
+from cri_proxy.cri.device_hints import Use
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import (
+from cri_proxy.engine.model import (
     Grant,
     Life,
     ListedContainer,
@@ -21,9 +21,10 @@ from cri_proxy.engine.records import (
     TicketKind,
     Told,
 )
-from cri_proxy.engine.takeover import take_over
+from cri_proxy.engine.place import opted_out
+from cri_proxy.engine.told import told_by
 from policies.machine.cpus import NO_CPUS
-from policies.model import Container, Placement, Qos, Resources
+from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Placement, Qos, Resources
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is another program's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -464,3 +465,170 @@ def _looks_exclusive(
     rivals = (s for s in listing.values() if s.running or not item.running)
     others = (s for s in rivals if s.id != item.id and not s.exited and s.cpus)
     return all(item.cpus.isdisjoint(s.cpus or NO_CPUS) for s in others)
+
+
+# ---------------------------------------------------------------------- after an end with records that were not saved
+
+# Containers came, went and changed places that the records know nothing of, and the runtime has been told of it. So no
+# cpuset is changed back: what the records lack is adopted, what contradicts what runs is given up, and what follows for
+# others from both mostly is what they run with already.
+
+#: Makes the record of a container that runs; given what others own.
+Adoption = Callable[[ListedContainer, Container, frozenset[int]], Grant]
+
+
+def take_over(
+    engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float,
+    adoption: Adoption
+) -> tuple[str, ...]:  # fmt: skip
+    """Bring the records in line with what runs; ``details``: containers by id that are not in the records.
+
+    Returns the ids of the adopted. What the others were told last is what they run on.
+    """
+    live = [item for item in seen.values() if not item.exited]
+    details = {**details, **_made_otherwise(engine, live)}
+    unknown = [item for item in live if item.id not in engine.grants and item.id in details]
+    gone, tickets = _gone(engine, seen, unknown, details, listed_at_s)
+    owned = _owned(engine, {*gone, *(ticket.key for ticket in tickets)})
+    found = [adoption(item, details[item.id], owned) for item in unknown]
+    engine.take_over(gone, tickets, found)
+    for grant in found:
+        if grant.container.pod.id not in engine.pods:
+            engine.add_pod(grant.container.pod)
+    outdated = [item for item in live if is_outdated(engine, item)]
+    for item in outdated:
+        grant = engine.grants[item.id]
+        engine.adopt(adoption(item, grant.container, _owned(engine, {item.id})))
+    for update in engine.lacking():
+        if update.id in seen and seen[update.id].cpus == engine.grants[update.id].cpus:
+            engine.saw(update.id, **told_by(engine.grants[update.id], engine.told[update.id])._asdict())
+    return tuple(item.id for item in [*unknown, *outdated])
+
+
+def _made_otherwise(engine: Engine, live: Iterable[ListedContainer]) -> dict[str, Container]:
+    """Containers by id whose creates are in doubt, and which run elsewhere than those asked for."""
+    by_name = {(item.pod_uid, item.name, item.attempt): item for item in live}
+    found = {}
+    for ticket in engine.tickets.values():
+        grant = engine.grants[ticket.key]
+        item = by_name.get(_name(grant))
+        is_create = ticket.kind is TicketKind.CREATE and ticket.in_doubt
+        if is_create and item is not None and item.cpus and item.cpus != grant.placement.cpus:
+            found[item.id] = grant.container
+    return found
+
+
+def _name(grant: Grant) -> tuple[str, str, int]:
+    container = grant.container
+    return container.pod.uid, container.name, container.attempt
+
+
+def is_outdated(engine: Engine, item: ListedContainer) -> bool:
+    """Whether a container runs elsewhere than its record says; one whose processes are elsewhere tells nothing."""
+    grant, online = engine.grants.get(item.id), engine.host.topology.online
+    if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
+        return False
+    if item.exited or not item.cpus or item.runs_in:
+        return False
+    return item.cpus & online != grant.placement.cpus & online
+
+
+def _gone(
+    engine: Engine, seen: Mapping[str, ListedContainer], unknown: Iterable[ListedContainer],
+    details: Mapping[str, Container], listed_at_s: float
+) -> tuple[list[str], list[Ticket]]:  # fmt: skip
+    """Records of what is not there any more, and requests that must have ended: what they own would be in the way."""
+    newest = {(item.pod_uid, item.name): item.attempt for item in unknown}
+    made = {(item.pod_uid, item.name, item.attempt) for item in unknown}
+    tickets = [
+        t
+        for t in engine.tickets.values()
+        if t.in_doubt and (_name(engine.grants[t.key]) in made or _has_ended(engine, t, seen, newest))
+    ]
+    gone = [
+        grant.key
+        for grant in engine.grants.values()
+        if grant.life is not Life.CREATING
+        and (_is_earlier(grant, newest, seen) or (grant.key not in seen and grant.since_s < listed_at_s))
+    ]
+    return gone, tickets
+
+
+def _is_earlier(
+    grant: Grant, newest: Mapping[tuple[str, str], int], seen: Mapping[str, ListedContainer]
+) -> bool:
+    """Whether a place is held for a next attempt that is there by now."""
+    name = (grant.container.pod.uid, grant.container.name)
+    is_over = grant.key not in seen or seen[grant.key].exited
+    return is_over and grant.container.attempt < newest.get(name, -1)
+
+
+def _has_ended(
+    engine: Engine, ticket: Ticket, seen: Mapping[str, ListedContainer], newest: Mapping[tuple[str, str], int]
+) -> bool:
+    """A request whose container has a later attempt, is being resized elsewhere, or owns what others run on by now."""
+    grant = engine.grants[ticket.key]
+    if ticket.kind is TicketKind.RESIZE:
+        return ticket.target not in seen or is_outdated(engine, seen[ticket.target])
+    if _is_earlier(grant, newest, {}):
+        return True
+    if any((item.pod_uid, item.name, item.attempt) == _name(grant) for item in seen.values()):
+        return False
+    return any(not grant.exclusive.isdisjoint(item.cpus or NO_CPUS) for item in _placed(engine, seen))
+
+
+def _placed(engine: Engine, seen: Mapping[str, ListedContainer]) -> Iterator[ListedContainer]:
+    for item in seen.values():
+        grant = engine.grants.get(item.id)
+        if grant is not None and grant.stance is Stance.PLACED and not item.exited:
+            yield item
+
+
+def _owned(engine: Engine, but: Iterable[str]) -> frozenset[int]:
+    """What containers own, without some."""
+    left = set(but)
+    return NO_CPUS.union(*(g.exclusive for g in engine.grants.values() if g.key not in left))
+
+
+# ---------------------------------------------------------------------- containers that come unannounced
+
+# For a front end that sees no requests. What a proxy does in two steps around a call (admit, bind) is one here: the
+# container is there already, and nothing can come between.
+
+
+@dataclass(frozen=True)
+class UnannouncedContainer:
+    """A container that no call announced. ``fence``: the cpuset and mems it was created with; ``cpus``, ``mems``:
+    those it has now, None = not known. ``started_at_ns``: Unix time, 0 = not known. Not running: created only."""
+
+    id: str
+    container: Container
+    fence: CpusetConstraint = NO_CONSTRAINT
+    uses: tuple[Use, ...] = ()
+    cpus: Optional[frozenset[int]] = None
+    mems: Optional[frozenset[int]] = None
+    started_at_ns: int = 0
+    is_running: bool = True
+
+
+def leave_untouched(engine: Engine, unannounced: UnannouncedContainer, now_s: float, why: str) -> None:
+    """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
+    runs_on = unannounced.cpus or engine.host.parent_cpus or engine.host.usable
+    grant = Grant(
+        key=unannounced.id,
+        container=unannounced.container,
+        placement=Placement(),
+        stance=Stance.UNTOUCHED,
+        fence=unannounced.fence,
+        life=Life.RUNNING if unannounced.is_running else Life.CREATED,
+        runs_on=runs_on,
+        runs_on_mems=unannounced.mems or NO_CPUS,
+        since_s=now_s,
+        why=why,
+    )
+    engine.adopt(grant)
+
+
+def in_order(containers: Iterable[UnannouncedContainer]) -> list[UnannouncedContainer]:
+    """As they were started."""
+    return sorted(containers, key=lambda each: (each.started_at_ns, each.id))

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
-from cri_proxy.engine.decision import resized_anew
-from cri_proxy.engine.eviction import is_worse
-from cri_proxy.engine.ledger import Ledger
+from cri_proxy.engine.model import Grant, Life
 from cri_proxy.engine.moves import being_resized, may_move
-from cri_proxy.engine.recompute import keep_memory, refresh
-from cri_proxy.engine.records import Grant, Life
+from cri_proxy.engine.place import is_worse, resized_anew
+from cri_proxy.engine.reconcile import keep_memory, refresh
+from cri_proxy.engine.state import Ledger
 from cri_proxy.engine.told import GIVEN_BACK
 from policies.model import (
     BudgetSpent,

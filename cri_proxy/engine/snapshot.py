@@ -14,8 +14,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.ledger import JournalKey, JournalValue
-from cri_proxy.engine.records import (
+from cri_proxy.engine.model import (
     DecisionRecord,
     Grant,
     Life,
@@ -25,6 +24,7 @@ from cri_proxy.engine.records import (
     Ticket,
     TicketKind,
 )
+from cri_proxy.engine.state import JournalKey, JournalValue
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
     Container,

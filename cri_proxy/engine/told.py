@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, Optional
 
-from cri_proxy.engine.ledger import Ledger
-from cri_proxy.engine.records import Begun, CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.model import Begun, CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.state import Ledger
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 

@@ -23,8 +23,8 @@ from cri_proxy.cri.messages import (
     write_update_delta,
 )
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.ledger import MESSAGE_CHARS
 from cri_proxy.engine.report import path_of
+from cri_proxy.engine.state import MESSAGE_CHARS
 from cri_proxy.front_ends.events import EventStream
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize

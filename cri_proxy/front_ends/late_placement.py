@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Optional
 
-from cri_proxy.engine import unannounced as core
+from cri_proxy.engine import resync as core
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.unannounced import UnannouncedContainer
+from cri_proxy.engine.resync import UnannouncedContainer
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Placer
 from cri_proxy.services.services import Services

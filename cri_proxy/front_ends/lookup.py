@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cri_proxy.cri.device_hints import Use, counted
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.quota import wants_lift, with_quota_kept
+from cri_proxy.engine.resources import wants_lift, with_quota_kept
 from cri_proxy.services.node_state import NodeState
 from policies.model import Container
 

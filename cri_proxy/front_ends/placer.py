@@ -15,8 +15,8 @@ from typing import Any, Callable, Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import update_resources
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Admission, Stance, Ticket
-from cri_proxy.engine.unannounced import UnannouncedContainer
+from cri_proxy.engine.model import Admission, Stance, Ticket
+from cri_proxy.engine.resync import UnannouncedContainer
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import Container, CpusetConstraint, Placement, Quota
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cri_proxy.cri.messages import CreateRequest
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.unannounced import UnannouncedContainer
+from cri_proxy.engine.resync import UnannouncedContainer
 from cri_proxy.front_ends.late_placement import LatePlacement
 
 

@@ -21,7 +21,7 @@ from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.unannounced import UnannouncedContainer
+from cri_proxy.engine.resync import UnannouncedContainer
 from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.services.services import Services
 from cri_proxy.unix_sockets import activated

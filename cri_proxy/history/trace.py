@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cri_proxy.engine.changes import CAUSES
+from cri_proxy.engine.state import CAUSES
 from cri_proxy.text.protobuf_bytes import write_varint
 
 #: Field numbers of TracePacket, TrackDescriptor, TrackEvent, DebugAnnotation and ClockSnapshot.

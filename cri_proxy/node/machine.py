@@ -19,7 +19,7 @@ from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import read_bytes, read_number, read_text
 from cri_proxy.cri.messages import kubepods_root
 from cri_proxy.engine.build import Machine
-from cri_proxy.engine.quota import pod_cgroup
+from cri_proxy.engine.model import pod_cgroup
 from cri_proxy.kubelet.io.cpu_manager import (
     NotUnderstood,
     read_exclusive,

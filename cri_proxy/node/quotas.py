@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.bounded_files import read_text
-from cri_proxy.engine.quota import is_unlimited, pod_cgroup
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.model import Grant, Life, Stance, pod_cgroup
+from cri_proxy.engine.resources import is_unlimited
 from policies.model import Pod
 
 V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"

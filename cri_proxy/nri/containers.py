@@ -24,7 +24,7 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, ListedContainer
+from cri_proxy.engine.model import CpusetUpdate, Grant, Life, ListedContainer
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Quota
 

@@ -12,9 +12,8 @@ from typing import Any, Callable, Optional
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.orders import NO_ORDERS, Orders
-from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import DecisionRecord, Grant
+from cri_proxy.engine.model import NO_ORDERS, DecisionRecord, Grant, Orders
+from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas

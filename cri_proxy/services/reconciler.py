@@ -23,8 +23,7 @@ from cri_proxy.cri.messages import (
     read_resources,
 )
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.quota import pod_cgroup
-from cri_proxy.engine.records import Grant, Life, ListedContainer
+from cri_proxy.engine.model import Grant, Life, ListedContainer, pod_cgroup
 from cri_proxy.engine.resources import (
     CgroupReading,
     has_news,
@@ -34,8 +33,7 @@ from cri_proxy.engine.resources import (
     size_read,
     with_quota,
 )
-from cri_proxy.engine.resync import Listing, Resync, merged, resync_slices, unknown_ids
-from cri_proxy.engine.unannounced import UnannouncedContainer
+from cri_proxy.engine.resync import Listing, Resync, UnannouncedContainer, merged, resync_slices, unknown_ids
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState

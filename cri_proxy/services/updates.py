@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 import grpc
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
 from cri_proxy.runtime import RuntimeClient
 

@@ -27,13 +27,12 @@ from cri_proxy.cri.messages import (
 )
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import unmet
-from cri_proxy.engine.ledger import HISTORY, JournalKey
-from cri_proxy.engine.records import CpusetUpdate, Grant, ListedContainer, Stance
+from cri_proxy.engine.model import CpusetUpdate, Grant, Host, ListedContainer, Stance
 from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
+from cri_proxy.engine.state import HISTORY, JournalKey
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.simulator.node import Process, SimulatedRuntime
 from cri_proxy.simulator.observer import SimulatedObserver, rebalance

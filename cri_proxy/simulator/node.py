@@ -26,7 +26,7 @@ from cri_proxy.cri.messages import (
     read_resources,
     write_update_delta,
 )
-from cri_proxy.engine.records import CpusetUpdate, ListedContainer
+from cri_proxy.engine.model import CpusetUpdate, ListedContainer
 from cri_proxy.simulator.scenario import ScenarioStep
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Qos

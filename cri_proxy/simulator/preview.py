@@ -13,9 +13,7 @@ from typing import Any, Optional
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import make_engine, make_policy
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
-from cri_proxy.engine.orders import NO_ORDERS, Orders
-from cri_proxy.engine.records import Grant, Stance, Ticket
+from cri_proxy.engine.model import NO_ORDERS, Grant, Host, Orders, Stance, Ticket
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod

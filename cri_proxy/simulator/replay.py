@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 from cri_proxy.config.config import BadConfig, Config
-from cri_proxy.engine.records import Life, Stance
+from cri_proxy.engine.model import Life, Stance
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.engine.resync import Resync
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with

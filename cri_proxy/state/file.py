@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cri_proxy.engine.ledger import JournalKey
 from cri_proxy.engine.snapshot import FORMAT, GROUP, WITH_GROUPS, UnreadableRecord, read_records
+from cri_proxy.engine.state import JournalKey
 
 FILE = "state.db"
 #: Another program's lock (a sqlite3 shell, a backup) may cost a request this much, not more.

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from cri_proxy.config.io.files import LAST
-from cri_proxy.engine.ledger import HISTORY, JournalKey, JournalValue
 from cri_proxy.engine.snapshot import FORMAT, RecordWriter, UnreadableRecord
+from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
 from cri_proxy.state.file import (
     FILE,
     LOCK_WAIT_S,

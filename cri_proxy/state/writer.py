@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any, Callable, Optional, TypeVar
 
 from cri_api.waiting import wait_within
-from cri_proxy.engine.ledger import JournalKey
+from cri_proxy.engine.state import JournalKey
 from cri_proxy.job_thread import JobThread
 from cri_proxy.metrics import Metrics
 from cri_proxy.state.file import LoadedState

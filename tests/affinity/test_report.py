@@ -8,7 +8,7 @@ import pytest
 
 from cri_proxy.affinity import report
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.peer_text import where_both
+from cri_proxy.engine.moves import where_both
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Topology

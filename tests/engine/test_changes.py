@@ -10,10 +10,10 @@ import pytest
 
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.ledger import HISTORY
-from cri_proxy.engine.records import Stance
+from cri_proxy.engine.model import Stance
 from cri_proxy.engine.report import explain, placement_rows
 from cri_proxy.engine.snapshot import read_record, write_record
+from cri_proxy.engine.state import HISTORY
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate, Grant, Stance
-from cri_proxy.engine.records import Life as GrantLife
+from cri_proxy.engine.model import CpusetUpdate, Grant, Stance
+from cri_proxy.engine.model import Life as GrantLife
 from policies.balloons.policy import SPARE_S, Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import format_cpus, parse_cpus

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance
+from cri_proxy.engine.model import Grant, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus

@@ -8,11 +8,10 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.config.engine_options import EngineOptions
-from cri_proxy.engine.decision import OPT_OUT
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Grant, Stance
+from cri_proxy.engine.model import Admission, Grant, Host, Stance
+from cri_proxy.engine.place import OPT_OUT
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, Qos, Resources

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Life, Stance
+from cri_proxy.engine.model import Admission, Life, Stance
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO

@@ -14,7 +14,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate, ListedContainer
+from cri_proxy.engine.model import CpusetUpdate, ListedContainer
 from cri_proxy.engine.resync import Listing, unknown_ids
 from policies.model import NO_CONSTRAINT, Container, Placement, Qos
 from policies.topology_aware import TopologyAware

@@ -21,9 +21,8 @@ from hypothesis.stateful import (
 )
 
 from cri_proxy.config.engine_options import EngineOptions
-from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, CpusetUpdate, Life, ListedContainer, Move, Plan, Stance
+from cri_proxy.engine.model import Admission, CpusetUpdate, Host, Life, ListedContainer, Move, Plan, Stance
 from cri_proxy.engine.resync import Listing, unknown_ids
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType

@@ -10,8 +10,8 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, update_resources, write_update_delta
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.quota import unlimited_pods
-from cri_proxy.engine.records import Grant, Stance
+from cri_proxy.engine.model import Grant, Stance
+from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus
 from policies.model import (

@@ -10,9 +10,8 @@ from typing import Optional
 import pytest
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.host import Host
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate, Life, Stance
+from cri_proxy.engine.model import CpusetUpdate, Host, Life, Stance
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData, remember

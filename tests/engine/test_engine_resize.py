@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Grant, Life, Stance
+from cri_proxy.engine.model import Admission, Grant, Life, Stance
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, PlacementPreferences, Qos, Resources
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO

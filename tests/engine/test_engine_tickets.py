@@ -10,9 +10,9 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.ledger import JournalValue, Ledger
-from cri_proxy.engine.records import Admission, Life, ListedContainer, Move, Plan, Stance
+from cri_proxy.engine.model import Admission, Life, ListedContainer, Move, Plan, Stance
 from cri_proxy.engine.resync import Listing, Resync
+from cri_proxy.engine.state import JournalValue, Ledger
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (

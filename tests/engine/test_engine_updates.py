@@ -8,7 +8,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, Life, Move, Plan, Stance
+from cri_proxy.engine.model import Admission, Life, Move, Plan, Stance
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO

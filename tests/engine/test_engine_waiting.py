@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Admission, CpusetUpdate
+from cri_proxy.engine.model import Admission, CpusetUpdate
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from cri_proxy.config.engine_options import EngineOptions
-from cri_proxy.engine import eviction
+from cri_proxy.engine import place as eviction
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized
 from policies.machine.topology import Topology

@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Grant, Stance
+from cri_proxy.engine.model import Grant, Stance
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import VM_NO_CACHE_INFO

@@ -9,11 +9,11 @@ import pytest
 
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.ledger import SAME_BYTES, is_other_amount
-from cri_proxy.engine.records import ListedContainer, Stance
+from cri_proxy.engine.model import ListedContainer, Stance
 from cri_proxy.engine.report import explain, placement_row
 from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import everything, read_record, write_record
+from cri_proxy.engine.state import SAME_BYTES, is_other_amount
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge

@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.records import Stance
+from cri_proxy.engine.model import Stance
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus

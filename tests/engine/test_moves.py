@@ -10,8 +10,8 @@ import pytest
 from cri_proxy.affinity.report import move_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.peer_text import LISTED
-from cri_proxy.engine.records import CpusetUpdate, Move, Plan
+from cri_proxy.engine.model import CpusetUpdate, Move, Plan
+from cri_proxy.engine.moves import LISTED
 from cri_proxy.engine.report import explain, recent_moves
 from policies.machine.cpus import format_cpus
 from policies.model import CpusetConstraint, Qos, Resources

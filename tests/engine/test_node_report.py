@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.node_report import container_row, group_rows, machine_document, running, zone_rows
-from cri_proxy.engine.zones import zone_around, zones_of
+from cri_proxy.engine.model import zone_around, zones_of
+from cri_proxy.engine.report import container_row, group_rows, machine_document, running, zone_rows
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Edge, Traffic, traffic_of
 from policies.machine.cpus import parse_cpus

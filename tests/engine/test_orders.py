@@ -10,20 +10,28 @@ import pytest
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.notable import KEPT, LARGER_RUNG, MESSAGE_CHARS, NotableEvents
-from cri_proxy.engine.orders import (
+from cri_proxy.engine.model import (
+    KEPT,
+    LARGER_RUNG,
+    MESSAGE_CHARS,
     MOST,
     NO_ORDERS,
     BadOrder,
+    Life,
+    Move,
+    NotableEvents,
     Orders,
     Override,
+    Plan,
+    Stance,
+    names_text,
     read_orders,
     read_overrides,
     write_orders,
+    zone_around,
+    zones_of,
 )
-from cri_proxy.engine.pins import override_states
-from cri_proxy.engine.records import Life, Move, Plan, Stance
-from cri_proxy.engine.zones import names_text, zone_around, zones_of
+from cri_proxy.engine.place import override_states
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.domain_names import domain_text
 from policies.model import NO_CONSTRAINT, Placement, PlacementRefused, Qos, Resources

@@ -18,7 +18,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Grant, ListedContainer, Stance
+from cri_proxy.engine.model import Grant, ListedContainer, Stance
 from cri_proxy.engine.report import placement_row
 from cri_proxy.engine.resources import CgroupReading, has_news, resources_read, size_read
 from cri_proxy.engine.resync import Listing

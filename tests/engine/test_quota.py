@@ -7,8 +7,8 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.engine.quota import is_unlimited, pod_cgroup, unlimited_pods, wants_lift, with_quota_kept
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.model import Grant, Life, Stance, pod_cgroup
+from cri_proxy.engine.resources import is_unlimited, unlimited_pods, wants_lift, with_quota_kept
 from policies.model import Placement, PlacementPreferences
 from policies.settings import PlacementSettings
 from tests.scenes import make_container, make_pod

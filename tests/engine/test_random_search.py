@@ -23,8 +23,7 @@ from typing import Any, Callable, Optional
 import pytest
 
 from cri_proxy.engine.invariants import broken_invariants, crowded_by, crowded_out
-from cri_proxy.engine.orders import Override
-from cri_proxy.engine.records import Life, ListedContainer, Stance, resident_of
+from cri_proxy.engine.model import Life, ListedContainer, Override, Stance, resident_of
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.exclusive.rules import ask_of

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
 from cri_proxy.engine import report
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.model import Grant, Life, Stance
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, read_resources
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.model import Grant, Life, Stance
 from cri_proxy.engine.resources import CgroupReading, has_news, memory_limit_read, resources_read, size_read
 from policies.model import Placement, PodSize, Qos, Resources
 from tests.machines import GIB

@@ -13,7 +13,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Grant, Life, ListedContainer, Stance
+from cri_proxy.engine.model import Grant, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import (
     DRIFT_WINDOW_S,
     FLIPS,

@@ -8,7 +8,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from policies.model import NO_CONSTRAINT, Container, PlacementPreferences, Qos
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware

@@ -10,8 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.orders import Orders, Override
-from cri_proxy.engine.records import Move, Plan
+from cri_proxy.engine.model import Move, Orders, Override, Plan
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.model import NO_CONSTRAINT, PlacementPreferences, Resources
 from policies.settings import PlacementSettings

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cri_proxy.engine.ledger import JournalValue
-from cri_proxy.engine.records import (
+from cri_proxy.engine.model import (
     DecisionRecord,
     Grant,
     Life,
@@ -29,6 +28,7 @@ from cri_proxy.engine.snapshot import (
     write_placement,
     write_record,
 )
+from cri_proxy.engine.state import JournalValue
 from policies.machine.cpus import parse_cpus
 from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO

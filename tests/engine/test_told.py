@@ -8,7 +8,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.model import CpusetUpdate, Grant, Life, Stance, Told
 from cri_proxy.engine.told import SHARED_CPUS, told_by, update_of
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Placement, Qos, Quota, Resources

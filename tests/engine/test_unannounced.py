@@ -7,8 +7,8 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import Life, Stance
-from cri_proxy.engine.unannounced import UnannouncedContainer, in_order, leave_untouched
+from cri_proxy.engine.model import Life, Stance
+from cri_proxy.engine.resync import UnannouncedContainer, in_order, leave_untouched
 from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos

@@ -22,7 +22,7 @@ from cri_proxy.config.config import Config, read_config
 from cri_proxy.cri.messages import read_create
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.unannounced import UnannouncedContainer
+from cri_proxy.engine.resync import UnannouncedContainer
 from cri_proxy.front_ends.cri_calls import CriInterceptor
 from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.metrics import Metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cri_proxy.engine.records import DecisionRecord, MoveEffect, PlacementChange
+from cri_proxy.engine.model import DecisionRecord, MoveEffect, PlacementChange
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement
 

@@ -10,8 +10,7 @@ from typing import Any, Optional
 import pytest
 import structlog
 
-from cri_proxy.engine.quota import pod_cgroup
-from cri_proxy.engine.records import Grant, Life, Stance
+from cri_proxy.engine.model import Grant, Life, Stance, pod_cgroup
 from cri_proxy.engine.told import told_by, update_of
 from cri_proxy.node.quotas import HINT, Quotas
 from policies.machine.cpus import parse_cpus

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, read_create
-from cri_proxy.engine.records import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.model import CpusetUpdate, Grant, Life, Stance
 from cri_proxy.nri import containers
 from policies.machine.cpus import parse_cpus
 from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, Qos, Quota

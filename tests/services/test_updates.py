@@ -15,7 +15,7 @@ import structlog
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
 from cri_proxy.services import updates as sender
 from cri_proxy.services.updates import AT_A_TIME, Updates

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.records import CpusetUpdate, Life, ListedContainer, Stance
+from cri_proxy.engine.model import CpusetUpdate, Life, ListedContainer, Stance
 from cri_proxy.engine.resync import Listing, resync_slices
 from cri_proxy.metrics import Metrics
 from cri_proxy.services.updates import Updates

@@ -9,7 +9,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import CreateRequest, read_create, read_pod, read_update
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.simulator.node import SimulatedRuntime, create_request, sandbox_request, update_request
 from cri_proxy.simulator.scenario import ScenarioStep, read_scenario
 from policies.machine.cpus import parse_cpus

@@ -14,9 +14,9 @@ from typing import Callable
 
 import pytest
 
-from cri_proxy.engine.ledger import HISTORY, JournalKey, JournalValue
-from cri_proxy.engine.records import DecisionRecord
+from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.engine.snapshot import everything
+from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
 from cri_proxy.state.file import FILE, PAGE_BYTES, StateLocked
 from cri_proxy.state.store import RETRY_S, Store
 from policies.model import Placement

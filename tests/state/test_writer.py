@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 import pytest_asyncio
 import structlog
 
-from cri_proxy.engine.ledger import JournalKey
+from cri_proxy.engine.state import JournalKey
 from cri_proxy.metrics import Metrics
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter

@@ -9,9 +9,8 @@ from typing import Any, Optional
 
 from cri_proxy.affinity.report import edge_rows
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.node_report import container_row, running, zone_rows
-from cri_proxy.engine.report import recent_moves
-from cri_proxy.engine.zones import zones_of
+from cri_proxy.engine.model import zones_of
+from cri_proxy.engine.report import container_row, recent_moves, running, zone_rows
 from cri_proxy.view.snapshot import NodeSnapshot, read_snapshot
 from cri_proxy.view.top.screen import Scene
 from policies.affinity.graph.traffic import Edge, traffic_of

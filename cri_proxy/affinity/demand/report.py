@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from cri_proxy.affinity.demand.controller import DemandController, DemandReport
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant, Stance
+from cri_proxy.engine.model import Grant, Stance
 from cri_proxy.text.terminal import duration_text, stance_text
 from policies.wanted import size_mode_of
 

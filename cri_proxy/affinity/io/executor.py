@@ -22,9 +22,8 @@ from cri_proxy.affinity.problem import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.bounded_files import read_number, read_text
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.notable import MOVED
-from cri_proxy.engine.pins import FROZEN
-from cri_proxy.engine.records import Life, Move, Plan
+from cri_proxy.engine.model import MOVED, Life, Move, Plan
+from cri_proxy.engine.place import FROZEN
 from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
 

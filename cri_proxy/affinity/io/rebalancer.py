@@ -25,8 +25,8 @@ from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.problem import PlanningSnapshot, Slices, snapshot_slices
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.pins import FROZEN
-from cri_proxy.engine.records import Grant
+from cri_proxy.engine.model import Grant
+from cri_proxy.engine.place import FROZEN
 from cri_proxy.services.services import Services
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from cri_proxy.engine.records import DecisionRecord
+from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.history.entries import Entry, EntryKey, Query, entry_row, write_entry
 
 FILE = "history.db"

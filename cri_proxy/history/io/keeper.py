@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
-from cri_proxy.engine.records import DecisionRecord, Grant
+from cri_proxy.engine.model import DecisionRecord, Grant
 from cri_proxy.history.entries import Query
 from cri_proxy.history.io.file import Bounds, Handed, HistoryFile, HistoryUnusable
 from cri_proxy.job_thread import JobThread

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from cri_proxy.engine.peer_text import bytes_text
+from cri_proxy.engine.moves import bytes_text
 from cri_proxy.text.terminal import duration_text
 from cri_proxy.view.snapshot import ContainerView, FlowView, Moved, NodeSnapshot
 from cri_proxy.view.top.canvas import ALARM, BOLD, DIM, PLAIN, SELECTED, TITLE, Canvas, Line, TextSpan, cut

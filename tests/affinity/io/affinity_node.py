@@ -14,8 +14,7 @@ from cri_proxy.config.config import Config, read_config
 from cri_proxy.config.constants import Constants
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.orders import Orders
-from cri_proxy.engine.records import Plan
+from cri_proxy.engine.model import Orders, Plan
 from cri_proxy.front_ends.events import EventCount
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups

@@ -13,7 +13,7 @@ import pytest_asyncio
 from cri_proxy.affinity.io.executor import AT_ONCE
 from cri_proxy.affinity.io.rebalancer import CannotRebalance
 from cri_proxy.engine.build import make_engine
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from tests.affinity.io.affinity_node import Node, apart, config_of
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.node_report import container_row, machine_document, running, zone_rows
-from cri_proxy.engine.zones import zones_of
+from cri_proxy.engine.model import zones_of
+from cri_proxy.engine.report import container_row, machine_document, running, zone_rows
 
 
 def report_of(engine: Engine, **changed: Any) -> dict[str, Any]:

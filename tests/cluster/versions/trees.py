@@ -47,7 +47,7 @@ AFTER: Changes = {
         ),
     ),
     "cluster/agent/status.py": (('_HEAD = ("version",', '_HEAD = ("mood", "version",'),),
-    "cri_proxy/engine/orders.py": (
+    "cri_proxy/engine/model.py": (
         (
             'return json.dumps({"freeze": orders.freeze, "overrides": [asdict(o) for o in orders.overrides]})',
             'return json.dumps({"freeze": orders.freeze, "until": "noon",'

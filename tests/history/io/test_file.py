@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.engine.records import DecisionRecord
+from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.history.entries import Query
 from cri_proxy.history.io import file as files
 from cri_proxy.history.io.file import FILE, Bounds, Handed, HistoryFile, HistoryUnusable, read_file

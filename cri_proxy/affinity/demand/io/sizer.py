@@ -25,7 +25,7 @@ from cri_proxy.affinity.demand.io.usage import UsageReader
 from cri_proxy.affinity.demand.report import demand_row, demand_status
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Grant
+from cri_proxy.engine.model import Grant
 from cri_proxy.engine.told import GIVEN_BACK
 from cri_proxy.services.services import Services
 

@@ -25,7 +25,7 @@ from cri_proxy.affinity.effect.io.counting import Countable, Counting, L3Counts,
 from cri_proxy.affinity.problem import PlanningSnapshot
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import Life, Move
+from cri_proxy.engine.model import Life, Move
 from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
 

@@ -15,7 +15,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest, linux_delta, parse
 from cri_proxy.cri.visibility import Visibility, container_key, sandbox_key
-from cri_proxy.engine import records as grants
+from cri_proxy.engine import model as grants
 from cri_proxy.nri.io.host.calls import (
     ContainerEvents,
     HostContext,

@@ -12,7 +12,7 @@ import grpc
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, read_fence
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient

@@ -12,7 +12,7 @@ import structlog
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
 from cri_proxy.nri.view import view_resources

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.engine.records import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.nri.io.plugin.sender import NriSender
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Quota

@@ -1,16 +1,21 @@
-"""The records the engine keeps: grants, tickets, and what it hands out. Frozen values, units in the names.
+"""The values of the engine: records and what it hands out, the node it is on, what people ask of that, and its zones.
 
-Times are seconds since boot (CLOCK_BOOTTIME), given by the caller: they keep their meaning through a restart
-of the daemon, and a reboot ends them all.
+Frozen values, units in the names. Times are seconds since boot (CLOCK_BOOTTIME), given by the caller: they keep their
+meaning through a restart of the daemon, and a reboot ends them all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from policies.machine.cpus import NO_CPUS
+from policies.machine.domain_names import domain_text, read_domain
+from policies.machine.topology import Domain, Topology
 from policies.model import (
     NO_CONSTRAINT,
     UNTOUCHED,
@@ -351,3 +356,279 @@ class DecisionRecord:
     outcome: str = ""
     changes: tuple[PlacementChange, ...] = ()
     move: Optional[MoveEffect] = None
+
+
+# ---------------------------------------------------------------------- the node
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node at one moment.
+
+    ``usable``: online, in the effective cpuset of kubelet's cgroup or another that pods are in, and (if configured)
+    available to us. ``mems``: NUMA nodes of those cgroups. ``parent_cpus``: what a container without any cpuset runs on.
+    ``kubelet_exclusive``: kubelet's own assignments (cpu_manager_state) by (pod uid, container name).
+    ``free_memory``: what was free when it was read, in bytes by NUMA node; one that is not named has any.
+    ``bounds``: what cgroups with pods allow, by path, where that is not the same for all; "" = where no other counts.
+    """
+
+    topology: Topology
+    usable: frozenset[int]
+    mems: frozenset[int]
+    parent_cpus: frozenset[int] = NO_CPUS
+    reserved: frozenset[int] = NO_CPUS
+    kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    free_memory: Mapping[int, int] = field(default_factory=dict)
+    bounds: Mapping[str, CpusetConstraint] = field(default_factory=dict)
+
+    def bounded(self, fence: CpusetConstraint, cgroup_parent: str) -> CpusetConstraint:
+        """A caller's fence inside of what the cgroup of a pod allows: the nearest of those that are known."""
+        path = pod_cgroup(cgroup_parent) if self.bounds else ""
+        while path and path not in self.bounds:
+            path = path.rpartition("/")[0]
+        return fence.within(self.bounds.get(path, NO_CONSTRAINT))
+
+
+def pod_cgroup(cgroup_parent: str) -> str:
+    """The path of a pod's cgroup below the mount of a hierarchy, without a slash at its start.
+
+    ``kubepods-burstable-podU.slice`` (systemd driver) is a unit name: systemd puts it below one slice for
+    every dash (systemd.slice(5)). Paths (cgroupfs driver, and kind's) are what they are.
+    """
+    path = cgroup_parent.strip("/")
+    if "/" in path or not path.endswith(".slice"):
+        return path
+    parts = path[: -len(".slice")].split("-")
+    return "/".join("-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))
+
+
+# ---------------------------------------------------------------------- what owners of containers should hear of
+
+# Programs that follow the node ask for what came after the number they know, and tell it on.
+
+#: As many are kept: a minute of a node on which all goes wrong.
+KEPT = 256
+#: As much of a reason is told: an event's note in Kubernetes has 1,024 characters.
+MESSAGE_CHARS = 1000
+
+#: Kinds, and how grave they are: placed on a larger rung than wished, refused, moved near a peer, left unplaced.
+LARGER_RUNG, REFUSED, MOVED, UNPLACED = "LargerRung", "Refused", "MovedNearPeer", "Unplaced"
+TYPES = {LARGER_RUNG: "Warning", REFUSED: "Warning", MOVED: "Normal", UNPLACED: "Warning"}
+
+
+@dataclass(frozen=True)
+class NotableEvent:
+    """One thing that happened to a container; ``message``: one line."""
+
+    seq: int
+    reason: str
+    type: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    message: str
+
+
+class NotableEvents:
+    """The last ``KEPT`` events of one daemon's life, numbered from 1."""
+
+    def __init__(self) -> None:
+        self._events: deque[NotableEvent] = deque(maxlen=KEPT)
+        self._next = 1
+
+    def add(self, reason: str, container: Container, message: str) -> None:
+        """Something has happened to a container."""
+        text = " ".join(message.split())
+        pod = container.pod
+        self._events.append(
+            NotableEvent(
+                self._next,
+                reason,
+                TYPES[reason],
+                pod.namespace,
+                pod.name,
+                pod.uid,
+                container.name,
+                text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 3] + "...",
+            )
+        )
+        self._next += 1
+
+    def since(self, known: Optional[int]) -> dict[str, Any]:
+        """The events from number ``known`` on (None: all that are kept), the next number, and how many are lost."""
+        first = 1 if known is None else known
+        kept = [asdict(event) for event in self._events if event.seq >= first]
+        oldest = self._events[0].seq if self._events else self._next
+        lost = max(0, oldest - first) if known is not None else 0
+        return {"events": kept, "events_next": self._next, "events_lost": lost}
+
+
+# ---------------------------------------------------------------------- orders
+
+# Containers pinned to zones, and that nothing is moved. Orders stay until they are taken back, over restarts too.
+
+#: As many overrides are taken: each is held against every container of its names.
+MOST = 1000
+#: Names in Kubernetes have 253 characters at most.
+NAME_CHARS = 253
+_FIELDS = ("namespace", "pod", "container", "zone")
+
+
+class BadOrder(ValueError):
+    """An order that cannot be read. The message is a sentence that names the place."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """A container that belongs into a zone. ``pod`` may end in ``*``: all pods whose names begin so.
+
+    ``zone``: the name that programs have for it, ``node-0``; ``text`` is what people read.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    zone: str
+
+    @property
+    def text(self) -> str:
+        """The zone as sentences name it."""
+        return domain_text(self.zone)
+
+    def matches(self, container: Container) -> bool:
+        """Whether it is about a container."""
+        pod = container.pod
+        if (pod.namespace, container.name) != (self.namespace, self.container):
+            return False
+        return pod.name.startswith(self.pod[:-1]) if self.pod.endswith("*") else pod.name == self.pod
+
+
+@dataclass(frozen=True)
+class Orders:
+    """``freeze``: no container that runs is moved. Of several ``overrides`` about one container the first counts."""
+
+    freeze: bool = False
+    overrides: tuple[Override, ...] = ()
+
+
+NO_ORDERS = Orders()
+
+
+def read_overrides(given: Any) -> tuple[Override, ...]:
+    """Overrides as a command has them.
+
+    :raises BadOrder: what was given is no list of them.
+    """
+    if not isinstance(given, list):
+        raise BadOrder("overrides is no list, expected a list of namespace, pod, container and zone")
+    if len(given) > MOST:
+        raise BadOrder(f"overrides has {len(given)} items, expected at most {MOST}")
+    return tuple(_read_override(item, f"overrides[{index}]") for index, item in enumerate(given))
+
+
+def _read_override(item: Any, where: str) -> Override:
+    if not isinstance(item, Mapping):
+        raise BadOrder(f"{where} is no object, expected namespace, pod, container and zone")
+    unknown = sorted(str(key) for key in item if key not in _FIELDS)
+    if unknown:
+        raise BadOrder(
+            f"{where} has the unknown field {unknown[0][:NAME_CHARS]!r}, expected {', '.join(_FIELDS)}"
+        )
+    for name in _FIELDS:
+        value = item.get(name)
+        if not isinstance(value, str) or not 0 < len(value) <= NAME_CHARS or not value.isprintable():
+            raise BadOrder(
+                f"{where}.{name} is {_shown(value)}, expected a name of 1 to {NAME_CHARS} characters"
+            )
+        if "*" in (value[:-1] if name == "pod" else value):
+            raise BadOrder(f"{where}.{name} is {_shown(value)}, expected a * nowhere but at the end of pod")
+    namespace, pod, container, zone = (item[name] for name in _FIELDS)
+    return Override(namespace, pod, container, read_domain(zone))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if isinstance(value, (str, int, float, bool, type(None))) else "no text"
+    return text if len(text) <= 60 else text[:57] + '..."'
+
+
+def write_orders(orders: Orders) -> str:
+    """Orders as they are kept."""
+    return json.dumps({"freeze": orders.freeze, "overrides": [asdict(o) for o in orders.overrides]})
+
+
+def read_orders(text: str) -> tuple[Orders, tuple[str, ...]]:
+    """Orders as they were kept ("" = none were), and a sentence for each that makes no sense here; it is left out.
+
+    An order that a later version has kept must not keep the daemon from its start, nor cost the other orders: fields
+    that this version does not know are passed over.
+    """
+    try:
+        document = json.loads(text) if text else {}
+    except ValueError:
+        return NO_ORDERS, ("what was kept is not JSON",)
+    items = document.get("overrides", []) if isinstance(document, dict) else None
+    if not isinstance(items, list):
+        return NO_ORDERS, ("what was kept is no object with a list of overrides",)
+    found, left_out = [], []
+    for index, item in enumerate(items[:MOST]):
+        known = {name: item.get(name) for name in _FIELDS} if isinstance(item, Mapping) else item
+        try:
+            found.append(_read_override(known, f"overrides[{index}]"))
+        except BadOrder as error:
+            left_out.append(str(error))
+    return Orders(document.get("freeze") is True, tuple(found)), tuple(left_out)
+
+
+# ---------------------------------------------------------------------- zones
+
+# The places of a machine that have a name outside: socket-0, node-0, l3-0. People read numa-0: see ``domain_names``.
+
+#: Kinds of zones by the level of their domains, largest first: what a zone's name begins with, and its type.
+ZONES = {"socket": ("socket", "Socket"), "numa": ("node", "Node"), "l3": ("l3", "L3")}
+_RANKS = {level: rank for rank, level in enumerate(ZONES)}
+
+
+@dataclass(frozen=True)
+class Zone:
+    """One place that has a name."""
+
+    name: str
+    level: str
+    domain: Domain
+
+
+def zones_of(topology: Topology) -> tuple[Zone, ...]:
+    """The zones of a machine, largest first, each kind by its ids."""
+    return tuple(
+        Zone(f"{kind}-{id_at(domain, level)}", level, domain)
+        for level, (kind, _) in ZONES.items()
+        for domain in topology.at(level)
+    )
+
+
+def id_at(domain: Domain, level: str) -> int:
+    """The id that a domain has as a box of one of its levels."""
+    return domain.ids[domain.levels.index(level)]
+
+
+def zone_around(zones: Iterable[Zone], cpus: frozenset[int]) -> str:
+    """The smallest zone that holds all of some CPUs; "" = none does, or there are none."""
+    around = [zone for zone in zones if cpus and cpus <= zone.domain.cpus]
+    # Domains with the same CPUs go by the smaller kind.
+    return min(around, key=lambda z: (len(z.domain.cpus), -_RANKS[z.level])).name if around else ""
+
+
+def parent_of(zones: Iterable[Zone], zone: Zone) -> str:
+    """The next larger kind of zone that holds all of one; "" = there is none."""
+    around = [z for z in zones if _RANKS[z.level] < _RANKS[zone.level] and zone.domain.cpus <= z.domain.cpus]
+    return max(around, key=lambda z: _RANKS[z.level]).name if around else ""
+
+
+def names_text(zones: Sequence[Zone]) -> str:
+    """All names, for a sentence: ``socket-0 to socket-1, numa-0 to numa-7``."""
+    parts = []
+    for level in ZONES:
+        names = [domain_text(zone.name) for zone in zones if zone.level == level]
+        parts += [names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"] if names else []
+    return ", ".join(parts)
