@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Optional
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import DecisionRecord, Stance, TicketKind
+from cri_proxy.engine.model import DecisionRecord, Management, TicketKind
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.instruments import Collector, Counter, Family, Registry
 
@@ -195,7 +195,7 @@ class KubeletCounterparts:
                 continue
             self._newest = record.number
             is_asked = record.operation in (TicketKind.CREATE.value, TicketKind.RESIZE.value)
-            if is_asked and record.stance == Stance.PLACED.value and record.placement.cpus:
+            if is_asked and record.stance == Management.PLACED.value and record.placement.cpus:
                 self._pinned += bool(record.placement.exclusive)
                 self._count(engine, record)
 

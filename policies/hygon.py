@@ -21,8 +21,8 @@ from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
     UNTOUCHED,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     NoAffinity,
     Placement,
@@ -33,7 +33,7 @@ from policies.model import (
     limit_milli,
     wanted_milli,
 )
-from policies.node import NANO_PER_MILLI, Node, Resident, Survey
+from policies.node import NANO_PER_MILLI, Capacity, Node, Resident
 from policies.pod_domain import PodDomains
 from policies.policy import Policy
 from policies.reserved import reserved_place
@@ -123,7 +123,7 @@ class Hygon(Policy):
             request.affinity,
             request.near,
         )
-        survey = node.survey(fence.cpus)
+        capacity = node.capacity(fence.cpus)
         is_sized = container.milli_size is not None
         graph = affinity or NoAffinity()
         hinted = hinted_nodes(container, self.settings)
@@ -131,24 +131,24 @@ class Hygon(Policy):
             wanted_milli(container),
             container.resources.milli_request,
             self._floor(container),
-            self.pods.leaves_of(near) if near else self.pods.find(node, survey, container, affinity),
+            self.pods.leaves_of(near) if near else self.pods.find(node, capacity, container, affinity),
             None if affinity is None else (lambda cpus: graph.cost(container, cpus)),
             self.topology.nodes_of(near or ()),
             hinted,
             wanted_milli(container) if is_sized else 0,
         )
         try:
-            choice = (self._fine_ladder() if is_sized else self.ladder).climb(survey, node, want)
+            choice = (self._fine_ladder() if is_sized else self.ladder).climb(capacity, node, want)
         except LookupError:
             allowed = (
                 "the machine has" if fence.cpus is None else f"{fence.of} allows ({format_cpus(fence.cpus)})"
             )
             return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
-        beside = self._beside_its_pod(node, survey, container, fence, choice)
+        beside = self._beside_its_pod(node, capacity, container, fence, choice)
         if beside is not None:
             why = f"{choice.why.partition(':')[0]}: where its pod is"
             return with_memory(node, container, self.settings, fence, beside, why)
-        self._check_demands(survey, container, choice, hinted)
+        self._check_demands(capacity, container, choice, hinted)
         home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
         thin = (container.preferences.smt or self.settings.smt) in ("hide", "spread")
         cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
@@ -157,7 +157,7 @@ class Hygon(Policy):
         return with_memory(node, container, self.settings, fence, place, why, choice.has_room)
 
     def _beside_its_pod(
-        self, node: Node, survey: Survey, container: Container, fence: CpusetConstraint, choice: RungChoice
+        self, node: Node, capacity: Capacity, container: Container, fence: Constraint, choice: RungChoice
     ) -> Optional[Placement]:
         """The place of the containers that share their pod's CPUs with this one, if it is as good as the chosen one and
         has room for the container's own request."""
@@ -166,27 +166,27 @@ class Hygon(Policy):
         if theirs is None or len(theirs.home) * 1000 < wanted_milli(container):
             return None
         leaves = sorted(self.pods.leaves_of(theirs.home))
-        cpus = survey.allowed(leaves) & theirs.home
+        cpus = capacity.allowed(leaves) & theirs.home
         own = 0 if container.pod_share is not None else container.resources.milli_request
         is_larger = len(theirs.home) > len(choice.site.home)
-        if not cpus or is_larger or survey.room_nano(leaves) < own * NANO_PER_MILLI:
+        if not cpus or is_larger or capacity.room_nano(leaves) < own * NANO_PER_MILLI:
             return None
         cpus = self.topology.one_thread_per_core(cpus) if theirs.one_thread else cpus
         return Placement(cpus=cpus, level=theirs.level, home=theirs.home, one_thread=theirs.one_thread)
 
-    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+    def sizes(self, node: Node, container: Container, fence: Constraint) -> tuple[int, ...]:
         """How large the places are that a container sized by demand can have, milli-CPUs, the last by its limit; ()
         where its set is not sized by demand: see ``why_not_sized``."""
         if self.why_not_sized(node, container):
             return ()
-        survey = node.survey(fence.cpus)
+        capacity = node.capacity(fence.cpus)
         by_limit = limit_milli(container), self._floor_by_limit(container)
-        key = survey.caps, by_limit
+        key = capacity.caps, by_limit
         if key not in self._sizes:
             if len(self._sizes) >= SIZES_KEPT:
                 self._sizes.clear()
-            most = self.ladder.size_of(survey, *by_limit)
-            smaller = [size for size in self._fine_ladder().sizes(survey) if size < most]
+            most = self.ladder.size_of(capacity, *by_limit)
+            smaller = [size for size in self._fine_ladder().sizes(capacity) if size < most]
             self._sizes[key] = tuple(size * 1000 for size in (*smaller, most))
         return self._sizes[key]
 
@@ -242,7 +242,7 @@ class Hygon(Policy):
         now = first.placement
         ask = ask_of(first.container, self.settings, bool(node.reserved))
         if ask.full and ask.full not in (len(now.exclusive), len(now.exclusive - now.hidden)):
-            fence, alone = CpusetConstraint(first.inside), altered(now, group="")
+            fence, alone = Constraint(first.inside), altered(now, group="")
             found = self._owning.place(node, PlacementRequest(first.container, fence, keep=alone), ask)
             now = now if isinstance(found, str) else found.placement
         changed = {}
@@ -259,7 +259,7 @@ class Hygon(Policy):
             )  # fmt: skip
         return changed
 
-    def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:
+    def _place_reserved(self, node: Node, container: Container, fence: Constraint) -> object:
         """A decision on the reserved CPUs; else a phrase why not."""
         if not node.reserved:
             return "there are no reserved CPUs"
@@ -286,19 +286,19 @@ class Hygon(Policy):
         return self.settings.besteffort if container.qos is Qos.BESTEFFORT else self.settings.unlimited
 
     def _check_demands(
-        self, survey: Survey, container: Container, choice: RungChoice, hinted: tuple[frozenset[int], ...]
+        self, capacity: Capacity, container: Container, choice: RungChoice, hinted: tuple[frozenset[int], ...]
     ) -> None:
         """:raises PlacementRefused: the best place there is is not what the container demands."""
         path, wanted = container.path, wanted_milli(container) / 1000
         level, room = choice.site.level, "" if choice.has_room else " with room"
         demand = demand_of(container, self.settings)
         if demand == "l3" and (level not in ("cluster", "ccx") or choice.is_full):
-            free = self._largest_free(survey, "l3")
+            free = self._largest_free(capacity, "l3")
             raise PlacementRefused(
                 f"{path} wants {wanted:g} CPUs in one L3{room}; the largest free L3 has {free:g}"
             )
         if demand and (level not in ONE_NODE or choice.is_full):
-            free = self._largest_free(survey, "numa")
+            free = self._largest_free(capacity, "numa")
             largest = f"the largest free NUMA node has {free:g}"
             raise PlacementRefused(f"{path} wants {wanted:g} CPUs in one NUMA node{room}; {largest}")
         if container.preferences.strict_hints and any(h.isdisjoint(choice.site.nodes) for h in hinted):
@@ -306,10 +306,10 @@ class Hygon(Policy):
                 f"{path} demands CPUs near its devices; NUMA node {format_cpus(frozenset().union(*hinted))} has no room"
             )
 
-    def _largest_free(self, survey: Survey, level: str) -> float:
+    def _largest_free(self, capacity: Capacity, level: str) -> float:
         """CPUs of one domain of a level that no container requests, where they are most."""
         domains = self.topology.at(level) or self.topology.at("numa")
-        rooms = [survey.room_nano(self.pods.leaves_of(domain.cpus)) for domain in domains]
+        rooms = [capacity.room_nano(self.pods.leaves_of(domain.cpus)) for domain in domains]
         return max(0, *rooms) // NANO_PER_MILLI / 1000
 
 
@@ -324,7 +324,7 @@ def _thin_text(container: Container, cpus: frozenset[int], whole: frozenset[int]
     return f"; one thread of each core: {len(cpus)} of {len(whole)} CPUs{fewer}"
 
 
-def _mate(node: Node, container: Container, fence: CpusetConstraint) -> Optional[Resident]:
+def _mate(node: Node, container: Container, fence: Constraint) -> Optional[Resident]:
     """One of its pod that a container shares the pod's CPUs with, and that wants the same; None = there is none."""
     if container.milli_size is not None:
         return None

@@ -30,7 +30,7 @@ from typing import Callable, Optional
 
 from policies.machine.topology import Domain, Topology
 from policies.model import BudgetSpent
-from policies.node import NANO_PER_MILLI, Node, Survey
+from policies.node import NANO_PER_MILLI, Capacity, Node
 from policies.wanted import missed_hints
 
 #: Sites looked at for one decision. 1,024 CPUs in 128 CCXs make 8,200 pairs at worst (NPS1); ten times that is a bug.
@@ -128,7 +128,7 @@ class Ladder:
         levels = [level for level, _ in self.rungs]
         self._start = {floor: _first_rung(levels, floor) for floor in (ANY_LEVEL, *FLOORS)}
 
-    def climb(self, survey: Survey, node: Node, want: Climb) -> RungChoice:
+    def climb(self, capacity: Capacity, node: Node, want: Climb) -> RungChoice:
         """Find the site for a container.
 
         :raises BudgetSpent: more than ``BUDGET`` sites would have to be looked at.
@@ -137,74 +137,74 @@ class Ladder:
         first_level = ""
         first_sites: list[RungDomain] = []
         need = want.milli_request * NANO_PER_MILLI
-        hopeless = need > survey.most_room_nano()
+        hopeless = need > capacity.most_room_nano()
         # 1. The rungs from the floor up, each with the sites that hold n: the lowest open one, a later one if
         #    only that has room.
-        for level, sites in self._open_rungs(survey, want):
+        for level, sites in self._open_rungs(capacity, want):
             if not first_sites:
                 first_level, first_sites = level, sites
-            with_room = [s for s in sites if survey.room_nano(s.leaves) >= need]
+            with_room = [s for s in sites if capacity.room_nano(s.leaves) >= need]
             if with_room:
                 note = "" if level == first_level else f"no room in {_plain(first_level)}; "
-                return self._pick(survey, node, want, with_room, len(sites), note)
+                return self._pick(capacity, node, want, with_room, len(sites), note)
             if hopeless:
                 break
         # 2. No rung is open: n is larger than the machine.
         if not first_sites:
-            return self._machine(survey, want)
+            return self._machine(capacity, want)
         # 3. No room anywhere: the least loaded of the lowest open rung.
-        best = min(first_sites, key=lambda s: (survey.share_nano(s.leaves), s.ids))
+        best = min(first_sites, key=lambda s: (capacity.share_nano(s.leaves), s.ids))
         why = (
             f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
         )
-        return RungChoice(best, survey.allowed(best.leaves), False, why, is_full=True)
+        return RungChoice(best, capacity.allowed(best.leaves), False, why, is_full=True)
 
-    def sizes(self, survey: Survey) -> tuple[int, ...]:
+    def sizes(self, capacity: Capacity) -> tuple[int, ...]:
         """How many CPUs its places have, by the largest of each kind; ascending."""
-        found = {max(map(survey.cap, [site.leaves for site in sites])) for _, sites in self.rungs}
+        found = {max(map(capacity.cap, [site.leaves for site in sites])) for _, sites in self.rungs}
         for ccxs in self.ccxs_of_node.values() if self.fine else ():
-            caps = sorted((survey.cap(ccx.leaves) for ccx in ccxs), reverse=True)
+            caps = sorted((capacity.cap(ccx.leaves) for ccx in ccxs), reverse=True)
             found.update(sum(caps[:count]) for count in range(2, len(caps)))
         return tuple(sorted(found - {0}))
 
-    def size_of(self, survey: Survey, milli_wanted: int, floor: str) -> int:
+    def size_of(self, capacity: Capacity, milli_wanted: int, floor: str) -> int:
         """How many CPUs the places of the rung have that holds so much, by the largest; all if none does."""
-        _, sites = next(self._open_rungs(survey, Climb(milli_wanted, 0, floor)), ("", []))
-        caps = [survey.cap(site.leaves) for site in sites]
-        return max(caps, default=survey.cap(range(len(survey.caps))))
+        _, sites = next(self._open_rungs(capacity, Climb(milli_wanted, 0, floor)), ("", []))
+        caps = [capacity.cap(site.leaves) for site in sites]
+        return max(caps, default=capacity.cap(range(len(capacity.caps))))
 
-    def _open_rungs(self, survey: Survey, want: Climb) -> Iterator[tuple[str, list[RungDomain]]]:
+    def _open_rungs(self, capacity: Capacity, want: Climb) -> Iterator[tuple[str, list[RungDomain]]]:
         looked = 0
         for level, sites in self.rungs[self._start[want.floor] :]:
             if level == "numa" and self.fine and want.floor in (ANY_LEVEL, "ccx"):
-                several = self._several_ccxs(survey, want)
+                several = self._several_ccxs(capacity, want)
                 if several:
                     yield "nccx", several
             looked += len(sites)
             if looked > BUDGET:
                 raise BudgetSpent(f"more than {BUDGET} places to look at")
-            fitting = [s for s in sites if _holds(survey.caps, s.leaves, want.milli_wanted)]
+            fitting = [s for s in sites if _holds(capacity.caps, s.leaves, want.milli_wanted)]
             # Pairs across sockets count only where no pair inside one holds n.
             near = [s for s in fitting if s.near]
             if fitting:
                 yield level, near or fitting
 
-    def _several_ccxs(self, survey: Survey, want: Climb) -> list[RungDomain]:
+    def _several_ccxs(self, capacity: Capacity, want: Climb) -> list[RungDomain]:
         """Per NUMA node its fewest CCXs that hold n: the least loaded ones, those of the pod's domain first."""
         sites: list[RungDomain] = []
         for node_id, ccxs in self.ccxs_of_node.items():
-            caps = sorted((survey.cap(ccx.leaves) for ccx in ccxs), reverse=True)
+            caps = sorted((capacity.cap(ccx.leaves) for ccx in ccxs), reverse=True)
             count = next((k for k in range(2, len(ccxs)) if sum(caps[:k]) * 1000 >= want.milli_wanted), None)
             if count is None:
                 continue
-            chosen = _take_ccxs(survey, ccxs, count, want)
+            chosen = _take_ccxs(capacity, ccxs, count, want)
             leaves = tuple(i for ccx in chosen for i in ccx.leaves)
             # Room comes first: where the pod or its peers are and there is none, the least loaded.
-            if survey.room_nano(leaves) < want.milli_request * NANO_PER_MILLI:
-                chosen = _take_ccxs(survey, ccxs, count, replace(want, pod_leaves=None, affinity=None))
+            if capacity.room_nano(leaves) < want.milli_request * NANO_PER_MILLI:
+                chosen = _take_ccxs(capacity, ccxs, count, replace(want, pod_leaves=None, affinity=None))
                 leaves = tuple(i for ccx in chosen for i in ccx.leaves)
-            elif want.milli_used and not _is_unused(survey, leaves, want):
-                chosen = _take_ccxs(survey, ccxs, count, replace(want, affinity=None))
+            elif want.milli_used and not _is_unused(capacity, leaves, want):
+                chosen = _take_ccxs(capacity, ccxs, count, replace(want, affinity=None))
                 leaves = tuple(i for ccx in chosen for i in ccx.leaves)
             home = frozenset().union(*[ccx.cpus for ccx in chosen])
             names = ", ".join(ccx.name for ccx in chosen)
@@ -214,29 +214,29 @@ class Ladder:
         fewest = min((s.ccxs for s in sites), default=0)
         return [s for s in sites if s.ccxs == fewest]
 
-    def _machine(self, survey: Survey, want: Climb) -> RungChoice:
-        cpus = survey.allowed(range(len(survey.caps)))
+    def _machine(self, capacity: Capacity, want: Climb) -> RungChoice:
+        cpus = capacity.allowed(range(len(capacity.caps)))
         if not cpus:
             raise LookupError("no CPU may be used")
         site = self.rungs[-1][1][0]
-        has_room = survey.room_nano(site.leaves) >= want.milli_request * NANO_PER_MILLI
+        has_room = capacity.room_nano(site.leaves) >= want.milli_request * NANO_PER_MILLI
         why = f"{_wanted(want.milli_wanted)}: the whole machine has {len(cpus)}, all of them"
         return RungChoice(site, cpus, has_room, why, is_full=not has_room)
 
     def _pick(
-        self, survey: Survey, node: Node, want: Climb, sites: list[RungDomain], of: int, note: str
+        self, capacity: Capacity, node: Node, want: Climb, sites: list[RungDomain], of: int, note: str
     ) -> RungChoice:
         # The number of containers is costly to know and seldom decides: it is looked up among equals only.
-        shares = survey.shares_nano([s.leaves for s in sites])
-        keyed = [(self._key(survey, want, s, share), s) for s, share in zip(sites, shares)]
+        shares = capacity.shares_nano([s.leaves for s in sites])
+        keyed = [(self._key(capacity, want, s, share), s) for s, share in zip(sites, shares)]
         best_key = min(key for key, _ in keyed)
         equals = [s for key, s in keyed if key == best_key]
         counts = (
-            {s.ids: node.containers_on(survey.allowed(s.leaves)) for s in equals} if len(equals) > 1 else {}
+            {s.ids: node.containers_on(capacity.allowed(s.leaves)) for s in equals} if len(equals) > 1 else {}
         )
         best = min(equals, key=lambda s: (counts.get(s.ids, 0), s.ids))
         decided = _decided_by(best_key, best, [key for key, s in keyed if s is not best], counts)
-        cpus = survey.allowed(best.leaves)
+        cpus = capacity.allowed(best.leaves)
         room = "" if len(sites) == of else f", {len(sites)} with room"
         why = (
             f"{note}{_wanted(want.milli_wanted)}: {_plain(best.level)} ({_count(len(cpus))}), "
@@ -244,16 +244,16 @@ class Ladder:
         )
         return RungChoice(best, cpus, not note, why, is_full=False)
 
-    def _key(self, survey: Survey, want: Climb, site: RungDomain, share_nano: int) -> Key:
+    def _key(self, capacity: Capacity, want: Climb, site: RungDomain, share_nano: int) -> Key:
         pod = want.pod_leaves
         leaves = frozenset(site.leaves) if pod is not None else frozenset()
         outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
         if outside and want.origin:
             # Placed anew: of the other domains those near its memory come first.
             outside = max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
-        cost = want.affinity(survey.allowed(site.leaves)) if want.affinity is not None else 0.0
+        cost = want.affinity(capacity.allowed(site.leaves)) if want.affinity is not None else 0.0
         hints = missed_hints(want.hinted, site.nodes) if want.hinted else 0
-        is_used = int(want.milli_used > 0 and not _is_unused(survey, site.leaves, want))
+        is_used = int(want.milli_used > 0 and not _is_unused(capacity, site.leaves, want))
         return (outside, is_used, cost, hints, site.spread, share_nano)
 
 
@@ -286,14 +286,14 @@ def _decided_by(
     return "by lowest id"
 
 
-def _take_ccxs(survey: Survey, ccxs: tuple[Domain, ...], count: int, want: Climb) -> tuple[Domain, ...]:
+def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: Climb) -> tuple[Domain, ...]:
     pod = want.pod_leaves or frozenset()
     affinity = want.affinity
 
     def key(ccx: Domain) -> tuple[bool, float, int, tuple[int, ...]]:
-        cost = affinity(survey.allowed(ccx.leaves)) if affinity is not None else 0.0
+        cost = affinity(capacity.allowed(ccx.leaves)) if affinity is not None else 0.0
         outside = bool(pod) and pod.isdisjoint(ccx.leaves)
-        return (outside, cost, survey.share_nano(ccx.leaves), ccx.leaves)
+        return (outside, cost, capacity.share_nano(ccx.leaves), ccx.leaves)
 
     chosen: list[Domain] = []
     held = 0
@@ -301,8 +301,8 @@ def _take_ccxs(survey: Survey, ccxs: tuple[Domain, ...], count: int, want: Climb
     while len(chosen) < count:
         # The first by key that still leaves enough for n, whatever the sizes of the others.
         for ccx in rest:
-            cap = survey.cap(ccx.leaves)
-            others = sorted((survey.cap(o.leaves) for o in rest if o is not ccx), reverse=True)
+            cap = capacity.cap(ccx.leaves)
+            others = sorted((capacity.cap(o.leaves) for o in rest if o is not ccx), reverse=True)
             if (held + cap + sum(others[: count - len(chosen) - 1])) * 1000 >= want.milli_wanted:
                 chosen.append(ccx)
                 held += cap
@@ -311,9 +311,9 @@ def _take_ccxs(survey: Survey, ccxs: tuple[Domain, ...], count: int, want: Climb
     return tuple(sorted(chosen, key=lambda ccx: ccx.leaves))
 
 
-def _is_unused(survey: Survey, leaves: Iterable[int], want: Climb) -> bool:
+def _is_unused(capacity: Capacity, leaves: Iterable[int], want: Climb) -> bool:
     """Whether a container's usage is left there."""
-    return survey.unused_nano(leaves) >= want.milli_used * NANO_PER_MILLI
+    return capacity.unused_nano(leaves) >= want.milli_used * NANO_PER_MILLI
 
 
 def _holds(caps: Sequence[int], leaves: Iterable[int], milli_wanted: int) -> bool:

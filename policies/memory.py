@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import Container, CpusetConstraint, Decision, Placement
+from policies.model import Constraint, Container, Decision, Placement
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -148,7 +148,7 @@ def memory_of(
     cpus: frozenset[int],
     container: Container,
     settings: PlacementSettings,
-    fence: CpusetConstraint,
+    fence: Constraint,
     had: MemoryCharge = (),
 ) -> MemoryChoice:
     """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``MemoryNeed``."""
@@ -163,7 +163,7 @@ def with_memory(
     node: Node,
     container: Container,
     settings: PlacementSettings,
-    fence: CpusetConstraint,
+    fence: Constraint,
     place: Placement,
     why: str,
     fits: bool = True,

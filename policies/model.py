@@ -217,7 +217,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class CpusetConstraint:
+class Constraint:
     """The bounds of our sets. None = no bound.
 
     ``caller``: what the caller set itself, where the pod's cgroup allows less than that; None = all of it is.
@@ -225,10 +225,10 @@ class CpusetConstraint:
 
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
-    caller: Optional[CpusetConstraint] = None
+    caller: Optional[Constraint] = None
 
     @property
-    def asked(self) -> CpusetConstraint:
+    def asked(self) -> Constraint:
         """The caller's own cpuset."""
         return self.caller or self
 
@@ -237,11 +237,11 @@ class CpusetConstraint:
         """Its origin, for sentences."""
         return "the caller" if self.caller is None else "the pod's cgroup"
 
-    def within(self, allowed: CpusetConstraint) -> CpusetConstraint:
+    def within(self, allowed: Constraint) -> Constraint:
         """The caller's part of it, as far as the pod's cgroup allows that."""
         asked = self.asked
         cpus, mems = _both(asked.cpus, allowed.cpus), _both(asked.mems, allowed.mems)
-        return asked if (cpus, mems) == (asked.cpus, asked.mems) else CpusetConstraint(cpus, mems, asked)
+        return asked if (cpus, mems) == (asked.cpus, asked.mems) else Constraint(cpus, mems, asked)
 
 
 def _both(one: Optional[frozenset[int]], other: Optional[frozenset[int]]) -> Optional[frozenset[int]]:
@@ -250,7 +250,7 @@ def _both(one: Optional[frozenset[int]], other: Optional[frozenset[int]]) -> Opt
     return one & other
 
 
-NO_CONSTRAINT = CpusetConstraint()
+NO_CONSTRAINT = Constraint()
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class PlacementRequest:
     """
 
     container: Container
-    constraint: CpusetConstraint = NO_CONSTRAINT
+    constraint: Constraint = NO_CONSTRAINT
     affinity: Optional[Affinity] = None
     near: Optional[frozenset[int]] = None
     keep: Optional[Placement] = None

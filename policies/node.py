@@ -108,7 +108,7 @@ def _is_alike(one: Resident, other: Resident) -> bool:
 
 @dataclass
 class _LeafSums:
-    """The figures of a survey behind one fence, and the leaves whose charges have changed since they were added up."""
+    """The figures of a capacity behind one fence, and the leaves whose charges have changed since they were added up."""
 
     cpus: tuple[frozenset[int], ...]
     caps: tuple[int, ...]
@@ -475,7 +475,7 @@ class Node:
         """How many containers may run on at least one of these CPUs."""
         return sum(count for group, count in self._sets.items() if not group.isdisjoint(cpus))
 
-    def survey(self, fence: Optional[frozenset[int]] = None) -> Survey:
+    def capacity(self, fence: Optional[frozenset[int]] = None) -> Capacity:
         """Capacity and load of every leaf, as seen by a shared container behind ``fence``."""
         self._enter()
         sums = self._sums.get(fence)
@@ -486,7 +486,7 @@ class Node:
             sums.charge[index] = sum([self._charge[c] for c in cpus])
             sums.order[index] = sum([self._order[c] for c in cpus])
         sums.stale.clear()
-        return Survey(sums.cpus, sums.caps, tuple(sums.charge), tuple(sums.order), sums.unions)
+        return Capacity(sums.cpus, sums.caps, tuple(sums.charge), tuple(sums.order), sums.unions)
 
     def _new_sums(self, fence: Optional[frozenset[int]]) -> _LeafSums:
         # Kubelet's static CPU manager puts all containers behind the same few fences.
@@ -499,7 +499,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Capacity:
     """Per leaf of the topology: the CPUs that may be used, how many, and the nano-CPUs charged on them.
 
     ``order_nano`` counts every container at least MIN_ORDER_MILLI; it decides between candidates,
@@ -552,7 +552,7 @@ class Survey:
             union = self.unions[key] = frozenset().union(*[self.cpus[i] for i in key])
         return union
 
-    def credit(self, residents: Mapping[str, Resident], pod_uid: str) -> Survey:
+    def credit(self, residents: Mapping[str, Resident], pod_uid: str) -> Capacity:
         """The same, as if the containers of one pod were not there."""
         charge, order = list(self.charge_nano), list(self.order_nano)
         for resident in residents.values():
@@ -564,4 +564,4 @@ class Survey:
                     if overlap:
                         charge[index] -= each * overlap
                         order[index] -= each_order * overlap
-        return Survey(self.cpus, self.caps, tuple(charge), tuple(order))
+        return Capacity(self.cpus, self.caps, tuple(charge), tuple(order))

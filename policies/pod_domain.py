@@ -10,7 +10,7 @@ from typing import Optional
 
 from policies.machine.topology import Domain, Topology
 from policies.model import Affinity, Container, wanted_milli
-from policies.node import NANO_PER_MILLI, Node, Resident, Survey
+from policies.node import NANO_PER_MILLI, Capacity, Node, Resident
 
 
 class PodDomains:
@@ -27,7 +27,7 @@ class PodDomains:
     def find(
         self,
         node: Node,
-        survey: Survey,
+        capacity: Capacity,
         container: Container,
         affinity: Optional[Affinity],
         packed: bool = False,
@@ -44,7 +44,7 @@ class PodDomains:
             return None
         # 1. Not counting the pod itself: the domains that hold it and have room for it. Where it has containers
         #    already, only those around them: a smaller domain elsewhere would tear it apart.
-        without = survey.credit(peers, uid) if peers else survey
+        without = capacity.credit(peers, uid) if peers else capacity
         own = frozenset().union(*[r.exclusive for r in peers.values()])
         placed = [r.cpus for r in peers.values() if r.cpus]
         here = frozenset(i for cpus in placed for i in self.leaves_of(cpus))
@@ -53,7 +53,7 @@ class PodDomains:
                 d
                 for d in domains
                 if (not here or not here.isdisjoint(d.leaves))
-                and (survey.cap(d.leaves) + len(own & d.cpus)) * 1000 >= max(total, 1)
+                and (capacity.cap(d.leaves) + len(own & d.cpus)) * 1000 >= max(total, 1)
                 and without.room_nano(d.leaves) + len(own & d.cpus) * 1000 * NANO_PER_MILLI
                 >= total_request * NANO_PER_MILLI
             ]
@@ -62,9 +62,13 @@ class PodDomains:
 
                 def key(d: Domain) -> tuple[int, float, int, int, tuple[int, ...]]:
                     most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
-                    cost = affinity.cost(container, survey.allowed(d.leaves)) if affinity is not None else 0.0
-                    left = survey.cap(d.leaves) if packed else without.share_nano(d.leaves)
-                    lost = node.shortfall_milli(survey.allowed(d.leaves), -(-total // 1000)) if packed else 0
+                    cost = (
+                        affinity.cost(container, capacity.allowed(d.leaves)) if affinity is not None else 0.0
+                    )
+                    left = capacity.cap(d.leaves) if packed else without.share_nano(d.leaves)
+                    lost = (
+                        node.shortfall_milli(capacity.allowed(d.leaves), -(-total // 1000)) if packed else 0
+                    )
                     return (-most, cost, left, lost, d.leaves)
 
                 return frozenset(min(found, key=key).leaves)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from policies.machine.topology import Topology
-from policies.model import UNTOUCHED, Container, CpusetConstraint, Decision, Placement, PlacementRequest
+from policies.model import UNTOUCHED, Constraint, Container, Decision, Placement, PlacementRequest
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -34,7 +34,7 @@ class Policy(ABC):
         :raises BudgetSpent: too many candidates.
         """
 
-    def sizes(self, node: Node, container: Container, fence: CpusetConstraint) -> tuple[int, ...]:
+    def sizes(self, node: Node, container: Container, fence: Constraint) -> tuple[int, ...]:
         """How large the places are that a container can have whose set is sized by demand: milli-CPUs, ascending, the
         last the one by its limit. () = its set is not sized by demand: see ``why_not_sized``."""
         return ()

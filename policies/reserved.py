@@ -7,7 +7,7 @@ from typing import Optional, Union
 
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
-from policies.model import Container, CpusetConstraint, Placement, wanted_milli
+from policies.model import Constraint, Container, Placement, wanted_milli
 from policies.node import Node
 
 
@@ -74,7 +74,7 @@ def _as_given(topology: Topology, usable: frozenset[int], cpus: frozenset[int]) 
     return Reserved(taken, tuple(warnings))
 
 
-def reserved_place(node: Node, container: Container, fence: CpusetConstraint) -> Union[Placement, str]:
+def reserved_place(node: Node, container: Container, fence: Constraint) -> Union[Placement, str]:
     """The place of a container among the others on the reserved CPUs; in words why there is none where they are too few."""
     home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
     cpus = home & node.shared_reserved

@@ -13,15 +13,15 @@ from typing import Any, Optional, Union
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import CpusetUpdate, Grant, Host
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Host
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData
 from policies.model import (
     NO_CONSTRAINT,
     Affinity,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Hint,
     Placement,
@@ -116,10 +116,8 @@ def milli(cpus: Number) -> int:
     return round(cpus * 1000)
 
 
-def fence(cpus: Optional[str] = None, mems: Optional[str] = None) -> CpusetConstraint:
-    return CpusetConstraint(
-        None if cpus is None else parse_cpus(cpus), None if mems is None else parse_cpus(mems)
-    )
+def fence(cpus: Optional[str] = None, mems: Optional[str] = None) -> Constraint:
+    return Constraint(None if cpus is None else parse_cpus(cpus), None if mems is None else parse_cpus(mems))
 
 
 # ---------------------------------------------------------------------- a policy and its node
@@ -143,12 +141,12 @@ class Scene:
     def place(
         self,
         container: Container,
-        within: CpusetConstraint = NO_CONSTRAINT,
+        within: Constraint = NO_CONSTRAINT,
         affinity: Optional[Affinity] = None,
     ) -> Decision:
         return self.policy.place(self.node, PlacementRequest(container, within, affinity))
 
-    def put(self, container: Container, within: CpusetConstraint = NO_CONSTRAINT, key: str = "") -> Decision:
+    def put(self, container: Container, within: Constraint = NO_CONSTRAINT, key: str = "") -> Decision:
         decision = self.place(container, within)
         self.book(container, decision.placement, key)
         return decision
@@ -207,12 +205,12 @@ class Owning(Policy):
     def place(self, node: Node, request: PlacementRequest) -> Decision:
         container, fence = request.container, request.constraint
         whole = container.resources.milli_request // 1000
-        survey = node.survey(fence.cpus)
-        rooms = [(survey.share_nano([i]), i) for i, cpus in enumerate(survey.cpus) if len(cpus) > whole]
+        capacity = node.capacity(fence.cpus)
+        rooms = [(capacity.share_nano([i]), i) for i, cpus in enumerate(capacity.cpus) if len(cpus) > whole]
         shares = container.qos is not Qos.GUARANTEED or container.preferences.ownership == "shared"
         if shares or not whole or not rooms or not node.shared - node.reserved:
             return self._shared.place(node, request)
-        leaf = survey.cpus[min(rooms)[1]]
+        leaf = capacity.cpus[min(rooms)[1]]
         own = frozenset(sorted(leaf)[:whole])
         mixed = container.resources.milli_request % 1000 > 0
         home = node.topology.leaves[min(rooms)[1]].cpus if mixed else own
@@ -254,8 +252,8 @@ def run(
     container: Container,
     key: str,
     now_s: float = 0.0,
-    within: CpusetConstraint = NO_CONSTRAINT,
-) -> Grant:
+    within: Constraint = NO_CONSTRAINT,
+) -> ContainerRecord:
     """Create and start a container; returns its grant."""
     admission = engine.admit(container, within, now_s)
     engine.bind(admission.ticket, key, now_s)
@@ -294,7 +292,7 @@ def dump(engine: Engine) -> dict[str, object]:
         "residents": dict(node.residents),
         "shared": node.shared,
         "exclusive": node.exclusive,
-        "survey": node.survey(),
+        "capacity": node.capacity(),
         "memory": {n: node.memory_charged(n) for n in node.topology.node_ids},
         "on each leaf": [node.containers_on(leaf.cpus) for leaf in node.topology.leaves],
         "names": {name: set(keys) for name, keys in engine.names.items()},

@@ -11,7 +11,7 @@ from typing import Any, Optional, TypeVar
 from cri_proxy.affinity.pressure_guard import Ban
 from cri_proxy.affinity.problem import PlanningSnapshot, StayingContainer
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant, Life, Move, Plan
+from cri_proxy.engine.model import ContainerRecord, Life, Move, Plan
 from cri_proxy.engine.moves import MOST_PEERS, NAMED, being_resized, bytes_text, may_move
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
 from policies.affinity.planner.arrangement import Arrangement
@@ -36,7 +36,7 @@ def plan_of(
     exchange is never cut: it is there whole, though it be more than ``most_moves`` by itself, or not at all.
     """
     words = _Words(question, proposal)
-    ledger, resized = engine, being_resized(engine)
+    state, resized = engine, being_resized(engine)
     at, gains = _positions(engine, question, proposal), gains_of(proposal.moves)
     chosen: dict[str, Move] = {}
 
@@ -46,7 +46,7 @@ def plan_of(
             grant is not None
             and at.get(move.key) == move.source
             and grant.life is not Life.CREATING
-            and may_move(ledger, grant, resized)
+            and may_move(state, grant, resized)
         )
 
     for together in in_exchanges(proposal.moves):
@@ -237,7 +237,7 @@ class PendingMove:
     waits: str = ""
     until_s: float = 0.0
 
-    def row(self, grant: Grant, turn: str, now_s: float) -> Optional[dict[str, Any]]:
+    def row(self, grant: ContainerRecord, turn: str, now_s: float) -> Optional[dict[str, Any]]:
         """For ``explain``; None where it holds no more. ``turn``: what a move that has been accepted waits for."""
         is_there = grant.placement.home <= self.home
         if not is_there or (self.until_s and self.until_s <= now_s):

@@ -16,7 +16,7 @@ from typing import Optional, TypeVar
 
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant, Life
+from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.moves import being_resized, may_move
 from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.distances import distance_ns, tree_of
@@ -25,7 +25,7 @@ from policies.affinity.pull.declared import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
 from policies.machine.topology import Topology
 from policies.model import Placement, used_milli, wanted_milli
-from policies.node import NANO_PER_MILLI, Node, Survey
+from policies.node import NANO_PER_MILLI, Capacity, Node
 from policies.settings import PlacementSettings
 from policies.wanted import hinted_nodes, missed_hints
 
@@ -197,7 +197,7 @@ def _movable(ground: _Ground) -> Slices[tuple[Movable, _Kept]]:
     that are kept where they are."""
     engine, settings = ground.engine, ground.settings
     resized = being_resized(engine)
-    survey = engine.node.survey()
+    survey = engine.node.capacity()
     found = {}
     kept = _Kept([], [], {})
     for keys in _sliced(sorted(engine.grants)):
@@ -241,7 +241,7 @@ def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int
     }
 
 
-def _demand_milli(grant: Grant) -> int:
+def _demand_milli(grant: ContainerRecord) -> int:
     container = grant.container
     return max(container.resources.milli_request, used_milli(container)) or NOMINAL_MILLI
 
@@ -249,7 +249,7 @@ def _demand_milli(grant: Grant) -> int:
 def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
     """The room for movable containers in each leaf, in milli-CPUs."""
     node = ground.engine.node
-    survey = node.survey()
+    survey = node.capacity()
     # 1. The charges on the shared CPUs of each leaf, without movable containers.
     charged = list(survey.charge_nano)
     by_set: dict[frozenset[int], int] = {}
@@ -438,7 +438,7 @@ class CandidateDomains:
             self._around[cpus] = min(holding)[1]
         return self._around[cpus]
 
-    def of(self, grant: Grant) -> Optional[int]:
+    def of(self, grant: ContainerRecord) -> Optional[int]:
         """The site a container was given; None if it is none of them (pairs of domains, parts of one)."""
         home, level, fence = grant.placement.home, grant.placement.level, grant.fence.cpus
         key = (home, level, fence, bool(grant.exclusive))
@@ -446,7 +446,7 @@ class CandidateDomains:
             self._of[key] = self._find(grant)
         return self._of[key]
 
-    def _find(self, grant: Grant) -> Optional[int]:
+    def _find(self, grant: ContainerRecord) -> Optional[int]:
         home, fence = grant.placement.home, grant.fence.cpus
         equals = self._of_level.get(grant.placement.level, ())
         if grant.exclusive:
@@ -460,7 +460,12 @@ class CandidateDomains:
         return site if home == whole else None
 
     def choice(
-        self, grant: Grant, here: int, survey: Survey, settings: PlacementSettings, stays_in_node: bool
+        self,
+        grant: ContainerRecord,
+        here: int,
+        survey: Capacity,
+        settings: PlacementSettings,
+        stays_in_node: bool,
     ) -> tuple[int, ...]:
         """The sites of a container's level that hold its CPUs, the present one among them.
 
@@ -478,7 +483,7 @@ class CandidateDomains:
         return choice if here in choice else (here, *choice)
 
     def _holding(
-        self, level: str, wanted: int, fence: Optional[frozenset[int]], survey: Survey
+        self, level: str, wanted: int, fence: Optional[frozenset[int]], survey: Capacity
     ) -> tuple[int, ...]:
         """The sites of a level that hold so many milli-CPUs, and that a fence does not cut."""
         key = (level, wanted, fence)

@@ -23,8 +23,8 @@ from cri_proxy.text.quantity import BadQuantity, parse_milli
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
 from policies.model import (
     SANDBOX_RESOURCES,
+    Constraint,
     Container,
-    CpusetConstraint,
     Placement,
     Pod,
     PodSize,
@@ -51,7 +51,7 @@ class CreateRequest:
     """What a CreateContainerRequest says: the container, the caller's own cpuset and mems, devices and mounts."""
 
     container: Container
-    fence: CpusetConstraint
+    fence: Constraint
     uses: tuple[Use, ...] = ()
 
 
@@ -61,7 +61,7 @@ class UpdateRequest:
 
     container_id: str
     linux: cri.LinuxContainerResources
-    fence: CpusetConstraint
+    fence: Constraint
 
 
 # ---------------------------------------------------------------------- requests
@@ -228,9 +228,9 @@ def _annotated_container(resources: Any) -> tuple[int, Optional[int]]:
     return parse_milli(request or 0), None if limit is None else parse_milli(limit)
 
 
-def read_fence(resources: cri.LinuxContainerResources) -> CpusetConstraint:
+def read_fence(resources: cri.LinuxContainerResources) -> Constraint:
     """The cpuset and mems the caller set; a list that cannot be read counts as none and is the runtime's to refuse."""
-    return CpusetConstraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems))
+    return Constraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems))
 
 
 def _optional_set(text: str) -> Optional[frozenset[int]]:

@@ -24,7 +24,7 @@ from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, slic
 from cri_proxy.engine.build import make_engine
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet, unmet_in_short
-from cri_proxy.engine.model import BadOrder, Grant, Life, Stance, read_overrides
+from cri_proxy.engine.model import BadOrder, ContainerRecord, Life, Management, read_overrides
 from cri_proxy.engine.report import (
     NotOne,
     distrusted_paths,
@@ -231,7 +231,7 @@ class Commands:
             self._manage_all(engine, waiting)
             return await self._carry_out(len(waiting))
         grant = self._one(str(arguments.get("container", "")))
-        if grant.stance is Stance.PLACED:
+        if grant.stance is Management.PLACED:
             path = grant.container.path
             raise ControlError(f"{path} is managed already; see: cri-resmgr explain {path}")
         try:
@@ -254,7 +254,7 @@ class Commands:
         await services.reconciler.run()
         engine = self._engine()
         if arguments.get("replace"):
-            self._manage_all(engine, [g for g in engine.grants.values() if g.stance is Stance.ADOPTED])
+            self._manage_all(engine, [g for g in engine.grants.values() if g.stance is Management.ADOPTED])
         result = await self._carry_out(len(engine.grants))
         return {**result, "state": await moved, "adopted": len(engine.grants)}
 
@@ -264,7 +264,7 @@ class Commands:
         await self._daemon.services.store.settled()
         return {"acknowledged": sentence}
 
-    def _manage_all(self, engine: Engine, adopted: list[Grant]) -> None:
+    def _manage_all(self, engine: Engine, adopted: list[ContainerRecord]) -> None:
         for grant in sorted(adopted, key=lambda g: (g.container.path, g.key)):
             try:
                 engine.manage(grant.key)
@@ -276,7 +276,7 @@ class Commands:
         if mode != ENFORCE:
             raise ControlError(f"in mode {mode} nothing is placed; first: cri-resmgr mode {ENFORCE}")
 
-    def _one(self, name: str) -> Grant:
+    def _one(self, name: str) -> ContainerRecord:
         try:
             return find_one(self._engine(), name)
         except NotOne as error:
@@ -312,7 +312,7 @@ def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, 
     unusable = [
         g.container.path
         for g in engine.grants.values()
-        if g.stance is Stance.UNTOUCHED and g.fence.asked.cpus is not None
+        if g.stance is Management.UNTOUCHED and g.fence.asked.cpus is not None
     ]
     return {
         "policy": policy,
@@ -321,12 +321,12 @@ def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, 
         "containers": dict(sorted(stances.items())),
         "held": sum(1 for g in engine.grants.values() if g.life is Life.HELD),
         "in_doubt": sum(1 for t in engine.tickets.values() if t.in_doubt),
-        "foreign": [g.container.path for g in engine.grants.values() if g.stance is Stance.FOREIGN],
+        "foreign": [g.container.path for g in engine.grants.values() if g.stance is Management.FOREIGN],
         "unusable_fences": unusable,
         "not_bound": {
             g.container.path: g.runs_in
             for g in engine.grants.values()
-            if g.stance is Stance.PLACED and g.runs_in
+            if g.stance is Management.PLACED and g.runs_in
         },
         "not_alone": not_alone(engine),
         "distrusted": distrusted_paths(engine, now_s),

@@ -12,7 +12,7 @@ from cri_proxy.config.config import Config
 from cri_proxy.daemon.engine_host import BOOT_KEY, LOST_KEY, QUOTAS_KEY, read_boot_id, restore
 from cri_proxy.engine.build import make_engine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import CpusetUpdate, Life, Stance
+from cri_proxy.engine.model import CpusetUpdate, Life, Management
 from cri_proxy.engine.report import find_one, path_of
 from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.metrics import Metrics
@@ -107,7 +107,9 @@ async def _engine(node: _Node, loaded: LoadedState) -> Engine:
 def _release(engine: Engine, container: Optional[str]) -> list[CpusetUpdate]:
     chosen = list(engine.grants.values()) if container is None else [find_one(engine, container)]
     # One without a record may be one of ours whose record is lost: its CPUs are given back too.
-    live = [g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Stance.KUBELET]
+    live = [
+        g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Management.KUBELET
+    ]
     for grant in live:
         engine.release(grant.key)
     lacking = {update.id: update for update in engine.lacking(gives_back=True)}

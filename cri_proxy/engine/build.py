@@ -11,7 +11,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
-from policies.model import NO_CONSTRAINT, CpusetConstraint
+from policies.model import NO_CONSTRAINT, Constraint
 from policies.policy import Policy
 from policies.registry import POLICIES
 from policies.reserved import reserve
@@ -50,11 +50,11 @@ def make_host(
     parent = topology.online if parent_cpus is None else parent_cpus & topology.online
     mems = topology.memory_nodes if parent_mems is None else parent_mems & topology.memory_nodes
     # On a topology that is not this machine's the two may have nothing in common.
-    allowed = {"": CpusetConstraint(parent, mems or topology.memory_nodes)}
+    allowed = {"": Constraint(parent, mems or topology.memory_nodes)}
     for path, (cpus, nodes) in (machine.parents if data.parent_cpus is None else {}).items():
         if cpus & topology.online:
             nodes = nodes & topology.memory_nodes or topology.memory_nodes
-            allowed[path] = CpusetConstraint(cpus & topology.online, nodes)
+            allowed[path] = Constraint(cpus & topology.online, nodes)
     everything = frozenset().union(*[fence.cpus or NO_CPUS for fence in allowed.values()])
     known = cgroups or {}
     available = _available(config["policy.AvailableResources.CPU"], topology, parent, everything, known)
@@ -91,16 +91,14 @@ def _tree(config: Config, topology: Topology) -> Topology:
 
 
 def _bounds(
-    allowed: Mapping[str, CpusetConstraint], usable: frozenset[int], mems: frozenset[int]
-) -> Mapping[str, CpusetConstraint]:
+    allowed: Mapping[str, Constraint], usable: frozenset[int], mems: frozenset[int]
+) -> Mapping[str, Constraint]:
     """What is allowed where that is less than there is; nothing if all may use all."""
 
     def bound(some: Optional[frozenset[int]], everything: frozenset[int]) -> Optional[frozenset[int]]:
         return None if some is None or some >= everything else some
 
-    found = {
-        path: CpusetConstraint(bound(f.cpus, usable), bound(f.mems, mems)) for path, f in allowed.items()
-    }
+    found = {path: Constraint(bound(f.cpus, usable), bound(f.mems, mems)) for path, f in allowed.items()}
     return {} if set(found.values()) == {NO_CONSTRAINT} else found
 
 

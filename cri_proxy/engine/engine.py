@@ -24,26 +24,26 @@ from cri_proxy.engine.model import (
     REFUSED,
     UNPLACED,
     Admission,
+    ContainerRecord,
     DecisionRecord,
-    Grant,
     Host,
     Life,
-    Stance,
+    Management,
     Ticket,
     Told,
     resident_of,
 )
-from cri_proxy.engine.reconcile import grown, put_and_recompute, refresh
+from cri_proxy.engine.reconcile import grown, put_and_reconcile, reconcile
 from cri_proxy.engine.resources import lifts_to_end
-from cri_proxy.engine.state import MESSAGE_CHARS, Ledger, note_changes
+from cri_proxy.engine.state import MESSAGE_CHARS, State, note_changes
 from cri_proxy.engine.told import told_by
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.pull.observed import Observed
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     BudgetSpent,
+    Constraint,
     Container,
-    CpusetConstraint,
     PlacementRefused,
     Pod,
 )
@@ -65,13 +65,13 @@ def _transition(method: _Method) -> _Method:
         if self.undo is not None:  # it is a part of another one
             return method(self, *args, **kwargs)
         self.undo = {}
-        newest, refreshed = self.newest_record, self.refreshed
+        newest, reconciled = self.newest_record, self.reconciled
         self.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", self.now_s)
         try:
             returned = method(self, *args, **kwargs)
             note_changes(self, method.__name__, newest)
             if isinstance(returned, Admission):
-                self.keep_request(refreshed)
+                self.keep_request(reconciled)
             return returned
         except BaseException:
             self.roll_back(newest)
@@ -83,7 +83,7 @@ def _transition(method: _Method) -> _Method:
     return cast(_Method, run)
 
 
-class Engine(Ledger):
+class Engine(State):
     """All state about placements of one node, and its transitions."""
 
     # ------------------------------------------------------------------ questions
@@ -102,7 +102,7 @@ class Engine(Ledger):
         """Decide by this picture of the traffic from now on. No container is moved by it, and nothing is written down."""
         self.observed = Observed(traffic)
 
-    def around_lifted(self) -> tuple[Grant, ...]:
+    def around_lifted(self) -> tuple[ContainerRecord, ...]:
         """The grants of the pods with a container whose placement takes its CPU quota away."""
         pods = {self.grants[key].container.pod.uid for key in self.lifting}
         return tuple(
@@ -139,13 +139,11 @@ class Engine(Ledger):
             if pod.uid not in {other.uid for other in self.pods.values()}:
                 for who in [w for w in self.distrusted if w[0] == pod.uid]:
                     self.change("distrust", self.distrusted, who, None)
-        refresh(self)
+        reconcile(self)
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
-    def admit(
-        self, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
-    ) -> Admission:
+    def admit(self, container: Container, fence: Constraint, now_s: float, enforce: bool = True) -> Admission:
         """Reserve a place for a container that is about to be created.
 
         ``enforce`` False (mode observe): decide and remember, send nothing.
@@ -160,9 +158,9 @@ class Engine(Ledger):
         except BudgetSpent as error:
             self.notable.add(UNPLACED, container, str(error))
             raise
-        if admission.stance is Stance.PLACED and not admission.decision.fits:
+        if admission.stance is Management.PLACED and not admission.decision.fits:
             self.notable.add(LARGER_RUNG, container, admission.decision.why)
-        elif admission.stance is Stance.UNTOUCHED and self.policy.name != "none":
+        elif admission.stance is Management.UNTOUCHED and self.policy.name != "none":
             self.notable.add(UNPLACED, container, admission.decision.why)
         return admission
 
@@ -187,7 +185,7 @@ class Engine(Ledger):
     def start_failed(self, container_id: str, message: str, now_s: float) -> bool:
         """StartContainer failed. True if the next create of this pod and name will go through untouched for it."""
         grant = self.grants.get(container_id)
-        if grant is None or grant.stance is not Stance.PLACED:
+        if grant is None or grant.stance is not Management.PLACED:
             return False
         who = (grant.container.pod.uid, grant.container.name)
         self.start_failures[who] = self.start_failures.get(who, 0) + 1
@@ -205,9 +203,9 @@ class Engine(Ledger):
         grant = self.grants.get(container_id)
         if grant is None or grant.life is Life.CREATING:
             return
-        if grant.stance not in (Stance.PLACED, Stance.OBSERVED, Stance.RELEASED):
+        if grant.stance not in (Management.PLACED, Management.OBSERVED, Management.RELEASED):
             self.drop(container_id)
-            refresh(self)
+            reconcile(self)
             return
         if grant.life is Life.HELD and (exit_code is None or grant.exit_code is not None):
             return
@@ -234,7 +232,7 @@ class Engine(Ledger):
         self.drop(container_id)
         if outcome:
             self.outcome(container_id, outcome)
-        refresh(self)
+        reconcile(self)
 
     @_transition
     def tick(self, now_s: float) -> None:
@@ -246,7 +244,7 @@ class Engine(Ledger):
         for who in [w for w, until_s in self.distrusted.items() if until_s <= now_s]:
             self.change("distrust", self.distrusted, who, None)
         self.forget_gone()
-        refresh(self)
+        reconcile(self)
 
     # ------------------------------------------------------------------ by command
 
@@ -279,7 +277,7 @@ class Engine(Ledger):
                 self.node.add(grant.key, resident_of(now))
             self.charge_lacking()
             self._end_lifts(before[1])
-            refresh(self, force=True)
+            reconcile(self, force=True)
         except BaseException:
             self.host, self.policy, self.options, self.node = before
             raise
@@ -296,7 +294,7 @@ class Engine(Ledger):
         self.node.free_memory = free_memory
 
     @_transition
-    def restore(self, grants: Iterable[Grant], tickets: Iterable[Ticket], pods: Iterable[Pod],
+    def restore(self, grants: Iterable[ContainerRecord], tickets: Iterable[Ticket], pods: Iterable[Pod],
                 history: Iterable[DecisionRecord],
                 distrusted: dict[tuple[str, str], float]) -> None:  # fmt: skip
         """Take over the records of the daemon before this one. Tickets of calls that ended with it are in doubt."""
@@ -342,19 +340,21 @@ class Engine(Ledger):
         self.counter = max([self.counter, *map(int, used)])
         # What balloons have to spare they had when the daemon before this one ended.
         self.node.changed_s = dict.fromkeys(self.node.groups, self.now_s)
-        refresh(self, force=True)
+        reconcile(self, force=True)
 
     @_transition
-    def adopt(self, grant: Grant) -> None:
+    def adopt(self, grant: ContainerRecord) -> None:
         """Take a container into the records as it runs; it loses what belongs to others already."""
         self._enter(grant)
 
-    def _enter(self, grant: Grant) -> None:
+    def _enter(self, grant: ContainerRecord) -> None:
         self.tell(grant.key, told_by(grant))
-        put_and_recompute(self, grant)
+        put_and_reconcile(self, grant)
 
     @_transition
-    def take_over(self, gone: Iterable[str], tickets: Iterable[Ticket], found: Iterable[Grant]) -> None:
+    def take_over(
+        self, gone: Iterable[str], tickets: Iterable[Ticket], found: Iterable[ContainerRecord]
+    ) -> None:
         """Replace records that are no longer true, and requests that have ended, by those of what runs."""
         for ticket in tickets:
             self.drop_ticket(ticket.id)
@@ -363,22 +363,22 @@ class Engine(Ledger):
                 self.drop(key)
         for grant in found:
             self._enter(grant)
-        refresh(self)
+        reconcile(self)
 
-    note_memory = _transition(Ledger.note_memory)
+    note_memory = _transition(State.note_memory)
 
     @_transition
-    def amend(self, grant: Grant, seen: Optional[Told] = None) -> None:
+    def amend(self, grant: ContainerRecord, seen: Optional[Told] = None) -> None:
         """Replace the record of a known container by what was found out about it.
 
         ``seen``: what it was seen to have, where that is not what it was told last.
         """
         if grant.key not in self.grants:
             raise KeyError(f"{grant.key} is not known")
-        if seen is None and grant.stance is not Stance.PLACED:
+        if seen is None and grant.stance is not Management.PLACED:
             seen = self.told.get(grant.key, Told(None))._replace(cpus=grant.runs_on)
         if seen is not None:
             self.tell(grant.key, seen)
-        put_and_recompute(self, grant)
+        put_and_reconcile(self, grant)
 
     mend = _transition(invariants.mend)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Optional, Protocol
 
-from cri_proxy.engine.model import Grant, Host, Life, Stance, Ticket, resident_of
+from cri_proxy.engine.model import ContainerRecord, Host, Life, Management, Ticket, resident_of
 from cri_proxy.engine.moves import being_resized
-from cri_proxy.engine.reconcile import keep_memory, placed, refresh
-from cri_proxy.engine.state import KUBELET_KEY, Ledger
+from cri_proxy.engine.reconcile import keep_memory, placed, reconcile
+from cri_proxy.engine.state import KUBELET_KEY, State
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import BudgetSpent, Placement, PlacementRefused
@@ -24,7 +24,7 @@ class EngineView(Protocol):
     """What is looked at: of an engine, or of its books."""
 
     @property
-    def grants(self) -> Mapping[str, Grant]: ...
+    def grants(self) -> Mapping[str, ContainerRecord]: ...
 
     @property
     def tickets(self) -> Mapping[str, Ticket]: ...
@@ -54,9 +54,9 @@ def broken_invariants(engine: EngineView) -> list[str]:
         frozenset(owners) & engine.host.topology.online
     )  # an adopted container may name CPUs that are offline
     for grant in engine.grants.values():
-        if grant.stance is Stance.PLACED:
+        if grant.stance is Management.PLACED:
             problems += broken_placement(engine, grant)
-        if grant.stance in (Stance.PLACED, Stance.ADOPTED):
+        if grant.stance in (Management.PLACED, Management.ADOPTED):
             container = _owner(grant, target)
             # It may go from one group to another: what it owned there it may share until it is gone from there.
             twin = engine.grants.get(twins.get(grant.key, ""))
@@ -101,7 +101,7 @@ def crowded_by(engine: EngineView) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     owners: dict[int, set[str]] = {}
     for grant in engine.grants.values():
-        is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.KUBELET)
+        is_ours = grant.stance in (Management.PLACED, Management.ADOPTED, Management.KUBELET)
         here = grant.runs_on & usable
         if is_ours or grant.life is Life.HELD or not here or here == usable or not here <= exclusive:
             continue
@@ -118,7 +118,7 @@ def rival_claims(engine: EngineView) -> dict[str, frozenset[int]]:
     owners = _owners(engine, target)
     first: dict[str, tuple[bool, float, str]] = {KUBELET_KEY: (False, 0.0, "")}
     for grant in engine.grants.values():
-        rank = (grant.stance is not Stance.KUBELET, grant.since_s, grant.key)
+        rank = (grant.stance is not Management.KUBELET, grant.since_s, grant.key)
         owner = _owner(grant, target)
         first[owner] = min(rank, first.get(owner, rank))
     best = {cpu: min(who, key=lambda owner: first[owner]) for cpu, who in owners.items() if len(who) > 1}
@@ -126,7 +126,7 @@ def rival_claims(engine: EngineView) -> dict[str, frozenset[int]]:
     for grant in engine.grants.values():
         owner = _owner(grant, target)
         theirs = frozenset(cpu for cpu in grant.exclusive if best.get(cpu, owner) != owner)
-        if theirs and grant.stance is not Stance.KUBELET:
+        if theirs and grant.stance is not Management.KUBELET:
             found[grant.key] = theirs
     return found
 
@@ -140,7 +140,7 @@ def _owners(engine: EngineView, target: Mapping[str, str]) -> dict[int, set[str]
     return owners
 
 
-def _owner(grant: Grant, target: Mapping[str, str]) -> str:
+def _owner(grant: ContainerRecord, target: Mapping[str, str]) -> str:
     """Whose a grant's CPUs are: its own, or its group's."""
     return grant.placement.group or target.get(grant.key, grant.key)
 
@@ -163,7 +163,7 @@ def _broken_books(engine: EngineView) -> list[str]:
     return problems
 
 
-def broken_placement(engine: EngineView, grant: Grant) -> list[str]:
+def broken_placement(engine: EngineView, grant: ContainerRecord) -> list[str]:
     """Sentences on what is wrong with the place of one container, whatever the others have."""
     who, placement, node = f"{grant.container.path} ({grant.key})", grant.placement, engine.node
     problems = []
@@ -189,7 +189,9 @@ def broken_placement(engine: EngineView, grant: Grant) -> list[str]:
 def _unclaimed(engine: EngineView) -> frozenset[int]:
     """CPUs that kubelet has assigned and no container of ours has yet."""
     assigned = engine.node.residents.get(KUBELET_KEY)
-    claimed = frozenset().union(*[g.exclusive for g in engine.grants.values() if g.stance is Stance.KUBELET])
+    claimed = frozenset().union(
+        *[g.exclusive for g in engine.grants.values() if g.stance is Management.KUBELET]
+    )
     return NO_CPUS if assigned is None else assigned.exclusive - claimed
 
 
@@ -199,106 +201,109 @@ def _unclaimed(engine: EngineView) -> frozenset[int]:
 # it came about, by a bug, an older version or a switch of the policy. Only containers that are involved are placed anew.
 
 
-def mend(ledger: Ledger, now_s: float) -> tuple[str, ...]:
+def mend(state: State, now_s: float) -> tuple[str, ...]:
     """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing.
 
     Returns what was broken, in sentences; what could not be mended is broken still.
     """
-    broken, crowded = broken_invariants(ledger), crowded_out(ledger)
+    broken, crowded = broken_invariants(state), crowded_out(state)
     if not broken and not crowded:
         return ()
     if broken:
-        _reckon_anew(ledger)
-        refresh(ledger, force=True)
-        _part(ledger, now_s)
-    if crowded_out(ledger):
-        _give_way(ledger, now_s)
+        _reckon_anew(state)
+        reconcile(state, force=True)
+        _part(state, now_s)
+    if crowded_out(state):
+        _give_way(state, now_s)
     return (*broken, *crowded)
 
 
-def _reckon_anew(ledger: Ledger) -> None:
+def _reckon_anew(state: State) -> None:
     """Tickets and containers on their way come in pairs, and the accounts are those of the records."""
-    for ticket in [t for t in ledger.tickets.values() if t.key not in ledger.grants]:
-        ledger.drop_ticket(ticket.id)
-    pending = {ticket.key for ticket in ledger.tickets.values()}
-    for key in [k for k, g in ledger.grants.items() if g.life is Life.CREATING and k not in pending]:
-        ledger.drop(key)
-    ledger.node = ledger.new_node(ledger.host)
-    for grant in ledger.grants.values():
-        ledger.node.add(grant.key, resident_of(grant))
+    for ticket in [t for t in state.tickets.values() if t.key not in state.grants]:
+        state.drop_ticket(ticket.id)
+    pending = {ticket.key for ticket in state.tickets.values()}
+    for key in [k for k, g in state.grants.items() if g.life is Life.CREATING and k not in pending]:
+        state.drop(key)
+    state.node = state.new_node(state.host)
+    for grant in state.grants.values():
+        state.node.add(grant.key, resident_of(grant))
 
 
-def _part(ledger: Ledger, now_s: float) -> None:
+def _part(state: State, now_s: float) -> None:
     """Of containers that own the same CPUs all but one get others; one that is where it may not be is placed anew."""
-    resized = being_resized(ledger)
-    for key, theirs in rival_claims(ledger).items():
-        grant = ledger.grants[key]
+    resized = being_resized(state)
+    for key, theirs in rival_claims(state).items():
+        grant = state.grants[key]
         if key in resized:
             continue  # it is one place when the resize has ended
         left = replace(grant.placement, exclusive=grant.placement.exclusive - theirs)
-        if grant.stance is Stance.ADOPTED:
-            ledger.put(replace(grant, placement=left))
+        if grant.stance is Management.ADOPTED:
+            state.put(replace(grant, placement=left))
         else:
-            _place_anew(
-                ledger, grant, left, f"CPUs {format_cpus(theirs)} were another container's too", now_s
-            )
-    refresh(ledger, force=True)
-    for grant in list(ledger.grants.values()):
-        wrong = broken_placement(ledger, grant) if grant.stance is Stance.PLACED else []
+            _place_anew(state, grant, left, f"CPUs {format_cpus(theirs)} were another container's too", now_s)
+    reconcile(state, force=True)
+    for grant in list(state.grants.values()):
+        wrong = broken_placement(state, grant) if grant.stance is Management.PLACED else []
         if wrong and grant.key not in resized:
-            _place_anew(ledger, grant, None, wrong[0], now_s)
-    refresh(ledger, force=True)
+            _place_anew(state, grant, None, wrong[0], now_s)
+    reconcile(state, force=True)
 
 
 def _place_anew(
-    ledger: Ledger, grant: Grant, keep: Optional[Placement], why: str, now_s: float, spares: bool = False
-) -> Optional[Grant]:
+    state: State,
+    grant: ContainerRecord,
+    keep: Optional[Placement],
+    why: str,
+    now_s: float,
+    spares: bool = False,
+) -> Optional[ContainerRecord]:
     """Put a container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
-    with ledger.without([grant.key]):
+    with state.without([grant.key]):
         near = grant.placement.home or None
         try:
-            decision = ledger.place(
-                ledger.request(grant.container, grant.fence, grant.key, near=near, keep=keep)
+            decision = state.place(
+                state.request(grant.container, grant.fence, grant.key, near=near, keep=keep)
             )
         except (PlacementRefused, BudgetSpent):
             return None
-        if spares and emptied_by(ledger.node, decision.placement.exclusive - grant.exclusive):
+        if spares and emptied_by(state.node, decision.placement.exclusive - grant.exclusive):
             return None
     if not decision.placement.cpus or decision.others:
         return None
-    place = keep_memory(ledger, grant.placement, decision.placement, grant.fence)
+    place = keep_memory(state, grant.placement, decision.placement, grant.fence)
     now = placed(grant, place, f"{why}: {decision.why}")
-    ledger.put(now)
-    ledger.record("mend", grant.key, now, now_s)
+    state.put(now)
+    state.record("mend", grant.key, now, now_s)
     return now
 
 
-def _give_way(ledger: Ledger, now_s: float) -> None:
+def _give_way(state: State, now_s: float) -> None:
     """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
     # What one gives up may be what another one needs: until nothing changes, and each container once at most.
     helped: set[str] = set()
-    while (needy := _helped(ledger, helped, now_s)) is not None:
+    while (needy := _helped(state, helped, now_s)) is not None:
         helped.add(needy.key)
-        if needy.stance is Stance.UNTOUCHED and _who(needy) not in ledger.distrusted:
-            _place_anew(ledger, needy, None, "there are CPUs for it again", now_s)
-        refresh(ledger)
+        if needy.stance is Management.UNTOUCHED and _who(needy) not in state.distrusted:
+            _place_anew(state, needy, None, "there are CPUs for it again", now_s)
+        reconcile(state)
 
 
-def _helped(ledger: Ledger, but: Set[str], now_s: float) -> Optional[Grant]:
+def _helped(state: State, but: Set[str], now_s: float) -> Optional[ContainerRecord]:
     """A container that an owner has given way to just now; None if there is none that can be helped."""
-    for key, owners in crowded_by(ledger).items():
-        if key in but or ledger.grants[key].life is Life.CREATING:  # what it gets is decided when it is there
+    for key, owners in crowded_by(state).items():
+        if key in but or state.grants[key].life is Life.CREATING:  # what it gets is decided when it is there
             continue
-        for owner in sorted(owners & ledger.grants.keys()):
-            if _swaps(ledger, ledger.grants[owner], ledger.grants[key], now_s):
-                return ledger.grants[key]
+        for owner in sorted(owners & state.grants.keys()):
+            if _swaps(state, state.grants[owner], state.grants[key], now_s):
+                return state.grants[key]
     return None
 
 
-def _swaps(ledger: Ledger, owner: Grant, needy: Grant, now_s: float) -> bool:
+def _swaps(state: State, owner: ContainerRecord, needy: ContainerRecord, now_s: float) -> bool:
     """Whether an owner could give one CPU of those that another container needs, and get one for it."""
     place = owner.placement
-    if owner.stance is not Stance.PLACED or place.group or owner.key in being_resized(ledger):
+    if owner.stance is not Management.PLACED or place.group or owner.key in being_resized(state):
         return False
     for cpu in sorted(place.exclusive & needy.runs_on, reverse=True):
         keep = replace(
@@ -307,16 +312,16 @@ def _swaps(ledger: Ledger, owner: Grant, needy: Grant, now_s: float) -> bool:
             grown=tuple(step for step in (g - {cpu} for g in place.grown) if step),
         )
         why = f"CPU {cpu} is needed by {needy.container.path}, which may run nowhere else"
-        crowded = len(crowded_by(ledger))
-        now = _place_anew(ledger, owner, keep, why, now_s, spares=True)
+        crowded = len(crowded_by(state))
+        now = _place_anew(state, owner, keep, why, now_s, spares=True)
         if now is None:
             continue
         is_whole = len(now.exclusive) == len(owner.exclusive) and cpu not in now.exclusive
-        if is_whole and len(crowded_by(ledger)) < crowded:
+        if is_whole and len(crowded_by(state)) < crowded:
             return True
-        ledger.put(owner)
+        state.put(owner)
     return False
 
 
-def _who(grant: Grant) -> tuple[str, str]:
+def _who(grant: ContainerRecord) -> tuple[str, str]:
     return grant.container.pod.uid, grant.container.name

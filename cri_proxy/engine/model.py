@@ -19,8 +19,8 @@ from policies.machine.topology import Domain, Topology
 from policies.model import (
     NO_CONSTRAINT,
     UNTOUCHED,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     Quota,
@@ -32,7 +32,7 @@ from policies.model import (
 from policies.node import Resident
 
 
-class Stance(str, Enum):
+class Management(str, Enum):
     """Whose cpuset a container has."""
 
     PLACED = "placed"  # ours: kept, repaired, moved with topology changes
@@ -55,7 +55,7 @@ class Life(str, Enum):
 
 
 @dataclass(frozen=True)
-class Grant:
+class ContainerRecord:
     """One container's place. ``key`` is its runtime id, or its ticket's id while it is being created.
 
     ``runs_on`` is where it runs when that is not ``placement.cpus`` (any stance but PLACED).
@@ -72,8 +72,8 @@ class Grant:
     key: str
     container: Container
     placement: Placement
-    stance: Stance
-    fence: CpusetConstraint = NO_CONSTRAINT
+    stance: Management
+    fence: Constraint = NO_CONSTRAINT
     life: Life = Life.CREATING
     runs_on: frozenset[int] = NO_CPUS
     since_s: float = 0.0
@@ -92,7 +92,9 @@ class Grant:
     @property
     def cpus(self) -> frozenset[int]:
         """The CPUs it is charged on; in mode observe those it would have, so that the next decision makes sense."""
-        return self.placement.cpus if self.stance in (Stance.PLACED, Stance.OBSERVED) else self.runs_on
+        return (
+            self.placement.cpus if self.stance in (Management.PLACED, Management.OBSERVED) else self.runs_on
+        )
 
     @property
     def mems(self) -> frozenset[int]:
@@ -102,12 +104,12 @@ class Grant:
     @property
     def has_placed_memory(self) -> bool:
         """Whether its placement says where its memory may come from."""
-        return self.stance in (Stance.PLACED, Stance.OBSERVED) and bool(self.placement.mems)
+        return self.stance in (Management.PLACED, Management.OBSERVED) and bool(self.placement.mems)
 
     @property
     def lifted(self) -> bool:
         """Whether we have taken its CPU quota away."""
-        return self.stance is Stance.PLACED and self.placement.lift_quota
+        return self.stance is Management.PLACED and self.placement.lift_quota
 
     @property
     def quota(self) -> Optional[Quota]:
@@ -120,26 +122,26 @@ class Grant:
     @property
     def exclusive(self) -> frozenset[int]:
         """The CPUs that no other container may use."""
-        if self.stance is Stance.KUBELET:
+        if self.stance is Management.KUBELET:
             return self.runs_on
-        return self.placement.exclusive if self.stance in (Stance.PLACED, Stance.ADOPTED) else NO_CPUS
+        return self.placement.exclusive if self.stance in (Management.PLACED, Management.ADOPTED) else NO_CPUS
 
 
 #: What residents are made from: a hundred of them may change with one decision.
 _NO_RESIDENT = Resident("", 0, 0, NO_CPUS)
 
 
-def resident_of(grant: Grant) -> Resident:
+def resident_of(grant: ContainerRecord) -> Resident:
     """What a grant is among the containers of the node."""
     container, place, exclusive = grant.container, grant.placement, grant.exclusive
-    is_placed = grant.stance is Stance.PLACED
+    is_placed = grant.stance is Management.PLACED
     charge = (place.memory_charge if grant.has_placed_memory else ()) or grant.memory_charge
     if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
         charge = ()  # it held that
     # The CPUs it can be on where it owns none: those its caller allows, or those of a cpuset that is not ours.
     bounds = grant.fence.cpus
     if not is_placed:
-        bounds = place.home if grant.stance is Stance.ADOPTED else grant.runs_on
+        bounds = place.home if grant.stance is Management.ADOPTED else grant.runs_on
     return altered(
         _NO_RESIDENT,
         pod_uid=container.pod.uid,
@@ -153,7 +155,7 @@ def resident_of(grant: Grant) -> Resident:
         placement=place if is_placed else None,
         inside=grant.fence.cpus,
         bounds=None if exclusive or place.level == "reserved" else bounds,
-        is_fixed=not is_placed and grant.stance is not Stance.ADOPTED,
+        is_fixed=not is_placed and grant.stance is not Management.ADOPTED,
     )
 
 
@@ -202,10 +204,10 @@ class Ticket:
     target: str = ""
     sent: Placement = UNTOUCHED
     in_doubt: bool = False
-    replaces: tuple[Grant, ...] = ()
+    replaces: tuple[ContainerRecord, ...] = ()
     replaced_tickets: tuple[Ticket, ...] = ()
     moved: tuple[tuple[str, Placement, Placement], ...] = ()
-    found: Optional[Stance] = None
+    found: Optional[Management] = None
     waiting: tuple[str, ...] = ()
 
 
@@ -240,7 +242,7 @@ class Admission:
 
     ticket: str
     decision: Decision
-    stance: Stance
+    stance: Management
     placement: Placement
     give_back: Optional[Quota] = None
 
@@ -379,9 +381,9 @@ class Host:
     reserved: frozenset[int] = NO_CPUS
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     free_memory: Mapping[int, int] = field(default_factory=dict)
-    bounds: Mapping[str, CpusetConstraint] = field(default_factory=dict)
+    bounds: Mapping[str, Constraint] = field(default_factory=dict)
 
-    def bounded(self, fence: CpusetConstraint, cgroup_parent: str) -> CpusetConstraint:
+    def bounded(self, fence: Constraint, cgroup_parent: str) -> Constraint:
         """A caller's fence inside of what the cgroup of a pod allows: the nearest of those that are known."""
         path = pod_cgroup(cgroup_parent) if self.bounds else ""
         while path and path not in self.bounds:

@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Optional
 
-from cri_proxy.engine.model import Grant, Life, Move, MoveEffect, Plan, Stance, resident_of
-from cri_proxy.engine.reconcile import barred_from_owning, effective, keep_memory, memory_for, refresh
-from cri_proxy.engine.state import Ledger
+from cri_proxy.engine.model import ContainerRecord, Life, Management, Move, MoveEffect, Plan, resident_of
+from cri_proxy.engine.reconcile import barred_from_owning, effective, keep_memory, memory_for, reconcile
+from cri_proxy.engine.state import State
 from policies.affinity.graph.traffic import LINE_BYTES
 from policies.affinity.pull.observed import Peer
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.model import (
     BudgetSpent,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementRefused,
@@ -34,72 +34,74 @@ MOST_PEERS = 10
 ARRIVED = "arrived "
 
 
-def may_move(ledger: Ledger, grant: Grant, resized: Iterable[str], is_order: bool = False) -> bool:
+def may_move(state: State, grant: ContainerRecord, resized: Iterable[str], is_order: bool = False) -> bool:
     """Whether a plan may move a container at all. ``resized``: those with a resize on its way.
 
     ``is_order``: the plan brings containers into the zones that they are pinned to, which others keep them in; those
     with exclusive CPUs too.
     """
     return (
-        grant.stance is Stance.PLACED
+        grant.stance is Management.PLACED
         and grant.life is not Life.HELD
         and not grant.placement.group
         and grant.placement.level != "reserved"
         and (is_order or not grant.exclusive)
-        and ledger.policy.moves_others
+        and state.policy.moves_others
         and grant.key not in resized
-        and (is_order or ledger.pin_of(grant.container) is None)
+        and (is_order or state.pin_of(grant.container) is None)
         # Those that share their pod's CPUs have one place.
         and (is_order or grant.container.pod_share is None or grant.container.pod_share.count == 1)
     )
 
 
-def being_resized(ledger: Ledger) -> frozenset[str]:
+def being_resized(state: State) -> frozenset[str]:
     """The containers that are in the books twice, and their second records."""
-    return frozenset(key for t in ledger.tickets.values() if t.target for key in (t.key, t.target))
+    return frozenset(key for t in state.tickets.values() if t.target for key in (t.key, t.target))
 
 
-def apply(ledger: Ledger, plan: Plan) -> None:
+def apply(state: State, plan: Plan) -> None:
     """Make the moves of a plan that still hold; the others are dropped."""
     # 1. Those that may be moved, and are not there already.
-    resized = being_resized(ledger)
+    resized = being_resized(state)
     wanted: dict[str, Move] = {}
-    for move in () if ledger.orders.freeze else plan.moves:
-        grant = ledger.grants.get(move.id)
-        if grant is None or not may_move(ledger, grant, resized, plan.is_order):
+    for move in () if state.orders.freeze else plan.moves:
+        grant = state.grants.get(move.id)
+        if grant is None or not may_move(state, grant, resized, plan.is_order):
             continue
         if _home(grant, move) not in (NO_CPUS, grant.placement.home):
             wanted.setdefault(move.id, move)
     # 2. Their new places, with all of them out of the way; a container that finds none is in the way of others again.
     while True:
-        places = _new_places(ledger, wanted)
+        places = _new_places(state, wanted)
         if len(places) == len(wanted):
             break
         wanted = {key: move for key, move in wanted.items() if key in places}
     # 3. All of them are entered. A container that owns CPUs takes some from others, and leaves some to others.
-    was = {key: ledger.grants[key] for key in wanted}
+    was = {key: state.grants[key] for key in wanted}
     for key, placement in places.items():
         why = "; ".join(words for words in (wanted[key].why, plan.why) if words)
         moved = replace(
             was[key], placement=placement, displaced=None, why=why or "moved by a plan", moved_s=plan.at_s
         )
-        ledger.put(moved)
+        state.put(moved)
     for key, move in wanted.items():
-        ledger.record("rebalance", key, ledger.grants[key], plan.at_s, _effect(ledger, was, wanted, move))
-    refresh(ledger)
+        state.record("rebalance", key, state.grants[key], plan.at_s, _effect(state, was, wanted, move))
+    reconcile(state)
 
 
-def _effect(ledger: Ledger, was: Mapping[str, Grant], wanted: Mapping[str, Move], move: Move) -> MoveEffect:
+def _effect(
+    state: State, was: Mapping[str, ContainerRecord], wanted: Mapping[str, Move], move: Move
+) -> MoveEffect:
     """What a move has brought, with all others of its transition made: to which of its peers it is nearer than before."""
-    topology = ledger.host.topology
+    topology = state.host.topology
     nearer: list[str] = []
     farther: list[str] = []
     for peer in move.peers[:MOST_PEERS]:
-        now = ledger.grants.get(peer)
+        now = state.grants.get(peer)
         if now is None or not now.cpus:
             continue
         before = nearness(topology, was[move.id].cpus, was.get(peer, now).cpus)
-        after = nearness(topology, ledger.grants[move.id].cpus, now.cpus)
+        after = nearness(topology, state.grants[move.id].cpus, now.cpus)
         if after != before:
             (nearer if after < before else farther).append(peer)
     exchanged = [
@@ -110,115 +112,115 @@ def _effect(ledger: Ledger, was: Mapping[str, Grant], wanted: Mapping[str, Move]
     return MoveEffect(move.gain, tuple(nearer), tuple(farther), tuple(exchanged))
 
 
-def _home(grant: Grant, move: Move) -> frozenset[int]:
+def _home(grant: ContainerRecord, move: Move) -> frozenset[int]:
     return move.home if grant.fence.cpus is None else move.home & grant.fence.cpus
 
 
-def _new_places(ledger: Ledger, moves: Mapping[str, Move]) -> dict[str, Placement]:
+def _new_places(state: State, moves: Mapping[str, Move]) -> dict[str, Placement]:
     """The placements of the containers that find one where they are to go, in the order of the moves."""
-    rooms = {move.home: _room_milli(ledger, move.home) for move in moves.values()}
+    rooms = {move.home: _room_milli(state, move.home) for move in moves.values()}
     places: dict[str, Placement] = {}
-    with ledger.without(moves):
+    with state.without(moves):
         arrived: list[str] = []
         try:
             for key, move in moves.items():
-                grant = ledger.grants[key]
-                place = _owned(ledger, grant, move) if grant.exclusive else _shared(ledger, grant, move)
+                grant = state.grants[key]
+                place = _owned(state, grant, move) if grant.exclusive else _shared(state, grant, move)
                 # Where it is full already, it may become no fuller.
                 least_milli = min(0, rooms[move.home]) + grant.container.resources.milli_request
-                if place is None or (not place.exclusive and _room_milli(ledger, move.home) < least_milli):
+                if place is None or (not place.exclusive and _room_milli(state, move.home) < least_milli):
                     continue
                 places[key] = place
-                ledger.node.add(ARRIVED + key, resident_of(replace(grant, placement=place)))
+                state.node.add(ARRIVED + key, resident_of(replace(grant, placement=place)))
                 arrived.append(ARRIVED + key)
         finally:
             for key in arrived:
-                ledger.node.remove(key)
+                state.node.remove(key)
     return places
 
 
-def _room_milli(ledger: Ledger, cpus: frozenset[int]) -> int:
+def _room_milli(state: State, cpus: frozenset[int]) -> int:
     """What is left of the shared CPUs of a domain."""
-    shared = cpus & ledger.node.shared
-    return len(shared) * 1000 - ledger.node.charge_milli(shared)
+    shared = cpus & state.node.shared
+    return len(shared) * 1000 - state.node.charge_milli(shared)
 
 
-def _shared(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
+def _shared(state: State, grant: ContainerRecord, move: Move) -> Optional[Placement]:
     """The container at its new home, if that has as many CPUs as it wants (or as it has)."""
     placement = replace(grant.placement, home=_home(grant, move), level=move.level)
-    cpus = effective(ledger, placement, grant.fence)
+    cpus = effective(state, placement, grant.fence)
     if not cpus or len(cpus) * 1000 < min(wanted_milli(grant.container), len(grant.cpus) * 1000):
         return None
-    memory = memory_for(ledger, cpus, grant.container, grant.fence, grant.placement.memory_charge)
+    memory = memory_for(state, cpus, grant.container, grant.fence, grant.placement.memory_charge)
     placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
-    return keep_memory(ledger, grant.placement, placement, grant.fence)
+    return keep_memory(state, grant.placement, placement, grant.fence)
 
 
-def _owned(ledger: Ledger, grant: Grant, move: Move) -> Optional[Placement]:
+def _owned(state: State, grant: ContainerRecord, move: Move) -> Optional[Placement]:
     """As many CPUs of its own inside its new home, as the policy picks them; None if that cannot be."""
-    inside = CpusetConstraint(_home(grant, move), grant.fence.mems)
+    inside = Constraint(_home(grant, move), grant.fence.mems)
     try:
-        decision = ledger.place(ledger.request(grant.container, inside, grant.key))
+        decision = state.place(state.request(grant.container, inside, grant.key))
     except (PlacementRefused, BudgetSpent):
         return None
     place = decision.placement
     if not decision.fits or decision.others or len(place.exclusive) != len(grant.placement.exclusive):
         return None
     # Containers that share that domain keep what they have asked for.
-    left = (move.home & ledger.node.shared) - place.exclusive
-    if ledger.node.charge_milli(move.home & ledger.node.shared) > len(left) * 1000:
+    left = (move.home & state.node.shared) - place.exclusive
+    if state.node.charge_milli(move.home & state.node.shared) > len(left) * 1000:
         return None
-    return keep_memory(ledger, grant.placement, place, grant.fence)
+    return keep_memory(state, grant.placement, place, grant.fence)
 
 
-def take_back(ledger: Ledger, made: Sequence[Move], why: str = "") -> bool:
+def take_back(state: State, made: Sequence[Move], why: str = "") -> bool:
     """Undo a move of a plan, or an exchange (the runtime refused it, containers wait), if the places before hold.
 
     ``made``: as ``plan_of`` has made them; they go back at once, all of them that are there still, or none: False,
     if one is elsewhere by now, or its old place is taken.
     """
     # 1. Those that are there still, none of which is anywhere else by now.
-    back = {move.id: move for move in made if move.was is not None and _is_there(ledger, move.id)}
-    was = {key: ledger.grants[key] for key in back}
-    resized = being_resized(ledger)
+    back = {move.id: move for move in made if move.was is not None and _is_there(state, move.id)}
+    was = {key: state.grants[key] for key in back}
+    resized = being_resized(state)
     for key, move in back.items():
         grant = was[key]
-        if not may_move(ledger, grant, resized, is_order=True) or not grant.placement.home <= move.home:
+        if not may_move(state, grant, resized, is_order=True) or not grant.placement.home <= move.home:
             return False
     # 2. Their old places, with all of them out of the way.
-    places = _old_places(ledger, back)
+    places = _old_places(state, back)
     if not back or len(places) < len(back):
         return False
     # 3. Back, with their memory where it was.
     reason = f"back at its place before the plan: {why}" if why else "back at its place before the plan"
     for key, place in places.items():
-        ledger.put(replace(was[key], placement=place, displaced=None, why=reason, moved_s=0.0))
-        ledger.outcome(key, f"taken back{': ' + why if why else ''}")
-    refresh(ledger)
+        state.put(replace(was[key], placement=place, displaced=None, why=reason, moved_s=0.0))
+        state.outcome(key, f"taken back{': ' + why if why else ''}")
+    reconcile(state)
     return True
 
 
-def _is_there(ledger: Ledger, key: str) -> bool:
-    return key in ledger.grants and ledger.grants[key].life in (Life.CREATED, Life.RUNNING)
+def _is_there(state: State, key: str) -> bool:
+    return key in state.grants and state.grants[key].life in (Life.CREATED, Life.RUNNING)
 
 
-def _old_places(ledger: Ledger, back: Mapping[str, Move]) -> dict[str, Placement]:
+def _old_places(state: State, back: Mapping[str, Move]) -> dict[str, Placement]:
     """The placements of before of those that have room there still, and whose CPUs no other container owns."""
     places: dict[str, Placement] = {}
-    with ledger.without(back), ExitStack() as arrived:
+    with state.without(back), ExitStack() as arrived:
         for key, move in back.items():
-            grant, old = ledger.grants[key], move.was
+            grant, old = state.grants[key], move.was
             assert old is not None
-            cpus = effective(ledger, old, grant.fence)
-            is_free = old.exclusive.isdisjoint(ledger.node.exclusive | barred_from_owning(ledger))
-            has_room = _room_milli(ledger, cpus) >= grant.container.resources.milli_request or old.exclusive
+            cpus = effective(state, old, grant.fence)
+            is_free = old.exclusive.isdisjoint(state.node.exclusive | barred_from_owning(state))
+            has_room = _room_milli(state, cpus) >= grant.container.resources.milli_request or old.exclusive
             if not is_free or not has_room or not cpus >= old.cpus:
                 continue
-            mems = old.mems & ledger.node.mems
+            mems = old.mems & state.node.mems
             mems = mems if grant.fence.mems is None else mems & grant.fence.mems
             places[key] = replace(old, cpus=cpus, mems=mems or grant.placement.mems)
-            ledger.node.add(ARRIVED + key, resident_of(replace(grant, placement=places[key])))
-            arrived.callback(ledger.node.remove, ARRIVED + key)
+            state.node.add(ARRIVED + key, resident_of(replace(grant, placement=places[key])))
+            arrived.callback(state.node.remove, ARRIVED + key)
     return places
 
 
@@ -240,21 +242,21 @@ WHERE = (
 APART = "different sockets"
 
 
-def with_peers(ledger: Ledger, container: Container, decision: Decision, key: str = "") -> Decision:
+def with_peers(state: State, container: Container, decision: Decision, key: str = "") -> Decision:
     """The decision, saying which peers have pulled the container: at most three, those it is near first."""
     if not decision.placement.cpus:
         return decision
-    words = near_words(ledger, ledger.peers(container, key), decision.placement.cpus)
+    words = near_words(state, state.peers(container, key), decision.placement.cpus)
     return replace(decision, why=f"{decision.why}; {words}") if words else decision
 
 
-def near_words(ledger: Ledger, peers: Iterable[Peer], cpus: frozenset[int]) -> str:
+def near_words(state: State, peers: Iterable[Peer], cpus: frozenset[int]) -> str:
     """``near default/web-1/nginx (12.3 MB/s), far from ...`` for the strongest peers; "" without peers."""
-    topology = ledger.host.topology
+    topology = state.host.topology
     near: list[str] = []
     far: list[str] = []
     for peer in list(peers)[:NAMED]:
-        resident = ledger.node.residents[peer.key]
+        resident = state.node.residents[peer.key]
         if resident.container is None:
             continue
         name = f"{resident.container.path} ({rate_text(peer)})"
@@ -297,11 +299,11 @@ def bytes_text(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.0f} B/s"
 
 
-def peer_rows(ledger: Ledger, grant: Grant) -> list[dict[str, Any]]:
+def peer_rows(state: State, grant: ContainerRecord) -> list[dict[str, Any]]:
     """The strongest peers of a container, for ``explain``."""
     rows = []
-    for peer in ledger.peers(grant.container, grant.key)[:LISTED]:
-        resident = ledger.node.residents[peer.key]
+    for peer in state.peers(grant.container, grant.key)[:LISTED]:
+        resident = state.node.residents[peer.key]
         rows.append(
             {
                 "id": peer.key,
@@ -310,7 +312,7 @@ def peer_rows(ledger: Ledger, grant: Grant) -> list[dict[str, Any]]:
                 "bytes_per_s": round(peer.bytes_per_s, 1),
                 "messages_per_s": round(peer.messages_per_s, 1),
                 "remembered": peer.is_remembered,
-                "where": where_both(ledger.host.topology, grant.cpus, resident.cpus),
+                "where": where_both(state.host.topology, grant.cpus, resident.cpus),
             }
         )
     return rows

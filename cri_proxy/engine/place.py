@@ -13,10 +13,19 @@ from itertools import islice
 from typing import Any, Optional
 
 from cri_proxy.cri.messages import scoped_annotation
-from cri_proxy.engine.model import Grant, Life, Move, Override, Plan, Stance, names_text, resident_of
+from cri_proxy.engine.model import (
+    ContainerRecord,
+    Life,
+    Management,
+    Move,
+    Override,
+    Plan,
+    names_text,
+    resident_of,
+)
 from cri_proxy.engine.moves import being_resized, with_peers
 from cri_proxy.engine.reconcile import effective, keep_memory, memory_for
-from cri_proxy.engine.state import Ledger
+from cri_proxy.engine.state import State
 from cri_proxy.text.terminal import stance_text
 from policies.exclusive.rules import ask_of
 from policies.exclusive.sparing import emptied_by
@@ -27,8 +36,8 @@ from policies.model import (
     PLACEMENT_LEVELS,
     UNTOUCHED,
     BudgetSpent,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementRefused,
@@ -49,29 +58,27 @@ OPT_OUT = {
 RESIZED = "; stays with "
 
 
-def stance_of(
-    ledger: Ledger, container: Container, fence: CpusetConstraint, now_s: float
-) -> tuple[Stance, str]:
+def stance_of(state: State, container: Container, fence: Constraint, now_s: float) -> tuple[Management, str]:
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are no other container's.
-    if kubelet_owned(ledger, container, fence):
-        return Stance.KUBELET, "kubelet gave it exclusive CPUs"
-    reason = opted_out(ledger, container)
+    if kubelet_owned(state, container, fence):
+        return Management.KUBELET, "kubelet gave it exclusive CPUs"
+    reason = opted_out(state, container)
     if reason:
-        return Stance.OPTED_OUT, reason
-    names = ledger.names.get((container.pod.uid, container.name), ())
-    if any(ledger.grants[key].stance is Stance.RELEASED for key in names):
-        return Stance.RELEASED, "released by command, and with it every attempt after"
-    until_s = ledger.distrusted.get((container.pod.uid, container.name), 0.0)
+        return Management.OPTED_OUT, reason
+    names = state.names.get((container.pod.uid, container.name), ())
+    if any(state.grants[key].stance is Management.RELEASED for key in names):
+        return Management.RELEASED, "released by command, and with it every attempt after"
+    until_s = state.distrusted.get((container.pod.uid, container.name), 0.0)
     if until_s > now_s:
-        return Stance.UNTOUCHED, "it failed to start where it was placed: untouched for ten minutes"
-    if fence.cpus is not None and not fence.cpus & ledger.host.usable:
-        return Stance.UNTOUCHED, _unusable(ledger, container, fence)
-    return Stance.PLACED, ""
+        return Management.UNTOUCHED, "it failed to start where it was placed: untouched for ten minutes"
+    if fence.cpus is not None and not fence.cpus & state.host.usable:
+        return Management.UNTOUCHED, _unusable(state, container, fence)
+    return Management.PLACED, ""
 
 
-def _unusable(ledger: Ledger, container: Container, fence: CpusetConstraint) -> str:
-    allowed = ledger.host.bounded(NO_CONSTRAINT, container.pod.cgroup_parent).cpus
+def _unusable(state: State, container: Container, fence: Constraint) -> str:
+    allowed = state.host.bounded(NO_CONSTRAINT, container.pod.cgroup_parent).cpus
     if fence.caller is None or allowed is None:
         return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
     caller = fence.asked.cpus
@@ -79,26 +86,26 @@ def _unusable(ledger: Ledger, container: Container, fence: CpusetConstraint) -> 
     return f"the pod's cgroup ({format_cpus(allowed)}) holds no usable CPU{of_it}"
 
 
-def opted_out(ledger: Ledger, container: Container) -> str:
+def opted_out(state: State, container: Container) -> str:
     """Why a container is not to be managed at all; "" if it is."""
     pod = container.pod
     for key, value in OPT_OUT.items():
         given = scoped_annotation({**container.annotations, **pod.annotations}, key, container.name)
         if given is not None and given.strip().lower() == value:
             return f"opted out by annotation {key}"
-    if any(fnmatchcase(pod.namespace, glob) for glob in ledger.options.unmanaged_namespaces):
+    if any(fnmatchcase(pod.namespace, glob) for glob in state.options.unmanaged_namespaces):
         return f"namespace {pod.namespace} is not managed"
     if pod.runtime_handler and any(
-        fnmatchcase(pod.runtime_handler, g) for g in ledger.options.unmanaged_handlers
+        fnmatchcase(pod.runtime_handler, g) for g in state.options.unmanaged_handlers
     ):
         return f"runtime handler {pod.runtime_handler} is not managed"
     return ""
 
 
-def kubelet_owned(ledger: Ledger, container: Container, fence: CpusetConstraint) -> bool:
+def kubelet_owned(state: State, container: Container, fence: Constraint) -> bool:
     """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
     asked = fence.asked.cpus
-    if (container.pod.uid, container.name) in ledger.host.kubelet_exclusive:
+    if (container.pod.uid, container.name) in state.host.kubelet_exclusive:
         return asked is not None
     request = container.resources.milli_request
     # To one without a request of its own kubelet gives none (policy_static.go: guaranteedCPUs).
@@ -107,81 +114,81 @@ def kubelet_owned(ledger: Ledger, container: Container, fence: CpusetConstraint)
     return whole and asked is not None and len(asked) * 1000 == request
 
 
-def predecessors(ledger: Ledger, container: Container) -> tuple[Grant, ...]:
+def predecessors(state: State, container: Container) -> tuple[ContainerRecord, ...]:
     """Grants this container takes over from: earlier attempts of it, and finished init containers of its sandbox."""
     uid, name = container.pod.uid, container.name
-    in_flight = {t.key for t in ledger.tickets.values() if not t.in_doubt}
+    in_flight = {t.key for t in state.tickets.values() if not t.in_doubt}
     found = []
-    for key in sorted(ledger.names.get((uid, name), ())):
-        grant = ledger.grants[key]
+    for key in sorted(state.names.get((uid, name), ())):
+        grant = state.grants[key]
         earlier = grant.container.attempt < container.attempt or grant.life is Life.HELD
         if key not in in_flight and (earlier or grant.life is Life.CREATING):
             found.append(grant)
-    for key in sorted(ledger.sandboxes.get(container.pod.id, ())):
-        grant = ledger.grants[key]
+    for key in sorted(state.sandboxes.get(container.pod.id, ())):
+        grant = state.grants[key]
         if grant.life is Life.HELD and grant.exit_code == 0 and grant.container.name != name:
             found.append(grant)
     # A resize that is on its way for one of them has lost its container.
     keys = {g.key for g in found}
-    found += [ledger.grants[t.key] for t in ledger.tickets.values() if t.target in keys and t.key not in keys]
+    found += [state.grants[t.key] for t in state.tickets.values() if t.target in keys and t.key not in keys]
     return tuple(found)
 
 
 def decide(
-    ledger: Ledger, container: Container, fence: CpusetConstraint, replaced: tuple[Grant, ...]
-) -> tuple[Decision, tuple[Grant, ...]]:
+    state: State, container: Container, fence: Constraint, replaced: tuple[ContainerRecord, ...]
+) -> tuple[Decision, tuple[ContainerRecord, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
-    again = _same_place(ledger, container, fence, replaced)
-    override = ledger.pin_of(container)
+    again = _same_place(state, container, fence, replaced)
+    override = state.pin_of(container)
     if override is not None:
-        cpus = ledger.zone_cpus.get(override.zone)
+        cpus = state.zone_cpus.get(override.zone)
         if again is not None and (cpus is None or is_inside(again.placement, cpus)):
             return again, ()
-        return _decide_pinned(ledger, container, fence, override)
+        return _decide_pinned(state, container, fence, override)
     if again is not None:
         return again, ()
-    decision, given_up = _decide_anew(ledger, container, fence)
-    return with_peers(ledger, container, decision), given_up
+    decision, given_up = _decide_anew(state, container, fence)
+    return with_peers(state, container, decision), given_up
 
 
 def _decide_pinned(
-    ledger: Ledger, container: Container, fence: CpusetConstraint, override: Override
-) -> tuple[Decision, tuple[Grant, ...]]:
+    state: State, container: Container, fence: Constraint, override: Override
+) -> tuple[Decision, tuple[ContainerRecord, ...]]:
     """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
     try:
-        decision = _inside(ledger, container, override, inside_of(ledger, override, container, fence))
+        decision = _inside(state, container, override, inside_of(state, override, container, fence))
     except DoesNotFit as reason:
-        decision, given_up = _decide_anew(ledger, container, fence)
+        decision, given_up = _decide_anew(state, container, fence)
         why = f"{decision.why}; not in {override.text}{PINNED_BY}{reason}"
-        return with_peers(ledger, container, replace(decision, why=why)), given_up
+        return with_peers(state, container, replace(decision, why=why)), given_up
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
 
 
-def _inside(ledger: Ledger, container: Container, override: Override, inside: CpusetConstraint) -> Decision:
+def _inside(state: State, container: Container, override: Override, inside: Constraint) -> Decision:
     """The policy's decision inside of a zone.
 
     :raises DoesNotFit: it has none.
     """
     try:
-        decision = ledger.place(ledger.request(container, inside))
+        decision = state.place(state.request(container, inside))
     except (PlacementRefused, BudgetSpent) as error:
         raise DoesNotFit(str(error)) from None
-    check_fit(ledger, override, container, decision)
-    return relieved(ledger, container, decision)
+    check_fit(state, override, container, decision)
+    return with_evictions(state, container, decision)
 
 
 def _decide_anew(
-    ledger: Ledger, container: Container, fence: CpusetConstraint
-) -> tuple[Decision, tuple[Grant, ...]]:
-    request = ledger.request(container, fence)
-    decision = ledger.place(request)
+    state: State, container: Container, fence: Constraint
+) -> tuple[Decision, tuple[ContainerRecord, ...]]:
+    request = state.request(container, fence)
+    decision = state.place(request)
     if decision.fits:
-        return relieved(ledger, container, decision), ()
+        return with_evictions(state, container, decision), ()
     # Not of one whose resize is on its way: its new place counts with its old one.
-    resized = {ticket.target for ticket in ledger.tickets.values()}
+    resized = {ticket.target for ticket in state.tickets.values()}
     held = [
         g
-        for g in [ledger.grants[key] for key in ledger.held]
+        for g in [state.grants[key] for key in state.held]
         if (g.container.resources.milli_request or g.exclusive) and g.key not in resized
     ]
     held.sort(key=lambda g: (g.since_s, g.key))
@@ -193,11 +200,11 @@ def _decide_anew(
         while low <= high:
             count = (low + high) // 2 if best is not None else high
             while len(removed) > count:
-                ledger.node.add(*removed.pop())
+                state.node.add(*removed.pop())
             while len(removed) < count:
                 key = held[len(removed)].key
-                removed.append((key, ledger.node.remove(key)))
-            trial = ledger.place(request)
+                removed.append((key, state.node.remove(key)))
+            trial = state.place(request)
             if trial.fits:
                 best, high = (count, trial), count - 1
             elif best is None:
@@ -206,28 +213,28 @@ def _decide_anew(
                 low = count + 1
     finally:
         for key, resident in removed:
-            ledger.node.add(key, resident)
+            state.node.add(key, resident)
     if best is None:
-        return make_room(ledger, container, fence) or decision, ()
+        return evict(state, container, fence) or decision, ()
     # Those that are elsewhere do not help, however old.
     cpus = best[1].placement.cpus | best[1].placement.exclusive
     given_up = tuple(g for g in held[: best[0]] if not cpus.isdisjoint(g.cpus | g.exclusive))
-    with ledger.without([g.key for g in given_up]):
+    with state.without([g.key for g in given_up]):
         # Unless a container that can go nowhere else was counted on there.
-        is_needed = emptied_by(ledger.node, best[1].placement.exclusive)
+        is_needed = emptied_by(state.node, best[1].placement.exclusive)
     given_up = tuple(held[: best[0]]) if is_needed else given_up
-    ledger.set_aside(given_up, ())
+    state.set_aside(given_up, ())
     names = ", ".join(g.container.path for g in given_up[:3]) + ("" if len(given_up) < 4 else ", ...")
     return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up
 
 
 def _same_place(
-    ledger: Ledger, container: Container, fence: CpusetConstraint, replaced: Iterable[Grant]
+    state: State, container: Container, fence: Constraint, replaced: Iterable[ContainerRecord]
 ) -> Optional[Decision]:
     previous = [
         g
         for g in replaced
-        if g.container.name == container.name and g.stance in (Stance.PLACED, Stance.OBSERVED)
+        if g.container.name == container.name and g.stance in (Management.PLACED, Management.OBSERVED)
     ]
     if not previous:
         return None
@@ -240,36 +247,36 @@ def _same_place(
     place = last.placement
     # In mode observe it only would have owned CPUs: others may have got them.
     taken = (
-        ledger.node.reserved | ledger.node.exclusive - ledger.of_group(place.group) if place.exclusive else ()
+        state.node.reserved | state.node.exclusive - state.of_group(place.group) if place.exclusive else ()
     )
-    if not place.exclusive.isdisjoint(taken) or not effective(ledger, place, fence):
+    if not place.exclusive.isdisjoint(taken) or not effective(state, place, fence):
         return None
-    again = _stay(ledger, last.placement, container, fence, last)
+    again = _stay(state, last.placement, container, fence, last)
     return replace(again, why=f"the place of attempt {last.container.attempt} was held for it")
 
 
 def resized(
-    ledger: Ledger, old: Grant, container: Container, fence: CpusetConstraint, asked: CpusetConstraint
-) -> tuple[Decision, Stance, frozenset[int]]:
+    state: State, old: ContainerRecord, container: Container, fence: Constraint, asked: Constraint
+) -> tuple[Decision, Management, frozenset[int]]:
     """The place of a container with new resources, its stance, and where it runs if that is not our choice.
 
     ``asked``: the cpuset and mems of the request itself; ``fence``: with those of earlier requests.
     """
     # Not ours, unless the caller has just given it a cpuset to be placed in.
-    fenced = old.stance in (Stance.KUBELET, Stance.ADOPTED) or (
-        old.stance is Stance.UNTOUCHED and old.fence.asked.cpus
+    fenced = old.stance in (Management.KUBELET, Management.ADOPTED) or (
+        old.stance is Management.UNTOUCHED and old.fence.asked.cpus
     )
-    is_resized = old.stance is Stance.ADOPTED and calls_for_a_place(old, container)
-    if old.stance is not Stance.PLACED and not (fenced and asked.cpus) and not is_resized:
+    is_resized = old.stance is Management.ADOPTED and calls_for_a_place(old, container)
+    if old.stance is not Management.PLACED and not (fenced and asked.cpus) and not is_resized:
         return (
             Decision(old.placement, f"{stance_text(old.stance.value)}: left as it is"),
             old.stance,
             asked.cpus or old.runs_on,
         )
-    if kubelet_owned(ledger, container, fence):
+    if kubelet_owned(state, container, fence):
         return (
             Decision(UNTOUCHED, "kubelet gave it exclusive CPUs"),
-            Stance.KUBELET,
+            Management.KUBELET,
             fence.asked.cpus or NO_CPUS,
         )
     same_preference = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
@@ -277,60 +284,60 @@ def resized(
     if old.is_outgrown:  # what it has now is not what its place was chosen for
         same_preference = same_limit = False
     stay = old.placement
-    with ledger.without([old.key]):
+    with state.without([old.key]):
         if not same_preference or not stay.cpus:
-            decision = resized_anew(ledger, old, container, fence)
+            decision = resized_anew(state, old, container, fence)
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
                 return (
                     untouched,
-                    Stance.UNTOUCHED,
-                    fence.cpus or ledger.host.parent_cpus or ledger.host.usable,
+                    Management.UNTOUCHED,
+                    fence.cpus or state.host.parent_cpus or state.host.usable,
                 )
             other_rung = decision.placement.level != stay.level
             other_count = len(decision.placement.exclusive) != len(stay.exclusive)
             # A group of another policy: its containers share what it would own alone.
             other_group = decision.placement.group != stay.group
-            if other_rung or other_count or other_group or not still_holds(ledger, stay, container, fence):
-                moved = keep_memory(ledger, stay, decision.placement, fence, not same_limit)
-                decision = relieved(ledger, container, replace(decision, placement=moved))
+            if other_rung or other_count or other_group or not still_holds(state, stay, container, fence):
+                moved = keep_memory(state, stay, decision.placement, fence, not same_limit)
+                decision = with_evictions(state, container, replace(decision, placement=moved))
                 # What it gives back is its own until the runtime has answered: no other can be moved there yet.
                 if any(not old.exclusive.isdisjoint(p.cpus | p.exclusive) for p in decision.others.values()):
                     decision = replace(decision, others={})
-                return decision, Stance.PLACED, NO_CPUS
-        return _stay(ledger, stay, container, fence, old), Stance.PLACED, NO_CPUS
+                return decision, Management.PLACED, NO_CPUS
+        return _stay(state, stay, container, fence, old), Management.PLACED, NO_CPUS
 
 
-def resized_anew(ledger: Ledger, old: Grant, container: Container, fence: CpusetConstraint) -> Decision:
+def resized_anew(state: State, old: ContainerRecord, container: Container, fence: Constraint) -> Decision:
     """The policy's place for a container that wants other CPUs and is not in the books, near the one it has; inside of
     the zone it is pinned to if it fits there.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """
     stay = old.placement
-    request = ledger.request(container, fence, old.key, near=stay.home or None, keep=stay)
-    override = ledger.pin_of(container)
+    request = state.request(container, fence, old.key, near=stay.home or None, keep=stay)
+    override = state.pin_of(container)
     if override is not None:
         with contextlib.suppress(DoesNotFit, PlacementRefused, BudgetSpent):
-            inside = inside_of(ledger, override, container, fence)
-            pinned = ledger.place(replace(request, constraint=inside))
-            check_fit(ledger, override, container, pinned)
+            inside = inside_of(state, override, container, fence)
+            pinned = state.place(replace(request, constraint=inside))
+            check_fit(state, override, container, pinned)
             return replace(pinned, why=f"{pinned_text(override)}; {pinned.why}")
-    return ledger.place(request)
+    return state.place(request)
 
 
-def calls_for_a_place(old: Grant, container: Container) -> bool:
+def calls_for_a_place(old: ContainerRecord, container: Container) -> bool:
     """Whether a container that has a place, ours or as it was found, is to be placed by its new resources."""
-    if old.stance is Stance.ADOPTED:
+    if old.stance is Management.ADOPTED:
         return old.is_outgrown or wanted_milli(container) != wanted_milli(old.container)
     is_other = old.is_outgrown or container.told != old.container.told
-    return old.stance is Stance.PLACED and is_other
+    return old.stance is Management.PLACED and is_other
 
 
-def still_holds(ledger: Ledger, stay: Placement, container: Container, fence: CpusetConstraint) -> bool:
+def still_holds(state: State, stay: Placement, container: Container, fence: Constraint) -> bool:
     """Whether a place has the CPUs and the room for a container that is not in the books."""
-    cpus = effective(ledger, stay, fence)
-    room = len(cpus) * 1000 - ledger.node.charge_milli(cpus)
+    cpus = effective(state, stay, fence)
+    room = len(cpus) * 1000 - state.node.charge_milli(cpus)
     return (
         bool(cpus)
         and len(cpus) * 1000 >= wanted_milli(container)
@@ -339,19 +346,19 @@ def still_holds(ledger: Ledger, stay: Placement, container: Container, fence: Cp
 
 
 def _stay(
-    ledger: Ledger, stay: Placement, container: Container, fence: CpusetConstraint, old: Grant
+    state: State, stay: Placement, container: Container, fence: Constraint, old: ContainerRecord
 ) -> Decision:
     """The same domain, without the container in the books; memory nodes are only added, where a larger limit needs them."""
-    cpus = effective(ledger, stay, fence) or stay.cpus
+    cpus = effective(state, stay, fence) or stay.cpus
     kept = replace(stay, cpus=cpus)
     # Why it is there is still true; a note of the resize before is not.
     wanted = wanted_milli(container) / 1000
     why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same domain level"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and fence.mems == old.fence.mems):
-        memory = memory_for(ledger, cpus, container, fence, stay.memory_charge)
+        memory = memory_for(state, cpus, container, fence, stay.memory_charge)
         anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
-        kept = keep_memory(ledger, stay, anew, fence, not same_limit)
+        kept = keep_memory(state, stay, anew, fence, not same_limit)
         why += f"; {memory.why}" if memory.why else ""
     return Decision(kept, why)
 
@@ -359,8 +366,8 @@ def _stay(
 # ---------------------------------------------------------------------- moving others
 
 # So that one container fits: only where it then does, at most so many, and none to a worse place.
-# ``make_room``: a container finds no room in a domain of its rung only because others are scattered over them.
-# ``relieved``: CPUs that a container takes for itself leave too few to the containers that share the rest of their domain.
+# ``evict``: a container finds no room in a domain of its rung only because others are scattered over them.
+# ``with_evictions``: CPUs that a container takes for itself leave too few to those that share the rest of their domain.
 # Containers that share CPUs may be moved; those that own some only where the configuration allows it.
 
 #: Domains tried for one container; each costs a placement for every move.
@@ -371,49 +378,49 @@ NEWCOMER = "newcomer"
 RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
 
 
-def make_room(ledger: Ledger, container: Container, fence: CpusetConstraint) -> Optional[Decision]:
+def evict(state: State, container: Container, fence: Constraint) -> Optional[Decision]:
     """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
-    most = ledger.max_moves
-    if not most or not ledger.policy.moves_others:
+    most = state.max_moves
+    if not most or not state.policy.moves_others:
         return None
-    resized = being_resized(ledger)
-    room = Room(ledger, container)
-    for domain, missing in _targets(ledger, container)[:DOMAINS_TRIED]:
-        movers = _enough(ledger, domain.cpus, max(missing, 1), most, resized)
+    resized = being_resized(state)
+    room = Room(state, container)
+    for domain, missing in _targets(state, container)[:DOMAINS_TRIED]:
+        movers = _enough(state, domain.cpus, max(missing, 1), most, resized)
         if movers and room.may_hold(domain, movers):
-            found = _with_moves(ledger, container, fence, domain, movers)
+            found = _with_moves(state, container, fence, domain, movers)
             if found is not None:
                 return found
     return None
 
 
-def relieved(ledger: Ledger, container: Container, decision: Decision) -> Decision:
+def with_evictions(state: State, container: Container, decision: Decision) -> Decision:
     """The same decision; containers it would leave overcommitted are moved to where there is room."""
-    place, most = decision.placement, ledger.max_moves
-    if not place.exclusive or decision.others or not most or not ledger.policy.moves_others:
+    place, most = decision.placement, state.max_moves
+    if not place.exclusive or decision.others or not most or not state.policy.moves_others:
         return decision
-    survey = ledger.node.survey()
+    capacity = state.node.capacity()
     tight = [
         (leaf, charge // NANO_PER_MILLI - (cap - len(leaf & place.exclusive)) * 1000)
-        for leaf, cap, charge in zip(survey.cpus, survey.caps, survey.charge_nano)
+        for leaf, cap, charge in zip(capacity.cpus, capacity.caps, capacity.charge_nano)
         if charge and leaf & place.exclusive and leaf - place.exclusive
     ]
-    resized = being_resized(ledger)
-    movers: list[Grant] = []
+    resized = being_resized(state)
+    movers: list[ContainerRecord] = []
     for leaf, excess in tight:
         if excess > 0 and len(movers) < most:
-            movers += _enough(ledger, leaf, excess, most - len(movers), resized)
+            movers += _enough(state, leaf, excess, most - len(movers), resized)
     if not movers:
         return decision
-    newcomer = _resident(ledger, container, place)
-    others = _placed_around(ledger, newcomer, movers)
+    newcomer = _resident(state, container, place)
+    others = _placed_around(state, newcomer, movers)
     return replace(decision, others=others) if others else decision
 
 
-def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
+def _targets(state: State, container: Container) -> list[tuple[Domain, int]]:
     """The domains of the container's rung, with the milli-CPUs that are missing there, least first."""
     wanted = wanted_milli(container)
-    node, survey = ledger.node, ledger.node.survey()
+    node, capacity = state.node, state.node.capacity()
     ours = node.usable - node.reserved
     # As on the ladder, a container without a limit is in no cluster.
     lowest = () if container.resources.milli_limit is None else ("cluster",)
@@ -422,42 +429,42 @@ def _targets(ledger: Ledger, container: Container) -> list[tuple[Domain, int]]:
         for domain in node.topology.at(level):
             if len(domain.cpus & ours) * 1000 < max(wanted, 1):
                 continue
-            room = survey.room_nano(domain.leaves) // NANO_PER_MILLI
+            room = capacity.room_nano(domain.leaves) // NANO_PER_MILLI
             found.append((domain, container.resources.milli_request - room))
         if found:
             return sorted(found, key=lambda pair: (pair[1], pair[0].leaves))
     return []
 
 
-def _movable(ledger: Ledger, keys: Iterable[str], resized: frozenset[str]) -> Iterator[Grant]:
+def _movable(state: State, keys: Iterable[str], resized: frozenset[str]) -> Iterator[ContainerRecord]:
     """Those that may be moved, in the order of the keys."""
     for key in keys:
-        grant = ledger.grants.get(key)
+        grant = state.grants.get(key)
         if (
             grant is not None
-            and grant.stance is Stance.PLACED
+            and grant.stance is Management.PLACED
             and key not in resized  # the request under way says where it is
             and grant.life in (Life.CREATED, Life.RUNNING)
-            and (not grant.placement.exclusive or ledger.options.move_exclusive)
-            and ledger.pin_of(grant.container) is None
+            and (not grant.placement.exclusive or state.options.move_exclusive)
+            and state.pin_of(grant.container) is None
         ):
             yield grant
 
 
 def _enough(
-    ledger: Ledger, cpus: frozenset[int], missing: int, most: int, resized: frozenset[str]
-) -> list[Grant]:
+    state: State, cpus: frozenset[int], missing: int, most: int, resized: frozenset[str]
+) -> list[ContainerRecord]:
     """As few containers as can be that live inside these CPUs and whose requests make up for what is missing.
 
     The smallest one that does, else the largest ones; none where ``most`` of them are not enough. ``resized``: those
     with a resize on its way.
     """
-    homes = ledger.node.homes
-    chosen: list[Grant] = []
-    for grant in islice(_movable(ledger, homes.largest(cpus), resized), most):
+    homes = state.node.homes
+    chosen: list[ContainerRecord] = []
+    for grant in islice(_movable(state, homes.largest(cpus), resized), most):
         request = grant.container.resources.milli_request
         if request >= missing and not chosen:
-            return [next(_movable(ledger, homes.at_least(cpus, missing), resized))]
+            return [next(_movable(state, homes.at_least(cpus, missing), resized))]
         # Those that follow request no more than this one.
         if request * (most - len(chosen)) < missing:
             return []
@@ -471,15 +478,15 @@ def _enough(
 class Room:
     """The room of every leaf before a container is placed: it tells trials that are for nothing without making them."""
 
-    def __init__(self, ledger: Ledger, container: Container) -> None:
-        self._ledger = ledger
-        survey, tree = ledger.node.survey(), ledger.node.topology
-        self._nano = [survey.room_nano([index]) for index in range(len(survey.caps))]
+    def __init__(self, state: State, container: Container) -> None:
+        self._ledger = state
+        capacity, tree = state.node.capacity(), state.node.topology
+        self._nano = [capacity.room_nano([index]) for index in range(len(capacity.caps))]
         self._request = container.resources.milli_request * NANO_PER_MILLI
         is_by_leaf = all(len(domain.leaves) == 1 for domain in tree.at("l3"))
-        self._tells = is_by_leaf and ledger.policy.fits_by_room(ledger.node, container)
+        self._tells = is_by_leaf and state.policy.fits_by_room(state.node, container)
 
-    def may_hold(self, domain: Domain, movers: Sequence[Grant]) -> bool:
+    def may_hold(self, domain: Domain, movers: Sequence[ContainerRecord]) -> bool:
         """Whether the largest mover may find another L3, or what is left of its own, with room once the container is there.
 
         It tells that only where an L3 is all the mover may get (``is_worse``), and the shared CPUs stay as they are.
@@ -503,20 +510,20 @@ class Room:
 
 
 def _with_moves(
-    ledger: Ledger, container: Container, fence: CpusetConstraint, domain: Domain, movers: Sequence[Grant]
+    state: State, container: Container, fence: Constraint, domain: Domain, movers: Sequence[ContainerRecord]
 ) -> Optional[Decision]:
     """The container inside a domain that the movers have left, and the movers elsewhere; None if one does not fit."""
     # The newcomer is offered the domain alone: else it might go where a mover comes from next.
-    inside = CpusetConstraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
-    with ledger.without([g.key for g in movers]):
+    inside = Constraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
+    with state.without([g.key for g in movers]):
         try:
-            decision = ledger.place(ledger.request(container, inside))
+            decision = state.place(state.request(container, inside))
         except (PlacementRefused, BudgetSpent):
             return None
         if not decision.fits or not decision.placement.cpus or decision.others:
             return None
-    newcomer = _resident(ledger, container, decision.placement)
-    others = _placed_around(ledger, newcomer, movers, needs_all=True)
+    newcomer = _resident(state, container, decision.placement)
+    others = _placed_around(state, newcomer, movers, needs_all=True)
     if len(others) < len(movers):
         return None
     names = ", ".join(g.container.path for g in movers)
@@ -524,7 +531,7 @@ def _with_moves(
 
 
 def _placed_around(
-    ledger: Ledger, newcomer: Resident, movers: Iterable[Grant], needs_all: bool = False
+    state: State, newcomer: Resident, movers: Iterable[ContainerRecord], needs_all: bool = False
 ) -> dict[str, Placement]:
     """Where the movers go once the newcomer is there; a mover that would be worse off than now is left out.
 
@@ -532,30 +539,30 @@ def _placed_around(
     """
     others: dict[str, Placement] = {}
     movers = list(movers)
-    with ledger.without([g.key for g in movers]):
+    with state.without([g.key for g in movers]):
         added = [NEWCOMER]
-        ledger.node.add(NEWCOMER, newcomer)
+        state.node.add(NEWCOMER, newcomer)
         try:
             for grant in movers:
-                place = _new_place(ledger, newcomer, grant)
+                place = _new_place(state, newcomer, grant)
                 if place is None:
                     if needs_all:
                         break
                     continue
-                others[grant.key] = keep_memory(ledger, grant.placement, place, grant.fence)
+                others[grant.key] = keep_memory(state, grant.placement, place, grant.fence)
                 moved = replace(grant, key=f"{NEWCOMER} {grant.key}", placement=others[grant.key])
-                ledger.node.add(moved.key, resident_of(moved))
+                state.node.add(moved.key, resident_of(moved))
                 added.append(moved.key)
         finally:
             for key in added:
-                ledger.node.remove(key)
+                state.node.remove(key)
     return others
 
 
-def _new_place(ledger: Ledger, newcomer: Resident, grant: Grant) -> Optional[Placement]:
+def _new_place(state: State, newcomer: Resident, grant: ContainerRecord) -> Optional[Placement]:
     """Where a mover fits and is no worse off than now, without CPUs of the newcomer; None if that is nowhere."""
     try:
-        anew = ledger.place(ledger.request(grant.container, grant.fence, grant.key))
+        anew = state.place(state.request(grant.container, grant.fence, grant.key))
     except (PlacementRefused, BudgetSpent):
         return None
     place = anew.placement
@@ -569,8 +576,8 @@ def is_worse(place: Placement, than: Placement) -> bool:
     return RANK.get(place.level, 0) > RANK.get(than.level, 0) or len(place.exclusive) < len(than.exclusive)
 
 
-def _resident(ledger: Ledger, container: Container, place: Placement) -> Resident:
-    return resident_of(Grant(NEWCOMER, container, place, Stance.PLACED))
+def _resident(state: State, container: Container, place: Placement) -> Resident:
+    return resident_of(ContainerRecord(NEWCOMER, container, place, Management.PLACED))
 
 
 # ---------------------------------------------------------------------- pins
@@ -591,38 +598,36 @@ class DoesNotFit(Exception):
     """A container cannot be placed in the zone it is pinned to. The message is a sentence."""
 
 
-def inside_of(
-    ledger: Ledger, override: Override, container: Container, fence: CpusetConstraint
-) -> CpusetConstraint:
+def inside_of(state: State, override: Override, container: Container, fence: Constraint) -> Constraint:
     """What a container may be placed on by an override.
 
     :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs.
     """
-    if ask_of(container, ledger.policy.settings, bool(ledger.node.reserved)).is_reserved:
+    if ask_of(container, state.policy.settings, bool(state.node.reserved)).is_reserved:
         raise DoesNotFit(f"{container.path} runs on the reserved CPUs, whatever zone it is pinned to")
-    cpus = ledger.zone_cpus.get(override.zone)
+    cpus = state.zone_cpus.get(override.zone)
     if cpus is None:
         raise DoesNotFit(
-            f"this machine has no zone {override.text}, expected one of {names_text(ledger.zones)}"
+            f"this machine has no zone {override.text}, expected one of {names_text(state.zones)}"
         )
-    inside = CpusetConstraint(cpus if fence.cpus is None else cpus & fence.cpus, fence.mems)
-    if not (inside.cpus or NO_CPUS) & ledger.node.usable:
+    inside = Constraint(cpus if fence.cpus is None else cpus & fence.cpus, fence.mems)
+    if not (inside.cpus or NO_CPUS) & state.node.usable:
         by = "" if fence.cpus is None else f" that {fence.of} allows"
         raise DoesNotFit(f"{override.text} has no usable CPU{by}")
     return inside
 
 
-def check_fit(ledger: Ledger, override: Override, container: Container, decision: Decision) -> None:
+def check_fit(state: State, override: Override, container: Container, decision: Decision) -> None:
     """Hold a decision that was made inside of a zone against what an override asks for.
 
     :raises DoesNotFit: it has no room there, too few CPUs, or is not inside.
     """
-    place, cpus = decision.placement, ledger.zone_cpus[override.zone]
+    place, cpus = decision.placement, state.zone_cpus[override.zone]
     if not place.cpus:
         raise DoesNotFit(decision.why)
     if not decision.fits or len(place.cpus) * 1000 < wanted_milli(container) or not is_inside(place, cpus):
-        shared = cpus & ledger.node.shared
-        free = max(0, len(shared) * 1000 - ledger.node.charge_milli(shared))
+        shared = cpus & state.node.shared
+        free = max(0, len(shared) * 1000 - state.node.charge_milli(shared))
         wanted, request = wanted_milli(container), container.resources.milli_request
         raise DoesNotFit(
             f"{container.path} asks for {request}m and may use {wanted}m; {override.text} has {len(shared)} shared"
@@ -635,68 +640,68 @@ def is_inside(place: Placement, cpus: frozenset[int]) -> bool:
     return place.cpus <= cpus and place.exclusive <= cpus
 
 
-def outside(ledger: Ledger) -> tuple[str, ...]:
+def outside(state: State) -> tuple[str, ...]:
     """The containers that are not in the zones they are pinned to, in the order of their names."""
     return tuple(
         grant.key
-        for grant, override in _pinned(ledger)
-        if not grant.cpus <= ledger.zone_cpus.get(override.zone, NO_CPUS)
+        for grant, override in _pinned(state)
+        if not grant.cpus <= state.zone_cpus.get(override.zone, NO_CPUS)
     )
 
 
-def plan_of_pins(ledger: Ledger, keys: Iterable[str], now_s: float) -> Plan:
-    """The moves that bring some pinned containers into their zones; why others stay is in ``ledger.unpinned`` then."""
+def plan_of_pins(state: State, keys: Iterable[str], now_s: float) -> Plan:
+    """The moves that bring some pinned containers into their zones; why others stay is in ``state.unpinned`` then."""
     moves = []
-    resized = being_resized(ledger)
+    resized = being_resized(state)
     for key in keys:
-        ledger.unpinned.pop(key, None)
-        grant = ledger.grants.get(key)
-        override = None if grant is None else ledger.pin_of(grant.container)
+        state.unpinned.pop(key, None)
+        grant = state.grants.get(key)
+        override = None if grant is None else state.pin_of(grant.container)
         if grant is None or override is None or grant.life not in (Life.CREATED, Life.RUNNING):
             continue
         try:
             if key in resized:
                 raise DoesNotFit(f"{grant.container.path} is being resized")
-            moves.append(_move(ledger, grant, override))
+            moves.append(_move(state, grant, override))
         except DoesNotFit as reason:
-            ledger.unpinned[key] = str(reason)
-    return Plan(ledger.version, tuple(moves), at_s=now_s, is_order=True)
+            state.unpinned[key] = str(reason)
+    return Plan(state.version, tuple(moves), at_s=now_s, is_order=True)
 
 
-def _pinned(ledger: Ledger) -> Iterator[tuple[Grant, Override]]:
+def _pinned(state: State) -> Iterator[tuple[ContainerRecord, Override]]:
     """The containers there are that overrides are about, in the order of their names."""
-    if not ledger.orders.overrides:
+    if not state.orders.overrides:
         return
-    for grant in sorted(ledger.grants.values(), key=lambda g: (g.container.path, g.key)):
+    for grant in sorted(state.grants.values(), key=lambda g: (g.container.path, g.key)):
         if grant.life in (Life.CREATED, Life.RUNNING):
-            override = ledger.pin_of(grant.container)
+            override = state.pin_of(grant.container)
             if override is not None:
                 yield grant, override
 
 
-def _move(ledger: Ledger, grant: Grant, override: Override) -> Move:
-    if grant.stance is not Stance.PLACED:
+def _move(state: State, grant: ContainerRecord, override: Override) -> Move:
+    if grant.stance is not Management.PLACED:
         raise DoesNotFit(
             f"{grant.container.path} is not placed here: {grant.why or stance_text(grant.stance.value)}"
         )
     if grant.placement.group:
         raise DoesNotFit(f"{grant.container.path} shares the CPUs of a balloon, which has one place for all")
-    if not ledger.policy.moves_others:
+    if not state.policy.moves_others:
         raise DoesNotFit("the active policy moves no container")
-    inside = inside_of(ledger, override, grant.container, grant.fence)
-    with ledger.without([grant.key]):
+    inside = inside_of(state, override, grant.container, grant.fence)
+    with state.without([grant.key]):
         try:
-            decision = ledger.place(ledger.request(grant.container, inside, grant.key))
+            decision = state.place(state.request(grant.container, inside, grant.key))
         except (PlacementRefused, BudgetSpent) as error:
             raise DoesNotFit(str(error)) from None
-        check_fit(ledger, override, grant.container, decision)
+        check_fit(state, override, grant.container, decision)
     place = decision.placement
     return Move(grant.key, place.home, place.level, pinned_text(override), grant.placement)
 
 
-def _why_outside(ledger: Ledger, grant: Grant) -> str:
+def _why_outside(state: State, grant: ContainerRecord) -> str:
     """Why a container is not in its zone, as it was found out last: by a try to move it, or at its create."""
-    return ledger.unpinned.get(grant.key, "") or grant.why.partition(PINNED_BY)[2]
+    return state.unpinned.get(grant.key, "") or grant.why.partition(PINNED_BY)[2]
 
 
 def pinned_text(override: Override) -> str:
@@ -704,23 +709,23 @@ def pinned_text(override: Override) -> str:
     return f"pinned to {override.text} by an override"
 
 
-def override_states(ledger: Ledger, still: str) -> list[dict[str, Any]]:
+def override_states(state: State, still: str) -> list[dict[str, Any]]:
     """Every override with what became of it. ``still``: why no container is moved now, "" = they are."""
-    found: dict[Override, list[Grant]] = {override: [] for override in ledger.orders.overrides}
-    for grant, override in _pinned(ledger):
+    found: dict[Override, list[ContainerRecord]] = {override: [] for override in state.orders.overrides}
+    for grant, override in _pinned(state):
         found[override].append(grant)
     return [
-        {**asdict(override), **_state(ledger, override, found[override], still)}
-        for override in ledger.orders.overrides
+        {**asdict(override), **_state(state, override, found[override], still)}
+        for override in state.orders.overrides
     ]
 
 
-def _state(ledger: Ledger, override: Override, grants: Iterable[Grant], still: str) -> dict[str, str]:
-    cpus = ledger.zone_cpus.get(override.zone)
+def _state(state: State, override: Override, grants: Iterable[ContainerRecord], still: str) -> dict[str, str]:
+    cpus = state.zone_cpus.get(override.zone)
     if cpus is None:
         return {
             "state": REFUSED,
-            "sentence": f"this machine has no zone {override.text}, expected one of {names_text(ledger.zones)}",
+            "sentence": f"this machine has no zone {override.text}, expected one of {names_text(state.zones)}",
         }
     matching = list(grants)
     away = [grant for grant in matching if not grant.cpus <= cpus]
@@ -728,7 +733,7 @@ def _state(ledger: Ledger, override: Override, grants: Iterable[Grant], still: s
         return {"state": WAITING, "sentence": "no container of that name runs here"}
     if not away:
         return {"state": APPLIED, "sentence": ""}
-    refused = next(filter(None, (_why_outside(ledger, grant) for grant in away)), "")
+    refused = next(filter(None, (_why_outside(state, grant) for grant in away)), "")
     if refused:
         return {"state": REFUSED, "sentence": refused}
     paths = ", ".join(grant.container.path for grant in away[:3])

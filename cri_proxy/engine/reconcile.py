@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.model import UNPLACED, Grant, Life, Stance
-from cri_proxy.engine.state import Ledger, Pools
+from cri_proxy.engine.model import UNPLACED, ContainerRecord, Life, Management
+from cri_proxy.engine.state import Pools, State
 from policies.groups import is_pod_group
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -20,8 +20,8 @@ from policies.memory import MemoryCharge, MemoryChoice, memory_of
 from policies.model import (
     UNTOUCHED,
     BudgetSpent,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementRefused,
@@ -40,103 +40,101 @@ _FourSets = tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]
 WORTH_ASKING = 2
 
 
-def refresh(ledger: Ledger, force: bool = False) -> None:
+def reconcile(state: State, force: bool = False) -> None:
     """Recompute every set that depends on others."""
-    share_out(ledger)
-    tidy = ledger.policy.tidy(ledger.node, ledger.now_s)
-    unchanged = not force and ledger.refreshed == ledger.pools
+    share_out(state)
+    tidy = state.policy.tidy(state.node, state.now_s)
+    unchanged = not force and state.reconciled == state.pools
     if unchanged and not tidy:
         return
     owned = {
-        t.target: ledger.grants[t.target].exclusive
-        for t in ledger.tickets.values()
-        if t.target in ledger.grants
+        t.target: state.grants[t.target].exclusive for t in state.tickets.values() if t.target in state.grants
     }
-    _work_out(ledger, tidy, force, unchanged, owned)
+    _work_out(state, tidy, force, unchanged, owned)
 
 
 def _work_out(
-    ledger: Ledger,
+    state: State,
     tidy: Mapping[str, Placement],
     force: bool,
     unchanged: bool,
     owned: Mapping[str, frozenset[int]],
 ) -> None:
-    """The rounds of ``refresh``, until nothing changes any more; ``owned``: what those that are resized owned before."""
-    handed = _give(ledger, tidy)
+    """The rounds of ``reconcile``, until nothing changes any more; ``owned``: what those that are resized owned before."""
+    handed = _give(state, tidy)
     for _ in range(0 if unchanged and not handed else REFRESH_ROUNDS):
-        changed = None if force else _changed(ledger.refreshed, ledger.pools)
+        changed = None if force else _changed(state.reconciled, state.pools)
         changed = None if changed is None else changed | handed
-        ledger.refreshed = ledger.pools
+        state.reconciled = state.pools
         # A resize on its way has its container in the books twice; the two are in the way of others only.
-        own = _twins(ledger, owned)
-        barred = barred_from_owning(ledger)
+        own = _twins(state, owned)
+        barred = barred_from_owning(state)
         handed = NO_CPUS
-        for key in _in_turn(ledger, changed, barred, own):
-            grant = ledger.grants[key]
-            recompute(ledger, grant, barred, own.get(key, NO_CPUS))
+        for key in _in_turn(state, changed, barred, own):
+            grant = state.grants[key]
+            reconcile_one(state, grant, barred, own.get(key, NO_CPUS))
             # CPUs that one has lost and another has got look as before; one recomputed in between has seen them free.
-            if (now := ledger.grants[key]).placement.exclusive is not grant.placement.exclusive:
+            if (now := state.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
         # A container that was placed anew may have joined others, which move with it.
-        handed |= _give(ledger, ledger.policy.tidy(ledger.node, ledger.now_s))
-        if not handed and ledger.refreshed == ledger.pools:
+        handed |= _give(state, state.policy.tidy(state.node, state.now_s))
+        if not handed and state.reconciled == state.pools:
             break
 
 
 def give_places(
-    ledger: Ledger, decision: Decision, container: Container
+    state: State, decision: Decision, container: Container
 ) -> tuple[tuple[str, Placement, Placement], ...]:
     """Give others the placements a decision about a container has for them; returns what they had and have now, but of
     those that own CPUs with others: without the container that is more than they need, and goes back by itself."""
-    grants, others = ledger.grants, decision.others
+    grants, others = state.grants, decision.others
     before = {
         key: grants[key].placement for key in sorted(others) if _is_shown(grants[key].placement, others[key])
     }
-    _put_placements(ledger, others, f"makes room for {container.path}: {decision.why}")
+    _put_placements(state, others, f"makes room for {container.path}: {decision.why}")
     # What they have been given is inside of what their callers allow.
     return tuple((key, was, grants[key].placement) for key, was in before.items())
 
 
-def tidy_up(ledger: Ledger) -> None:
+def tidy_up(state: State) -> None:
     """Give containers what the policy has for them now, before something is decided."""
-    _give(ledger, ledger.policy.tidy(ledger.node, ledger.now_s))
+    _give(state, state.policy.tidy(state.node, state.now_s))
 
 
-def put_and_recompute(ledger: Ledger, grant: Grant) -> None:
+def put_and_reconcile(state: State, grant: ContainerRecord) -> None:
     """Enter a record, and bring it and all that depends on it in line with the pools."""
-    ledger.put(grant)
-    recompute(ledger, ledger.grants[grant.key], barred_from_owning(ledger))
-    refresh(ledger)
+    state.put(grant)
+    reconcile_one(state, state.grants[grant.key], barred_from_owning(state))
+    reconcile(state)
 
 
-def _twins(ledger: Ledger, owned: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
+def _twins(state: State, owned: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
     """Of both records of each container that is being resized: what the other one owns or owned, and no third owns.
 
     ``owned``: what those that are resized owned before, by key.
     """
     own: dict[str, frozenset[int]] = {}
-    for ticket in ledger.tickets.values():
-        pending, target = ledger.grants[ticket.key], ledger.grants.get(ticket.target)
+    for ticket in state.tickets.values():
+        pending, target = state.grants[ticket.key], state.grants.get(ticket.target)
         if target is None:
             continue
         theirs = pending.exclusive, target.exclusive
         was = owned.get(target.key, NO_CPUS)
         for key, cpus in ((target.key, pending.exclusive), (pending.key, was)):
             own[key] = frozenset(
-                c for c in cpus if ledger.node.claimants(c) <= sum(c in mine for mine in theirs)
+                c for c in cpus if state.node.claimants(c) <= sum(c in mine for mine in theirs)
             )
     return own
 
 
-def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]:
+def _give(state: State, placements: Mapping[str, Placement]) -> frozenset[int]:
     """Give each container the placement that the policy has for it now; returns the CPUs that change hands."""
-    before = {key: ledger.grants[key].placement.exclusive for key in placements if key in ledger.grants}
-    _put_placements(ledger, placements)
+    before = {key: state.grants[key].placement.exclusive for key in placements if key in state.grants}
+    _put_placements(state, placements)
     changed: set[int] = set()
     seen: set[tuple[int, int]] = set()
     for key, own in before.items():
-        now, has = placements[key].exclusive, ledger.grants[key].placement
+        now, has = placements[key].exclusive, state.grants[key].placement
         if (id(own), id(now)) not in seen:  # many own the same
             seen.add((id(own), id(now)))
             changed |= own ^ now
@@ -145,32 +143,34 @@ def _give(ledger: Ledger, placements: Mapping[str, Placement]) -> frozenset[int]
     return frozenset(changed)
 
 
-def _put_placements(ledger: Ledger, placements: Mapping[str, Placement], why: str = "") -> None:
+def _put_placements(state: State, placements: Mapping[str, Placement], why: str = "") -> None:
     """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs."""
     together: dict[tuple[str, _FourSets], dict[str, Placement]] = {}
     for key, placement in placements.items():
-        grant = ledger.grants.get(key)
+        grant = state.grants.get(key)
         if grant is None:
             continue
         was = grant.placement
         its_why = why if _is_shown(was, placement) else ""
         if not _grows_with_group(grant, placement):
-            put_placement(ledger, key, placement, its_why)
+            put_placement(state, key, placement, its_why)
             continue
         sets = was.cpus, was.exclusive, placement.cpus, placement.exclusive
         together.setdefault((its_why, sets), {})[key] = placement
     for (its_why, (_, _, cpus, _)), alike in together.items():
-        ledger.put_together(alike, cpus, its_why)
+        state.put_together(alike, cpus, its_why)
 
 
-def _grows_with_group(grant: Grant, placement: Placement) -> bool:
+def _grows_with_group(grant: ContainerRecord, placement: Placement) -> bool:
     """Whether nothing of a container changes but what it owns with its group, and shares: that is more now.
 
     A daemon that starts works that out from the record of the container that the group grows for.
     """
     was, fence = grant.placement, grant.fence
     is_plain = (
-        grant.stance is Stance.PLACED and grant.displaced is None and (fence.cpus, fence.mems) == (None, None)
+        grant.stance is Management.PLACED
+        and grant.displaced is None
+        and (fence.cpus, fence.mems) == (None, None)
     )
     return bool(
         is_plain
@@ -186,13 +186,13 @@ def _kind(place: Placement) -> tuple[object, ...]:
     return place.home, place.mems, place.hidden, place.one_thread
 
 
-def put_placement(ledger: Ledger, key: str, placement: Placement, why: str = "") -> None:
+def put_placement(state: State, key: str, placement: Placement, why: str = "") -> None:
     """Give a container that is placed the placement that the policy has chosen for it now."""
-    grant = ledger.grants.get(key)
-    if grant is None or grant.stance is not Stance.PLACED or grant.placement == placement:
+    grant = state.grants.get(key)
+    if grant is None or grant.stance is not Management.PLACED or grant.placement == placement:
         return
     placement = inside(grant.fence, placement)
-    ledger.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
+    state.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
 def _is_shown(was: Placement, now: Placement) -> bool:
@@ -205,7 +205,7 @@ def _shown(place: Placement) -> tuple[object, ...]:
     return place.group, own, place.cpus, *_kind(place)
 
 
-def inside(fence: CpusetConstraint, placement: Placement) -> Placement:
+def inside(fence: Constraint, placement: Placement) -> Placement:
     """A placement without what the caller does not allow: of others' fences a policy knows nothing."""
     if fence.cpus is None and fence.mems is None:
         return placement
@@ -222,76 +222,82 @@ def _changed(before: Pools, now: Pools) -> Optional[frozenset[int]]:
 
 
 def _in_turn(
-    ledger: Ledger, changed: Optional[frozenset[int]], barred: frozenset[int], twins: Mapping[str, object]
+    state: State, changed: Optional[frozenset[int]], barred: frozenset[int], twins: Mapping[str, object]
 ) -> Iterator[str]:
     """Keys of the grants to recompute, in the order in which they came: of those that ``changed`` matters to, None = all.
 
     Containers that share what of their homes may be used are given that here, before the first key.
     """
     if changed is None:
-        yield from _in_order(ledger.grants.values())
+        yield from _in_order(state.grants.values())
         return
-    node, grants = ledger.node, ledger.grants
-    calm = _calm(ledger, barred, twins)
-    keys = _share(ledger, changed, twins)
+    node, grants = state.node, state.grants
+    calm = _calm(state, barred, twins)
+    keys = _share(state, changed, twins)
     keys.update(key for name, group in node.groups.items() for key in calm.get(name, group) if key in group)
     # Some name a group and are in none: they are not placed.
-    named = len(grants) - sum(map(len, ledger.places.values())) - sum(map(len, node.groups.values()))
+    named = len(grants) - sum(map(len, state.places.values())) - sum(map(len, node.groups.values()))
     if named:
-        keys.update(key for key in grants if _names_group_outside(ledger, key))
+        keys.update(key for key in grants if _names_group_outside(state, key))
     version = node.pool_version
-    for key in _depending_on(ledger, changed, keys):
+    for key in _depending_on(state, changed, keys):
         yield key
         if calm and node.pool_version != version:
             # What has come of it may matter to the containers after it that nothing was to come of.
             after = grants[key].since_s, key
-            rest = _depending_on(ledger, changed, grants)
+            rest = _depending_on(state, changed, grants)
             yield from [other for other in rest if (grants[other].since_s, other) > after]
             return
 
 
-def _share(ledger: Ledger, changed: frozenset[int], twins: Mapping[str, object]) -> set[str]:
+def _share(state: State, changed: frozenset[int], twins: Mapping[str, object]) -> set[str]:
     """Give containers that share their homes what of these may be used now, if ``changed`` matters to them: all that have
     the same at once. Returns the keys of those in no group that must be looked at one by one."""
-    others = {key for key in ledger.displaced if not ledger.grants[key].placement.group}
-    for (home, own), there in list(ledger.places.items()):
+    others = {key for key in state.displaced if not state.grants[key].placement.group}
+    for (home, own), there in list(state.places.items()):
         if changed.isdisjoint(home) and changed.isdisjoint(own):
             continue
         if own:
             others.update(there)
             continue
-        alike: dict[tuple[object, ...], list[Grant]] = {}
+        alike: dict[tuple[object, ...], list[ContainerRecord]] = {}
         for key in there:
-            grant = ledger.grants[key]
-            if key in others or key in twins or not _shares_plainly(ledger, grant):
+            grant = state.grants[key]
+            if key in others or key in twins or not _shares_plainly(state, grant):
                 others.add(key)
                 continue
             place = grant.placement
             signs: tuple[object, ...] = (place.cpus, place.hidden, place.one_thread, grant.fence.cpus)
-            alike.setdefault(signs if grant.stance is Stance.PLACED else (grant.runs_on,), []).append(grant)
+            alike.setdefault(signs if grant.stance is Management.PLACED else (grant.runs_on,), []).append(
+                grant
+            )
         for grants in alike.values():
             first = grants[0]
-            if first.stance is Stance.ADOPTED:
-                cpus, has_now = _left_to_adopted(ledger, home), first.runs_on & ledger.host.topology.online
+            if first.stance is Management.ADOPTED:
+                cpus, has_now = _left_to_adopted(state, home), first.runs_on & state.host.topology.online
             else:
-                cpus, has_now = effective(ledger, first.placement, first.fence), first.placement.cpus
+                cpus, has_now = effective(state, first.placement, first.fence), first.placement.cpus
             if not cpus:
                 others.update(grant.key for grant in grants)
             elif cpus != has_now:
-                ledger.put_together({g.key: _with_cpus(g, cpus) for g in grants}, cpus)
+                state.put_together({g.key: _with_cpus(g, cpus) for g in grants}, cpus)
     return others
 
 
-def _with_cpus(grant: Grant, cpus: frozenset[int]) -> Optional[Placement]:
-    return None if grant.stance is Stance.ADOPTED else altered(grant.placement, cpus=cpus)
+def _with_cpus(grant: ContainerRecord, cpus: frozenset[int]) -> Optional[Placement]:
+    return None if grant.stance is Management.ADOPTED else altered(grant.placement, cpus=cpus)
 
 
-def _shares_plainly(ledger: Ledger, grant: Grant) -> bool:
+def _shares_plainly(state: State, grant: ContainerRecord) -> bool:
     """Whether nothing of a container that owns no CPUs depends on the pools, but which CPUs of its home it has."""
     place = grant.placement
-    if grant.stance is Stance.ADOPTED:
+    if grant.stance is Management.ADOPTED:
         return True
-    if grant.stance is not Stance.PLACED or place.level == "reserved" or not place.mems <= ledger.node.mems:
+    if (
+        grant.stance is not Management.PLACED
+        or place.level == "reserved"
+        or not place.mems <= state.node.mems
+    ):
         return False
     if grant.fence.mems is not None and not place.mems <= grant.fence.mems:
         return False
@@ -300,33 +306,33 @@ def _shares_plainly(ledger: Ledger, grant: Grant) -> bool:
     return bool(is_charged or not grant.container.resources.memory_limit_bytes)
 
 
-def _calm(ledger: Ledger, barred: frozenset[int], twins: Mapping[str, object]) -> dict[str, Set[str]]:
-    """By group, where ``recompute`` leaves some of its containers as they are: those that it may not leave so.
+def _calm(state: State, barred: frozenset[int], twins: Mapping[str, object]) -> dict[str, Set[str]]:
+    """By group, where ``reconcile_one`` leaves some of its containers as they are: those that it may not leave so.
 
     Of containers that are alike one is asked. One that is being resized, or has a place to go back to is recomputed itself.
     """
     found: dict[str, Set[str]] = {}
-    node = ledger.node
+    node = state.node
     for name, group in node.groups.items():
         if len(group) < WORTH_ASKING or not barred.isdisjoint(NO_CPUS.union(*group.sets())):
             continue
-        loud = {*ledger.displaced, *twins}
+        loud = {*state.displaced, *twins}
         for keys in group.kinds.values():
             key = next((key for key in keys if key not in loud), None)
             if key is None:
                 continue
-            grant = ledger.grants[key]
+            grant = state.grants[key]
             place = grant.placement
-            cpus = effective(ledger, place, grant.fence)
+            cpus = effective(state, place, grant.fence)
             if not cpus or cpus != place.cpus or not place.mems <= node.mems:
                 loud.update(keys)
         found[name] = loud
     return found
 
 
-def _depending_on(ledger: Ledger, changed: frozenset[int], keys: Iterable[str]) -> list[str]:
+def _depending_on(state: State, changed: frozenset[int], keys: Iterable[str]) -> list[str]:
     """Which of these keys are of grants that some CPUs matter to, in the order in which they came."""
-    found = [ledger.grants[key] for key in keys]
+    found = [state.grants[key] for key in keys]
     # Many containers have one home: a set is looked at once.
     matters: dict[frozenset[int], bool] = {}
     for grant in found:
@@ -340,136 +346,140 @@ def _depending_on(ledger: Ledger, changed: frozenset[int], keys: Iterable[str]) 
     )
 
 
-def _in_order(grants: Iterable[Grant]) -> list[str]:
+def _in_order(grants: Iterable[ContainerRecord]) -> list[str]:
     return [grant.key for grant in sorted(grants, key=lambda g: (g.since_s, g.key))]
 
 
-def _names_group_outside(ledger: Ledger, key: str) -> bool:
-    name = ledger.grants[key].placement.group
-    return bool(name) and key not in ledger.node.groups.get(name, ())
+def _names_group_outside(state: State, key: str) -> bool:
+    name = state.grants[key].placement.group
+    return bool(name) and key not in state.node.groups.get(name, ())
 
 
-def barred_from_owning(ledger: Ledger) -> frozenset[int]:
+def barred_from_owning(state: State) -> frozenset[int]:
     """CPUs that no policy may give away: reserved ones, and those that kubelet has given to single containers."""
-    kubelets = [ledger.grants[key].runs_on for key in ledger.kubelets]
-    return ledger.node.reserved.union(*ledger.host.kubelet_exclusive.values(), *kubelets)
+    kubelets = [state.grants[key].runs_on for key in state.kubelets]
+    return state.node.reserved.union(*state.host.kubelet_exclusive.values(), *kubelets)
 
 
-def recompute(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int] = NO_CPUS) -> None:
+def reconcile_one(
+    state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int] = NO_CPUS
+) -> None:
     """Bring one grant in line with the pools.
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
     """
-    barred = (barred - own) | ledger.node.reserved if own else barred
-    first = grant.displaced if grant.stance is Stance.UNTOUCHED else None
-    if grant.stance is Stance.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
-        _recompute_adopted(ledger, grant, barred, own)
-    elif grant.stance is Stance.PLACED or first is not None:
-        _recompute_placed(ledger, grant, barred, own)
+    barred = (barred - own) | state.node.reserved if own else barred
+    first = grant.displaced if grant.stance is Management.UNTOUCHED else None
+    if grant.stance is Management.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
+        _recompute_adopted(state, grant, barred, own)
+    elif grant.stance is Management.PLACED or first is not None:
+        _recompute_placed(state, grant, barred, own)
 
 
-def _recompute_placed(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _recompute_placed(
+    state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
+) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
     #    was then: the policy knows what it has become. While containers are frozen it stays where it is.
     back = grant.displaced
-    cpus = NO_CPUS if back is None or back.group else _free_again(ledger, back, grant, barred, own)
-    stays = ledger.orders.freeze and grant.stance is Stance.PLACED
+    cpus = NO_CPUS if back is None or back.group else _free_again(state, back, grant, barred, own)
+    stays = state.orders.freeze and grant.stance is Management.PLACED
     if back is not None and cpus and not stays:
-        back = _on_usable_mems(ledger, replace(back, cpus=cpus), grant)
-        ledger.put(placed(grant, back, "its first place is there again"))
+        back = _on_usable_mems(state, replace(back, cpus=cpus), grant)
+        state.put(placed(grant, back, "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
-    cpus = effective(ledger, placement, grant.fence, own)
+    cpus = effective(state, placement, grant.fence, own)
     if cpus and placement.exclusive.isdisjoint(barred):
         home = placement.home
         if placement.level == "reserved":  # it goes with the configuration, not with the CPUs of before
-            home = (
-                ledger.node.reserved if grant.fence.cpus is None else ledger.node.reserved & grant.fence.cpus
-            )
-        if cpus == placement.cpus and home == placement.home and placement.mems <= ledger.node.mems:
+            home = state.node.reserved if grant.fence.cpus is None else state.node.reserved & grant.fence.cpus
+        if cpus == placement.cpus and home == placement.home and placement.mems <= state.node.mems:
             return
-        now = _on_usable_mems(ledger, altered(placement, cpus=cpus, home=home), grant)
+        now = _on_usable_mems(state, altered(placement, cpus=cpus, home=home), grant)
         # Why it is here has not changed; the update says what has.
-        ledger.put(altered(grant, placement=now))
+        state.put(altered(grant, placement=now))
         return
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
     # Others that own CPUs with it as their pod's and lose the same keep it nowhere: they follow it to where it goes.
-    pods = ledger.node.groups.get(placement.group, ()) if is_pod_group(placement.group) else ()
-    lost = [key for key in pods if key != grant.key and not ledger.grants[key].exclusive.isdisjoint(barred)]
-    with ledger.without(lost):
-        anew = _place_anew(ledger, grant)
+    pods = state.node.groups.get(placement.group, ()) if is_pod_group(placement.group) else ()
+    lost = [key for key in pods if key != grant.key and not state.grants[key].exclusive.isdisjoint(barred)]
+    with state.without(lost):
+        anew = _place_anew(state, grant)
     if anew is not None and anew.placement.cpus:
-        kept = keep_memory(ledger, placement if placement.cpus else first, anew.placement, grant.fence)
+        kept = keep_memory(state, placement if placement.cpus else first, anew.placement, grant.fence)
         moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")
-        ledger.put(replace(moved, displaced=first))
-    elif grant.stance is Stance.PLACED:
-        _leave_untouched(ledger, grant, first)
+        state.put(replace(moved, displaced=first))
+    elif grant.stance is Management.PLACED:
+        _leave_untouched(state, grant, first)
 
 
-def _leave_untouched(ledger: Ledger, grant: Grant, first: Placement) -> None:
+def _leave_untouched(state: State, grant: ContainerRecord, first: Placement) -> None:
     """Nothing to place it on: it runs where it ran, until ``first`` or another place can be had."""
     why = "its CPUs are gone, and there are no others for it"
     # With all of its cpuset offline it runs on its parent's (cgroup v1 even moves it there).
-    runs_on = (grant.cpus & ledger.host.topology.online) or ledger.host.parent_cpus
-    if grant.stance is Stance.ADOPTED:  # also those that are offline are in its cpuset, as far as we know
+    runs_on = (grant.cpus & state.host.topology.online) or state.host.parent_cpus
+    if grant.stance is Management.ADOPTED:  # also those that are offline are in its cpuset, as far as we know
         runs_on = grant.runs_on
     if grant.life in (Life.CREATED, Life.RUNNING):
-        ledger.notable.add(UNPLACED, grant.container, why)
-    told = ledger.told.get(grant.key)
-    ledger.put(
+        state.notable.add(UNPLACED, grant.container, why)
+    told = state.told.get(grant.key)
+    state.put(
         replace(
-            grant, stance=Stance.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
+            grant, stance=Management.UNTOUCHED, placement=UNTOUCHED, runs_on=runs_on, displaced=first, why=why
         )
     )
     if told is not None:  # where it runs from now on the kernel says
-        ledger.tell(grant.key, told._replace(cpus=None))
+        state.tell(grant.key, told._replace(cpus=None))
 
 
-def _on_usable_mems(ledger: Ledger, placement: Placement, grant: Grant) -> Placement:
+def _on_usable_mems(state: State, placement: Placement, grant: ContainerRecord) -> Placement:
     """A placement without the memory nodes that may not be used (any more); on others where none is left."""
-    allowed = ledger.node.mems if grant.fence.mems is None else ledger.node.mems & grant.fence.mems
+    allowed = state.node.mems if grant.fence.mems is None else state.node.mems & grant.fence.mems
     mems = placement.mems & allowed
     if mems or not placement.mems:
         return placement if mems == placement.mems else replace(placement, mems=mems)
-    with ledger.without([grant.key]):
-        memory = memory_for(ledger, placement.cpus, grant.container, grant.fence)
-    anywhere = ledger.node.mems if grant.fence.mems is None else NO_CPUS
+    with state.without([grant.key]):
+        memory = memory_for(state, placement.cpus, grant.container, grant.fence)
+    anywhere = state.node.mems if grant.fence.mems is None else NO_CPUS
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
 
-def _left_to_adopted(ledger: Ledger, home: frozenset[int]) -> frozenset[int]:
+def _left_to_adopted(state: State, home: frozenset[int]) -> frozenset[int]:
     """What is left of the CPUs that adopted containers were found on, which own none of them."""
-    return (home & ledger.host.topology.online) - ledger.node.exclusive
+    return (home & state.host.topology.online) - state.node.exclusive
 
 
-def _recompute_adopted(ledger: Ledger, grant: Grant, barred: frozenset[int], own: frozenset[int]) -> None:
+def _recompute_adopted(
+    state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
+) -> None:
     """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""
-    online, node = ledger.host.topology.online, ledger.node
-    first = grant.placement if grant.stance is Stance.ADOPTED else grant.displaced or UNTOUCHED
+    online, node = state.host.topology.online, state.node
+    first = grant.placement if grant.stance is Management.ADOPTED else grant.displaced or UNTOUCHED
     others = node.exclusive - grant.exclusive - own
     if not first.exclusive.isdisjoint(barred):
         others = others.union(cpu for cpu in barred - own if node.claimants(cpu) > 1)
     cpus, exclusive = (first.home & online) - others, first.exclusive - barred - others
     as_it_was = cpus == grant.runs_on & online and exclusive == grant.exclusive
-    if as_it_was and grant.stance is Stance.ADOPTED:
+    if as_it_was and grant.stance is Management.ADOPTED:
         return
     if cpus:
         now = altered(grant, placement=replace(first, exclusive=exclusive), displaced=None)
-        why = grant.why if grant.stance is Stance.ADOPTED else "its first place is there again"
+        why = grant.why if grant.stance is Management.ADOPTED else "its first place is there again"
         runs_on = grant.runs_on if cpus == grant.runs_on & online else cpus
-        ledger.put(replace(now, stance=Stance.ADOPTED, runs_on=runs_on, why=why))
+        state.put(replace(now, stance=Management.ADOPTED, runs_on=runs_on, why=why))
         return
     # What was adopted takes no CPUs from others: it has none of its own unless it had some.
-    anew = _place_anew(ledger, grant, may_own=bool(first.exclusive))
+    anew = _place_anew(state, grant, may_own=bool(first.exclusive))
     if anew is not None and anew.placement.cpus:
-        ledger.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
-    elif grant.stance is Stance.ADOPTED:
-        _leave_untouched(ledger, grant, first)
+        state.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
+    elif grant.stance is Management.ADOPTED:
+        _leave_untouched(state, grant, first)
 
 
-def _place_anew(ledger: Ledger, grant: Grant, may_own: bool = True) -> Optional[Decision]:
+def _place_anew(state: State, grant: ContainerRecord, may_own: bool = True) -> Optional[Decision]:
     """Where the policy would put a container that is in the books now, near its memory; None if it will not.
 
     ``may_own``: it may take CPUs for itself. It runs: where its demands cannot be met any more it goes without them.
@@ -478,13 +488,13 @@ def _place_anew(ledger: Ledger, grant: Grant, may_own: bool = True) -> Optional[
     container, note = grant.container, ""
     if not may_own:
         container = replace(container, preferences=replace(container.preferences, ownership="shared"))
-    with ledger.without([grant.key]):
+    with state.without([grant.key]):
         request = replace(
-            ledger.request(grant.container, grant.fence, grant.key, near=was), container=container
+            state.request(grant.container, grant.fence, grant.key, near=was), container=container
         )
         for _ in range(2):
             try:
-                decision = ledger.place(request)
+                decision = state.place(request)
                 return replace(decision, why=note + decision.why)
             except PlacementRefused as refusal:
                 request = replace(request, container=without_demands(container))
@@ -495,25 +505,25 @@ def _place_anew(ledger: Ledger, grant: Grant, may_own: bool = True) -> Optional[
 
 
 def _free_again(
-    ledger: Ledger, place: Placement, grant: Grant, barred: frozenset[int], own: frozenset[int]
+    state: State, place: Placement, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
 ) -> frozenset[int]:
     """The CPUs of the place it had before, if all of that can be had again; else none."""
-    with ledger.without([grant.key]):  # what it owns with a group others own as well
-        others = ledger.node.exclusive - own
+    with state.without([grant.key]):  # what it owns with a group others own as well
+        others = state.node.exclusive - own
     if not place.exclusive.isdisjoint(others | barred):
         return NO_CPUS
     # As it is without it where it is now: what it owns there decides what others, and so its first place, may share.
-    with ledger.without([grant.key] if grant.exclusive else ()):
-        cpus = effective(ledger, place, grant.fence, own)
+    with state.without([grant.key] if grant.exclusive else ()):
+        cpus = effective(state, place, grant.fence, own)
     # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
     return cpus if cpus >= place.cpus else NO_CPUS
 
 
 def effective(
-    ledger: Ledger, placement: Placement, fence: CpusetConstraint, own: frozenset[int] = NO_CPUS
+    state: State, placement: Placement, fence: Constraint, own: frozenset[int] = NO_CPUS
 ) -> frozenset[int]:
     """The CPUs of a placement that may be used now."""
-    known = ledger.node.allowed_now
+    known = state.node.allowed_now
     key = (
         placement.home,
         placement.exclusive,
@@ -525,15 +535,15 @@ def effective(
     if not own and key in known:
         return known[key]
     if placement.level == "reserved":
-        cpus = ledger.node.shared_reserved
+        cpus = state.node.shared_reserved
     else:
-        cpus = placement.home & (ledger.node.shared | (own & placement.cpus & ledger.node.usable))
+        cpus = placement.home & (state.node.shared | (own & placement.cpus & state.node.usable))
         cpus -= (
             placement.exclusive
         )  # as long as it is not in the books these look shared, the hidden ones too
     if placement.one_thread:
-        cpus = ledger.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
-    cpus |= (placement.exclusive - placement.hidden) & ledger.node.usable
+        cpus = state.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
+    cpus |= (placement.exclusive - placement.hidden) & state.node.usable
     cpus = cpus if fence.cpus is None else cpus & fence.cpus
     if not own:
         known[key] = cpus
@@ -541,21 +551,21 @@ def effective(
 
 
 def memory_for(
-    ledger: Ledger,
+    state: State,
     cpus: frozenset[int],
     container: Container,
-    fence: CpusetConstraint,
+    fence: Constraint,
     had: MemoryCharge = (),
 ) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
     ``had``: what the container is charged where it is.
     """
-    return memory_of(ledger.node, cpus, container, ledger.policy.settings, fence, had)
+    return memory_of(state.node, cpus, container, state.policy.settings, fence, had)
 
 
 def keep_memory(
-    ledger: Ledger, old: Placement, new: Placement, fence: CpusetConstraint, is_other_limit: bool = False
+    state: State, old: Placement, new: Placement, fence: Constraint, is_other_limit: bool = False
 ) -> Placement:
     """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new.
 
@@ -563,13 +573,13 @@ def keep_memory(
     """
     if not old.mems:
         return replace(new, mems=NO_CPUS, memory_charge=())
-    allowed = ledger.node.mems if fence.mems is None else ledger.node.mems & fence.mems
+    allowed = state.node.mems if fence.mems is None else state.node.mems & fence.mems
     kept = old.mems & allowed
     if not kept:
         return new
     if not new.mems:  # its memory limit is gone; its memory is still there
         return replace(new, mems=kept, memory_charge=())
-    if not is_other_limit and kept == old.mems and ledger.host.topology.nodes_of(new.cpus) <= kept:
+    if not is_other_limit and kept == old.mems and state.host.topology.nodes_of(new.cpus) <= kept:
         return replace(new, mems=kept, memory_charge=old.memory_charge)
     return replace(new, mems=kept | new.mems, memory_charge=_charged_on_both(old, new, kept))
 
@@ -587,11 +597,11 @@ def _charged_on_both(old: Placement, new: Placement, kept: frozenset[int]) -> tu
     return tuple((n, size) for n, size in sizes.items() if size)
 
 
-def placed(grant: Grant, placement: Placement, why: str) -> Grant:
+def placed(grant: ContainerRecord, placement: Placement, why: str) -> ContainerRecord:
     """The grant, managed and in this place."""
     return replace(
         grant,
-        stance=Stance.PLACED,
+        stance=Management.PLACED,
         placement=placement,
         runs_on=NO_CPUS,
         displaced=None,
@@ -601,10 +611,10 @@ def placed(grant: Grant, placement: Placement, why: str) -> Grant:
     )
 
 
-def grown(grant: Grant, old: Topology, new: Topology) -> Grant:
+def grown(grant: ContainerRecord, old: Topology, new: Topology) -> ContainerRecord:
     """A grant with the CPUs that have joined its domains; an adopted container keeps what it has."""
     home = _grown_home(grant.placement.home, old, new)
-    if home == grant.placement.home or grant.stance is Stance.ADOPTED:
+    if home == grant.placement.home or grant.stance is Management.ADOPTED:
         return grant
     return replace(grant, placement=replace(grant.placement, home=home))
 
@@ -624,21 +634,19 @@ def _grown_home(home: frozenset[int], old: Topology, new: Topology) -> frozenset
 # It follows from the sandbox's size and what its containers were told (policies/pod_share.py), whatever came first.
 
 
-def share_out(ledger: Ledger) -> None:
+def share_out(state: State) -> None:
     """Book the containers of the pods in which something has changed as they are charged now."""
-    while ledger.unshared:
-        share_out_pod(ledger, ledger.unshared.pop())
+    while state.unshared:
+        share_out_pod(state, state.unshared.pop())
 
 
-def share_out_pod(
-    ledger: Ledger, sandbox_id: str, newcomer: Optional[Container] = None
-) -> Optional[Container]:
+def share_out_pod(state: State, sandbox_id: str, newcomer: Optional[Container] = None) -> Optional[Container]:
     """The same for one pod. ``newcomer``: one that is not in the books as it is told now; returned as it is charged."""
-    grants = [ledger.grants[key] for key in ledger.sandboxes.get(sandbox_id, ())]
-    size = _size_of(ledger, sandbox_id, newcomer, grants)
+    grants = [state.grants[key] for key in state.sandboxes.get(sandbox_id, ())]
+    size = _size_of(state, sandbox_id, newcomer, grants)
     containers = [grant.container for grant in grants] + ([newcomer] if newcomer is not None else [])
     if size is None or is_plain(size, containers):
-        ledger.unshared.discard(sandbox_id)
+        state.unshared.discard(sandbox_id)
         return newcomer
     # Of a container that is there twice the request under way counts; the other one stays as it is until that has ended.
     grants.sort(key=lambda g: (g.life is Life.CREATING, g.container.attempt, g.key))
@@ -649,14 +657,14 @@ def share_out_pod(
         container = grant.container
         now = shares[container.name]
         if named[container.name] is container and now is not container:
-            ledger.put(altered(ledger.grants[grant.key], container=now))
-    ledger.unshared.discard(sandbox_id)
+            state.put(altered(state.grants[grant.key], container=now))
+    state.unshared.discard(sandbox_id)
     return None if newcomer is None else shares[newcomer.name]
 
 
-def own_together(ledger: Ledger, sandbox_id: str) -> bool:
+def own_together(state: State, sandbox_id: str) -> bool:
     """Whether containers of a pod own CPUs as their pod's, or are to."""
-    grants = [ledger.grants[key] for key in ledger.sandboxes.get(sandbox_id, ())]
+    grants = [state.grants[key] for key in state.sandboxes.get(sandbox_id, ())]
     return any(
         g.container.pod_share is not None
         and g.placement.exclusive
@@ -665,7 +673,7 @@ def own_together(ledger: Ledger, sandbox_id: str) -> bool:
     )
 
 
-def without_past(ledger: Ledger, container: Container, replaced: tuple[Grant, ...]) -> Pod:
+def without_past(state: State, container: Container, replaced: tuple[ContainerRecord, ...]) -> Pod:
     """The pod of a container that takes over from init containers which have finished; its size is known to be theirs where
     they needed as much, with those that run beside them.
 
@@ -676,21 +684,21 @@ def without_past(ledger: Ledger, container: Container, replaced: tuple[Grant, ..
     over = [g for g in replaced if g.container.name != container.name]
     if size is None or size.is_past or not over:
         return pod
-    there = {key: ledger.grants[key] for key in ledger.sandboxes.get(pod.id, ())}
+    there = {key: state.grants[key] for key in state.sandboxes.get(pod.id, ())}
     there.update({grant.key: grant for grant in over})
     needed = sum(wanted_milli(g.container) for g in there.values() if g.container.name != container.name)
     limit = size.milli_of_containers if size.limit_of_containers is None else size.limit_of_containers
     if needed + SAME_MILLI < limit:
         return pod
     pod = replace(pod, size=replace(size, is_past=True))
-    ledger.change("pod", ledger.pods, pod.id, pod)
+    state.change("pod", state.pods, pod.id, pod)
     return pod
 
 
 def _size_of(
-    ledger: Ledger, sandbox_id: str, newcomer: Optional[Container], grants: list[Grant]
+    state: State, sandbox_id: str, newcomer: Optional[Container], grants: list[ContainerRecord]
 ) -> Optional[PodSize]:
-    pod = ledger.pods.get(sandbox_id)
+    pod = state.pods.get(sandbox_id)
     if pod is None:
         known = [g.container.pod for g in grants] + ([newcomer.pod] if newcomer is not None else [])
         pod = next((p for p in known if p.size is not None), None)

@@ -9,12 +9,12 @@ from typing import Any, Optional
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import (
     ZONES,
+    ContainerRecord,
     DecisionRecord,
-    Grant,
     Life,
+    Management,
     MoveEffect,
     PlacementChange,
-    Stance,
     Zone,
     id_at,
     parent_of,
@@ -81,11 +81,11 @@ def level_of(topology: Topology, cpus: frozenset[int]) -> str:
     return "machine"
 
 
-def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
+def placement_row(topology: Topology, grant: ContainerRecord) -> dict[str, Any]:
     """One container as ``placements --json`` shows it. Of an adopted one the level is that of the CPUs it has."""
     container = grant.container
-    level = grant.placement.level if grant.stance in (Stance.PLACED, Stance.OBSERVED) else "none"
-    if grant.stance is Stance.ADOPTED:
+    level = grant.placement.level if grant.stance in (Management.PLACED, Management.OBSERVED) else "none"
+    if grant.stance is Management.ADOPTED:
         level = level_of(topology, grant.cpus)
     return {
         "id": grant.key,
@@ -99,7 +99,7 @@ def placement_row(topology: Topology, grant: Grant) -> dict[str, Any]:
         "stance": grant.stance.value,
         "level": level,
         "cpus": format_cpus(grant.cpus),
-        "mems": format_cpus(grant.placement.mems if grant.stance is Stance.PLACED else grant.mems),
+        "mems": format_cpus(grant.placement.mems if grant.stance is Management.PLACED else grant.mems),
         "exclusive": format_cpus(grant.exclusive),
         "cpu_request_milli": container.resources.milli_request,
         "cpu_limit_milli": container.resources.milli_limit,
@@ -119,7 +119,7 @@ def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     ]
 
 
-def present_why(engine: Engine, grant: Grant) -> str:
+def present_why(engine: Engine, grant: ContainerRecord) -> str:
     """Why a container is where it is now: the reason of its place, and what has become of that for others."""
     cause, change = engine.changed.get(grant.key, (None, None))
     if cause is None or change is None or change.why or change.operation not in ("shrunk", "grown", "moved"):
@@ -135,7 +135,7 @@ def for_text(path: str, operation: str) -> str:
     return f" for {path} ({operation})" if path else f" ({operation})"
 
 
-def find(engine: Engine, name: str) -> list[Grant]:
+def find(engine: Engine, name: str) -> list[ContainerRecord]:
     """Containers by id prefix or by ``namespace/pod/container`` (or the end of it)."""
     by_id = [g for key, g in sorted(engine.grants.items()) if name and key.startswith(name)]
     return by_id or [g for g in engine.grants.values() if _matches(g.container.path, name)]
@@ -162,7 +162,7 @@ class NotOne(Exception):
     """A name that means no container, or several. The message says which."""
 
 
-def find_one(engine: Engine, name: str) -> Grant:
+def find_one(engine: Engine, name: str) -> ContainerRecord:
     """The one container of a name that the runtime has created.
 
     :raises NotOne: there is none, or more than one.
@@ -207,7 +207,7 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
     }
 
 
-def _explained(engine: Engine, grant: Grant) -> dict[str, Any]:
+def _explained(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
     row = {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)}
     node = engine.node
     asked, fence = grant.fence.asked.cpus, grant.fence
@@ -426,14 +426,14 @@ def domain_rows(node: Node) -> list[dict[str, Any]]:
 
 #: What a container's state is called outside, by its stance.
 STATES = {
-    Stance.PLACED: "managed",
-    Stance.ADOPTED: "adopted",
-    Stance.OBSERVED: "observed",
-    Stance.OPTED_OUT: "opted-out",
-    Stance.KUBELET: "kubelet",
-    Stance.UNTOUCHED: "unplaced",
-    Stance.RELEASED: "released",
-    Stance.FOREIGN: "foreign",
+    Management.PLACED: "managed",
+    Management.ADOPTED: "adopted",
+    Management.OBSERVED: "observed",
+    Management.OPTED_OUT: "opted-out",
+    Management.KUBELET: "kubelet",
+    Management.UNTOUCHED: "unplaced",
+    Management.RELEASED: "released",
+    Management.FOREIGN: "foreign",
 }
 
 
@@ -501,13 +501,13 @@ def _zone_row(node: Node, zones: Iterable[Zone], zone: Zone) -> dict[str, Any]:
 # ---------------------------------------------------------------------- containers
 
 
-def running(engine: Engine) -> tuple[Grant, ...]:
+def running(engine: Engine) -> tuple[ContainerRecord, ...]:
     """The records of the containers that the runtime has now, in the order of their names."""
     found = [g for g in engine.grants.values() if g.life in (Life.CREATED, Life.RUNNING)]
     return tuple(sorted(found, key=lambda g: (g.container.path, g.container.attempt, g.key)))
 
 
-def container_row(engine: Engine, grant: Grant, zones: Iterable[Zone]) -> dict[str, Any]:
+def container_row(engine: Engine, grant: ContainerRecord, zones: Iterable[Zone]) -> dict[str, Any]:
     """One container. ``zone``: the smallest that holds its CPUs, "" = it spans sockets.
 
     ``demand``: without one of these ("l3", "numa") it is refused; "" = it would be placed on a larger rung.
@@ -608,7 +608,7 @@ def _containers(engine: Engine, end: str) -> tuple[str, ...]:
     return (end,) if end in engine.grants else ()
 
 
-def _why_apart(engine: Engine, grants: Collection[Grant], still: str) -> str:
+def _why_apart(engine: Engine, grants: Collection[ContainerRecord], still: str) -> str:
     """Why the containers of a group are not in one NUMA node, as far as one thing keeps them apart."""
     node = engine.node
     asked = sum(g.container.resources.milli_request for g in grants)
@@ -616,7 +616,7 @@ def _why_apart(engine: Engine, grants: Collection[Grant], still: str) -> str:
     largest = max((len(d.cpus & usable) * 1000 for d in node.topology.at("numa")), default=0)
     if asked > largest:
         return f"together they ask for {asked}m, and the largest NUMA node has {largest}m"
-    fixed: Optional[Grant] = next((g for g in grants if g.stance is not Stance.PLACED), None)
+    fixed: Optional[ContainerRecord] = next((g for g in grants if g.stance is not Management.PLACED), None)
     if fixed is not None:
         return f"{fixed.container.path} is not placed here: {fixed.why or STATES[fixed.stance]}"
     return f"containers are not moved: {still}" if still else "no plan that was made so far pays for the move"

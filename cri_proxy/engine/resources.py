@@ -13,7 +13,7 @@ from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
-from cri_proxy.engine.model import Grant, Life, Stance
+from cri_proxy.engine.model import ContainerRecord, Life, Management
 from policies.model import POD_CGROUP, Container, PodSize, Resources
 from policies.settings import PlacementSettings
 
@@ -53,7 +53,7 @@ class CgroupReading:
         return CgroupReading(self.shares or child.shares, weight, quota.quota_us, quota.period_us, limit)
 
 
-def has_news(grant: Grant, reading: CgroupReading) -> bool:
+def has_news(grant: ContainerRecord, reading: CgroupReading) -> bool:
     """Whether a container's cgroup says anything else than its record, beyond rounding."""
     known = grant.container.told
     return not (
@@ -63,7 +63,9 @@ def has_news(grant: Grant, reading: CgroupReading) -> bool:
     )
 
 
-def resources_read(grant: Grant, reading: CgroupReading, told: cri.LinuxContainerResources) -> Resources:
+def resources_read(
+    grant: ContainerRecord, reading: CgroupReading, told: cri.LinuxContainerResources
+) -> Resources:
     """A container's resources by its cgroup; what is rounded there is as it is known, or as the runtime ``told``.
 
     A quota that differs from the one that the runtime was asked for is another program's, which lends CPU time for a
@@ -89,7 +91,7 @@ def resources_read(grant: Grant, reading: CgroupReading, told: cri.LinuxContaine
     return found
 
 
-def resources_told(grant: Grant, told: cri.LinuxContainerResources) -> Resources:
+def resources_told(grant: ContainerRecord, told: cri.LinuxContainerResources) -> Resources:
     """A container's resources as the runtime has them, where there is no cgroup to be read."""
     if _is_ours(grant, told.cpu_quota):
         ours, told = told, cri.LinuxContainerResources()
@@ -149,9 +151,9 @@ def memory_limit_read(known: int, reading: CgroupReading, limits: Iterable[int])
 # ---------------------------------------------------------------------- what is the same
 
 
-def _is_ours(grant: Grant, quota_us: int) -> bool:
+def _is_ours(grant: ContainerRecord, quota_us: int) -> bool:
     """Whether a quota is away since we have taken it."""
-    is_taken = grant.quota_taken or (grant.placement.lift_quota and grant.stance is not Stance.OBSERVED)
+    is_taken = grant.quota_taken or (grant.placement.lift_quota and grant.stance is not Management.OBSERVED)
     return quota_us < 0 and is_taken
 
 
@@ -221,7 +223,7 @@ def _is_weight_of(weight: int, shares: int) -> bool:
 # throttled by that one all the same, so it has to go, too; as long as no container is left that needs it.
 
 
-def unlimited_pods(grants: Iterable[Grant]) -> frozenset[str]:
+def unlimited_pods(grants: Iterable[ContainerRecord]) -> frozenset[str]:
     """The ``cgroup_parent`` of every pod whose quota should be lifted.
 
     That is: one of its containers is placed without quota, and so is every other that has a limit. One whose
@@ -236,7 +238,7 @@ def unlimited_pods(grants: Iterable[Grant]) -> frozenset[str]:
     return frozenset(lifted - limited)
 
 
-def _needs_a_limit(grant: Grant) -> bool:
+def _needs_a_limit(grant: ContainerRecord) -> bool:
     has_limit = grant.container.resources.milli_limit is not None
     return has_limit and not grant.lifted and grant.life is not Life.HELD
 
@@ -247,8 +249,8 @@ def wants_lift(container: Container, settings: PlacementSettings) -> bool:
 
 
 def lifts_to_end(
-    grants: Iterable[Grant], before: Optional[PlacementSettings], now: Optional[PlacementSettings]
-) -> dict[str, Grant]:
+    grants: Iterable[ContainerRecord], before: Optional[PlacementSettings], now: Optional[PlacementSettings]
+) -> dict[str, ContainerRecord]:
     """The grants, by key, whose quota was lifted by the configuration before, which now keeps quotas."""
     if before is None or now is None or (before.cfs_quota, now.cfs_quota) != ("lift", "keep"):
         return {}

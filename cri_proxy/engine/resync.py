@@ -13,10 +13,10 @@ from typing import Optional
 from cri_proxy.cri.device_hints import Use
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import (
-    Grant,
+    ContainerRecord,
     Life,
     ListedContainer,
-    Stance,
+    Management,
     Ticket,
     TicketKind,
     Told,
@@ -24,7 +24,7 @@ from cri_proxy.engine.model import (
 from cri_proxy.engine.place import opted_out
 from cri_proxy.engine.told import told_by
 from policies.machine.cpus import NO_CPUS
-from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Placement, Qos, Resources
+from policies.model import NO_CONSTRAINT, Constraint, Container, Placement, Qos, Resources
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is another program's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -107,7 +107,7 @@ class Listing:
     seen: Mapping[str, ListedContainer]
     listed_at_s: float
     details: Mapping[str, Container] = field(default_factory=dict)
-    then: Mapping[str, Grant] = field(default_factory=dict)
+    then: Mapping[str, ContainerRecord] = field(default_factory=dict)
     pending: Collection[str] = frozenset()
     enforce: bool = True
     is_newer: bool = False
@@ -150,7 +150,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
 
 
 def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
-    def adoption(item: ListedContainer, container: Container, owned: frozenset[int]) -> Grant:
+    def adoption(item: ListedContainer, container: Container, owned: frozenset[int]) -> ContainerRecord:
         return _adoption(engine, item, container, now_s, listing.seen, owned)
 
     adopted = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
@@ -200,7 +200,7 @@ def _follow_all(engine: Engine, items: list[ListedContainer], listing: Listing, 
     return Resync(**{name: tuple(ids) for name, ids in news.items()})
 
 
-def _unchanged(grant: Grant, then: Mapping[str, Grant]) -> bool:
+def _unchanged(grant: ContainerRecord, then: Mapping[str, ContainerRecord]) -> bool:
     """Whether a container's place is what it was when its cpuset was looked at."""
     return not then or (grant.key in then and then[grant.key].placement == grant.placement)
 
@@ -255,7 +255,7 @@ def _as_seen(engine: Engine, listing: Mapping[str, ListedContainer], targets: It
     """Containers whose resizes were in doubt: it is seen what they have."""
     for target in sorted(targets):
         grant, item = engine.grants.get(target), listing.get(target)
-        if grant is None or item is None or item.cpus is None or grant.stance is not Stance.PLACED:
+        if grant is None or item is None or item.cpus is None or grant.stance is not Management.PLACED:
             continue
         told = engine.told.get(target, Told(None))
         engine.amend(grant, _seen(told, item, "the outcome of a resize is unknown"))
@@ -355,7 +355,7 @@ def _check_cpuset(
     if len(recent) >= FLIPS:
         foreign.append(grant.key)
         why = "another writer keeps changing its cpuset"
-        engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why))
+        engine.amend(replace(grant, stance=Management.FOREIGN, runs_on=cpus, why=why))
         return
     drifted.append(grant.key)
     seen = _seen(told, item, "its cpuset had been changed")
@@ -369,9 +369,9 @@ def _seen(told: Told, item: ListedContainer, cause: str) -> Told:
     )
 
 
-def _lacks_its_quota(item: ListedContainer, grant: Grant) -> bool:
+def _lacks_its_quota(item: ListedContainer, grant: ContainerRecord) -> bool:
     """Whether a container is without its quota only since we have taken it and could not give it back."""
-    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED) and not grant.lifted
+    is_ours = grant.stance in (Management.PLACED, Management.ADOPTED) and not grant.lifted
     return is_ours and item.has_no_quota and grant.quota_taken and grant.quota is not None
 
 
@@ -387,25 +387,25 @@ def _runs_on(engine: Engine, item: ListedContainer) -> frozenset[int]:
     return item.cpus or item.inherited or engine.host.parent_cpus or engine.host.usable
 
 
-def _set_by_us(grant: Grant, online: frozenset[int]) -> Optional[Placement]:
+def _set_by_us(grant: ContainerRecord, online: frozenset[int]) -> Optional[Placement]:
     """What we made the cpuset of a container; None if others have."""
-    if grant.stance is Stance.PLACED:
+    if grant.stance is Management.PLACED:
         return grant.placement
-    if grant.stance is Stance.ADOPTED and grant.runs_on & online != grant.placement.home & online:
+    if grant.stance is Management.ADOPTED and grant.runs_on & online != grant.placement.home & online:
         return Placement(cpus=grant.runs_on)
     return None
 
 
-def _as_others_have_it(engine: Engine, grant: Grant, cpus: frozenset[int]) -> Grant:
+def _as_others_have_it(engine: Engine, grant: ContainerRecord, cpus: frozenset[int]) -> ContainerRecord:
     """The record of a container that is not ours, charged where it runs; of an observed one where it would."""
     if cpus == grant.runs_on:
         return grant
     placement = grant.placement
     others = engine.node.exclusive - grant.exclusive
-    if grant.stance is Stance.KUBELET and not cpus.isdisjoint(others):
+    if grant.stance is Management.KUBELET and not cpus.isdisjoint(others):
         why = "it was moved onto exclusive CPUs of other containers, which stay theirs"
-        return replace(grant, stance=Stance.FOREIGN, runs_on=cpus, why=why)
-    if grant.stance is Stance.ADOPTED:
+        return replace(grant, stance=Management.FOREIGN, runs_on=cpus, why=why)
+    if grant.stance is Management.ADOPTED:
         placement = replace(placement, home=cpus, exclusive=placement.exclusive & cpus)
     return replace(grant, runs_on=cpus, placement=placement)
 
@@ -417,14 +417,14 @@ def _adoption(
     now_s: float,
     listing: Mapping[str, ListedContainer],
     owned: frozenset[int],
-) -> Grant:
+) -> ContainerRecord:
     """The record of a container that runs without one: it keeps what it has. ``owned``: what others own."""
     cpus = _runs_on(engine, item)
-    grant = Grant(
+    grant = ContainerRecord(
         key=item.id,
         container=container,
         placement=Placement(),
-        stance=Stance.OPTED_OUT,
+        stance=Management.OPTED_OUT,
         life=Life.RUNNING if item.running else Life.CREATED,
         runs_on=cpus,
         runs_on_mems=item.mems or NO_CPUS,
@@ -435,7 +435,7 @@ def _adoption(
     if grant.why:
         return grant
     if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
-        return replace(grant, stance=Stance.KUBELET, why="kubelet gave it exclusive CPUs")
+        return replace(grant, stance=Management.KUBELET, why="kubelet gave it exclusive CPUs")
     exclusive = NO_CPUS
     topology = engine.host.topology
     home = cpus & (topology.cpus.keys() | topology.data.offline)
@@ -444,7 +444,7 @@ def _adoption(
         exclusive = cpus
     return replace(
         grant,
-        stance=Stance.ADOPTED,
+        stance=Management.ADOPTED,
         placement=Placement(home=home, exclusive=exclusive),
         why="it ran before this daemon knew it: it keeps what it has",
     )
@@ -474,7 +474,7 @@ def _looks_exclusive(
 # others from both mostly is what they run with already.
 
 #: Makes the record of a container that runs; given what others own.
-Adoption = Callable[[ListedContainer, Container, frozenset[int]], Grant]
+Adoption = Callable[[ListedContainer, Container, frozenset[int]], ContainerRecord]
 
 
 def take_over(
@@ -518,7 +518,7 @@ def _made_otherwise(engine: Engine, live: Iterable[ListedContainer]) -> dict[str
     return found
 
 
-def _name(grant: Grant) -> tuple[str, str, int]:
+def _name(grant: ContainerRecord) -> tuple[str, str, int]:
     container = grant.container
     return container.pod.uid, container.name, container.attempt
 
@@ -526,7 +526,7 @@ def _name(grant: Grant) -> tuple[str, str, int]:
 def is_outdated(engine: Engine, item: ListedContainer) -> bool:
     """Whether a container runs elsewhere than its record says; one whose processes are elsewhere tells nothing."""
     grant, online = engine.grants.get(item.id), engine.host.topology.online
-    if grant is None or grant.stance is not Stance.PLACED or grant.life is Life.HELD:
+    if grant is None or grant.stance is not Management.PLACED or grant.life is Life.HELD:
         return False
     if item.exited or not item.cpus or item.runs_in:
         return False
@@ -555,7 +555,7 @@ def _gone(
 
 
 def _is_earlier(
-    grant: Grant, newest: Mapping[tuple[str, str], int], seen: Mapping[str, ListedContainer]
+    grant: ContainerRecord, newest: Mapping[tuple[str, str], int], seen: Mapping[str, ListedContainer]
 ) -> bool:
     """Whether a place is held for a next attempt that is there by now."""
     name = (grant.container.pod.uid, grant.container.name)
@@ -580,7 +580,7 @@ def _has_ended(
 def _placed(engine: Engine, seen: Mapping[str, ListedContainer]) -> Iterator[ListedContainer]:
     for item in seen.values():
         grant = engine.grants.get(item.id)
-        if grant is not None and grant.stance is Stance.PLACED and not item.exited:
+        if grant is not None and grant.stance is Management.PLACED and not item.exited:
             yield item
 
 
@@ -603,7 +603,7 @@ class UnannouncedContainer:
 
     id: str
     container: Container
-    fence: CpusetConstraint = NO_CONSTRAINT
+    fence: Constraint = NO_CONSTRAINT
     uses: tuple[Use, ...] = ()
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
@@ -614,11 +614,11 @@ class UnannouncedContainer:
 def leave_untouched(engine: Engine, unannounced: UnannouncedContainer, now_s: float, why: str) -> None:
     """Know a container that could not be placed. It is there already: a refusal would reach no caller."""
     runs_on = unannounced.cpus or engine.host.parent_cpus or engine.host.usable
-    grant = Grant(
+    grant = ContainerRecord(
         key=unannounced.id,
         container=unannounced.container,
         placement=Placement(),
-        stance=Stance.UNTOUCHED,
+        stance=Management.UNTOUCHED,
         fence=unannounced.fence,
         life=Life.RUNNING if unannounced.is_running else Life.CREATED,
         runs_on=runs_on,

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
-from cri_proxy.engine.model import Grant, Life
+from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.place import is_worse, resized_anew
-from cri_proxy.engine.reconcile import keep_memory, refresh
-from cri_proxy.engine.state import Ledger
+from cri_proxy.engine.reconcile import keep_memory, reconcile
+from cri_proxy.engine.state import State
 from cri_proxy.engine.told import GIVEN_BACK
 from policies.model import (
     BudgetSpent,
-    CpusetConstraint,
+    Constraint,
     Placement,
     PlacementRefused,
     altered,
@@ -44,69 +44,69 @@ class Sized:
     milli_set: int
 
 
-def sized_sets(ledger: Ledger) -> tuple[Sized, ...]:
+def sized_sets(state: State) -> tuple[Sized, ...]:
     """The containers whose sets are sized by demand now."""
-    resized = being_resized(ledger)
+    resized = being_resized(state)
     found = []
-    for key, grant in ledger.grants.items():
-        if not may_be_sized(ledger, grant) or key in resized:
+    for key, grant in state.grants.items():
+        if not may_be_sized(state, grant) or key in resized:
             continue
-        steps = ledger.policy.sizes(ledger.node, grant.container, grant.fence)
+        steps = state.policy.sizes(state.node, grant.container, grant.fence)
         if steps and grant.placement.cpus:
             found.append(Sized(key, steps, len(grant.placement.cpus) * 1000))
     return tuple(found)
 
 
-def may_be_sized(ledger: Ledger, grant: Grant) -> bool:
+def may_be_sized(state: State, grant: ContainerRecord) -> bool:
     """Whether a container is there, and its set is ours and shared."""
     return (
         grant.life in (Life.CREATED, Life.RUNNING)
         and grant.displaced is None
         and not grant.runs_in
         and not grant.exclusive
-        and may_move(ledger, grant, (), is_order=True)
+        and may_move(state, grant, (), is_order=True)
     )
 
 
-def shrunk(ledger: Ledger, only_unsized: bool = False) -> tuple[str, ...]:
+def shrunk(state: State, only_unsized: bool = False) -> tuple[str, ...]:
     """The containers with a size of their own; ``only_unsized``: those of them that are not sized by demand any more."""
     return tuple(
         key
-        for key, grant in ledger.grants.items()
+        for key, grant in state.grants.items()
         if grant.container.milli_size is not None
-        and may_be_sized(ledger, grant)
-        and not (only_unsized and ledger.policy.sizes(ledger.node, grant.container, grant.fence))
+        and may_be_sized(state, grant)
+        and not (only_unsized and state.policy.sizes(state.node, grant.container, grant.fence))
     )
 
 
-def note_use(ledger: Ledger, used: Mapping[str, int]) -> None:
+def note_use(state: State, used: Mapping[str, int]) -> None:
     """What containers in the sets of their limits use, milli-CPUs by id: it counts where others are placed. No set
     changes by it."""
     for key, milli in used.items():
-        grant = ledger.grants.get(key)
-        if grant is None or grant.container.milli_size is not None or not may_be_sized(ledger, grant):
+        grant = state.grants.get(key)
+        if grant is None or grant.container.milli_size is not None or not may_be_sized(state, grant):
             continue
         if milli != grant.container.milli_used:
-            ledger.put(altered(grant, container=altered(grant.container, milli_used=milli)))
+            state.put(altered(grant, container=altered(grant.container, milli_used=milli)))
 
 
-def size(ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: float) -> bool:
+def size(state: State, key: str, milli_size: Optional[int], why: str, now_s: float) -> bool:
     """Give a container the smallest place, near its own, that holds ``milli_size`` milli-CPUs; None = its limit.
 
     False if it stays as it is: there is no such place, it may not be moved now, or it is gone.
     """
-    old = ledger.grants.get(key)
+    old = state.grants.get(key)
     if old is None or old.exclusive:
         return False
-    if not may_move(ledger, old, being_resized(ledger), is_order=True):
+    if not may_move(state, old, being_resized(state), is_order=True):
         return False
     if old.life not in (Life.CREATED, Life.RUNNING):
         return False
     # 1. The smallest place of that size, near the one it has.
     container = altered(old.container, milli_size=milli_size, milli_used=0)
-    with ledger.without([key]):
+    with state.without([key]):
         try:
-            decision = resized_anew(ledger, old, container, old.fence)
+            decision = resized_anew(state, old, container, old.fence)
         except (PlacementRefused, BudgetSpent):
             return False
     place, was = decision.placement, old.placement
@@ -118,97 +118,99 @@ def size(ledger: Ledger, key: str, milli_size: Optional[int], why: str, now_s: f
         count > count_before if milli_size > count_before * 1000 else count < count_before
     )
     is_other, is_growth = place.home != was.home, count > count_before
-    is_frozen = ledger.orders.freeze and is_other and not (is_growth and was.home <= place.home)
+    is_frozen = state.orders.freeze and is_other and not (is_growth and was.home <= place.home)
     if not is_as_asked or is_frozen:
         return False
     if not is_other:  # by its limit it would be where it is
-        ledger.put(altered(old, container=container))
+        state.put(altered(old, container=container))
         return True
     # 3. Its memory stays where it is. What has left its place is not moved for others soon.
     has_left = not (was.home <= place.home or place.home <= was.home)
     now = altered(
         old,
         container=container,
-        placement=keep_memory(ledger, was, place, old.fence),
+        placement=keep_memory(state, was, place, old.fence),
         displaced=None,
         why=f"{why}: {decision.why}",
         moved_s=now_s if has_left else old.moved_s,
     )
-    ledger.put(now)
+    state.put(now)
     # 4. The smaller ones there that are left with less than they use.
-    if is_growth and not ledger.orders.freeze:
-        _push(ledger, now, now_s)
-    ledger.record(GROW if is_growth else SHRINK, key, ledger.grants[key], now_s)
-    refresh(ledger)
-    if milli_size is None and key in ledger.told:
-        ledger.tell(key, ledger.told[key]._replace(cause=GIVEN_BACK))
+    if is_growth and not state.orders.freeze:
+        _push(state, now, now_s)
+    state.record(GROW if is_growth else SHRINK, key, state.grants[key], now_s)
+    reconcile(state)
+    if milli_size is None and key in state.told:
+        state.tell(key, state.told[key]._replace(cause=GIVEN_BACK))
     return True
 
 
 # ---------------------------------------------------------------------- those that are in the way
 
 
-def _push(ledger: Ledger, grower: Grant, now_s: float) -> None:
+def _push(state: State, grower: ContainerRecord, now_s: float) -> None:
     """Move containers out of the way of one that has grown."""
     pushed = 0
-    if not ledger.max_moves or not _is_crowded(ledger, grower):
+    if not state.max_moves or not _is_crowded(state, grower):
         return
-    for other in _smaller(ledger, grower, being_resized(ledger), now_s)[: ledger.max_moves + TRIED_MORE]:
-        place = _elsewhere(ledger, other, grower)
+    for other in _smaller(state, grower, being_resized(state), now_s)[: state.max_moves + TRIED_MORE]:
+        place = _elsewhere(state, other, grower)
         if place is None:
             continue
         pushed += 1
         why = f"makes room for {grower.container.path}, whose cpuset has grown"
-        ledger.put(altered(other, placement=place, why=why, moved_s=now_s, displaced=None))
-        if pushed == ledger.max_moves or not _is_crowded(ledger, grower):
+        state.put(altered(other, placement=place, why=why, moved_s=now_s, displaced=None))
+        if pushed == state.max_moves or not _is_crowded(state, grower):
             break
 
 
-def _is_crowded(ledger: Ledger, grower: Grant) -> bool:
+def _is_crowded(state: State, grower: ContainerRecord) -> bool:
     """Whether more is requested and used on the CPUs of a set than there is."""
-    leaves = {ledger.node.leaf_of[cpu] for cpu in grower.placement.cpus}
-    return ledger.node.survey().unused_nano(leaves) < 0
+    leaves = {state.node.leaf_of[cpu] for cpu in grower.placement.cpus}
+    return state.node.capacity().unused_nano(leaves) < 0
 
 
-def _smaller(ledger: Ledger, grower: Grant, resized: frozenset[str], now_s: float) -> list[Grant]:
+def _smaller(
+    state: State, grower: ContainerRecord, resized: frozenset[str], now_s: float
+) -> list[ContainerRecord]:
     """Those inside of the grown set that may be moved and want less; the largest first, so that few go."""
     home, wanted = grower.placement.home, wanted_milli(grower.container)
     found = [
         grant
-        for key, grant in ledger.grants.items()
+        for key, grant in state.grants.items()
         if key != grower.key
         and grant.placement.home <= home
         and grant.life in (Life.CREATED, Life.RUNNING)
         and wanted_milli(grant.container) < wanted
-        and not (grant.moved_s and now_s < grant.moved_s + ledger.options.cooldown_s)
-        and may_move(ledger, grant, resized)
+        and not (grant.moved_s and now_s < grant.moved_s + state.options.cooldown_s)
+        and may_move(state, grant, resized)
     ]
     return sorted(found, key=lambda grant: (-wanted_milli(grant.container), grant.key))
 
 
-def _elsewhere(ledger: Ledger, grant: Grant, grower: Grant) -> Optional[Placement]:
+def _elsewhere(state: State, grant: ContainerRecord, grower: ContainerRecord) -> Optional[Placement]:
     """A place outside of a grown set that is no worse and has what a container uses left: in its nodes, else in others."""
-    topology, fence = ledger.host.topology, grant.fence
-    allowed = (ledger.node.usable if fence.cpus is None else fence.cpus) - grower.placement.home
+    topology, fence = state.host.topology, grant.fence
+    allowed = (state.node.usable if fence.cpus is None else fence.cpus) - grower.placement.home
     nodes = topology.nodes_of(grant.placement.home)
     near = frozenset().union(*[d.cpus for d in topology.at("numa") if d.nodes & nodes]) & allowed
-    return _place_in(ledger, grant, near) or _place_in(ledger, grant, allowed - near)
+    return _place_in(state, grant, near) or _place_in(state, grant, allowed - near)
 
 
-def _place_in(ledger: Ledger, grant: Grant, cpus: frozenset[int]) -> Optional[Placement]:
-    inside = CpusetConstraint(cpus, grant.fence.mems)
-    with ledger.without([grant.key]):
+def _place_in(state: State, grant: ContainerRecord, cpus: frozenset[int]) -> Optional[Placement]:
+    inside = Constraint(cpus, grant.fence.mems)
+    with state.without([grant.key]):
         try:
-            decision = ledger.place(ledger.request(grant.container, inside, grant.key))
+            decision = state.place(state.request(grant.container, inside, grant.key))
         except (PlacementRefused, BudgetSpent):
             return None
         place = decision.placement
-        survey = ledger.node.survey(inside.cpus)
-        leaves = {ledger.node.leaf_of[cpu] for cpu in place.cpus}
+        capacity = state.node.capacity(inside.cpus)
+        leaves = {state.node.leaf_of[cpu] for cpu in place.cpus}
         used = max(used_milli(grant.container), grant.container.resources.milli_request)
-        is_left = survey.unused_nano(leaves) >= used * NANO_PER_MILLI
+        is_left = capacity.unused_nano(leaves) >= used * NANO_PER_MILLI
     if not decision.fits or decision.others or not is_left or is_worse(place, grant.placement):
         return None
     if len(place.cpus) < len(grant.placement.cpus):
         return None
-    return keep_memory(ledger, grant.placement, place, grant.fence)
+    return keep_memory(state, grant.placement, place, grant.fence)

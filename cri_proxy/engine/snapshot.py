@@ -15,20 +15,20 @@ from typing import Any, Callable, Optional, TypeVar
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import (
+    ContainerRecord,
     DecisionRecord,
-    Grant,
     Life,
+    Management,
     MoveEffect,
     PlacementChange,
-    Stance,
     Ticket,
     TicketKind,
 )
 from cri_proxy.engine.state import JournalKey, JournalValue
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
+    Constraint,
     Container,
-    CpusetConstraint,
     Hint,
     Placement,
     Pod,
@@ -67,7 +67,7 @@ class RecordWriter:
 
     def text(self, value: JournalValue) -> str:
         """The text of one journal value."""
-        if isinstance(value, Grant):
+        if isinstance(value, ContainerRecord):
             return self._grant(value)
         if isinstance(value, Ticket):
             return self._ticket(value)
@@ -79,7 +79,7 @@ class RecordWriter:
             return _encode({**_write_pod(value), **size})
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
-    def _grant(self, grant: Grant) -> str:
+    def _grant(self, grant: ContainerRecord) -> str:
         asked = grant.fence.asked
         fields = {
             "key": grant.key,
@@ -227,13 +227,13 @@ def everything(engine: Engine) -> dict[JournalKey, JournalValue]:
 
 
 def _with_groups(
-    grants: Mapping[str, Grant], groups: Mapping[str, Mapping[str, frozenset[int]]]
-) -> dict[str, Grant]:
+    grants: Mapping[str, ContainerRecord], groups: Mapping[str, Mapping[str, frozenset[int]]]
+) -> dict[str, ContainerRecord]:
     """Grants as they were written down, with what the records of their groups say they own."""
     found = dict(grants)
     for key, grant in grants.items():
         group = groups.get(grant.placement.group)
-        if group is not None and grant.stance is Stance.PLACED:
+        if group is not None and grant.stance is Management.PLACED:
             own = group.get(key, group[""])
             found[key] = replace(grant, placement=replace(grant.placement, exclusive=own))
     return found
@@ -365,15 +365,15 @@ def _read_set(text: Optional[str]) -> Optional[frozenset[int]]:
     return None if text is None else parse_cpus(text)
 
 
-def _read_grant(document: Mapping[str, Any]) -> Grant:
+def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
     displaced = document["displaced"]
     cpus, mems, *_ = document["fence"]
-    grant = Grant(
+    grant = ContainerRecord(
         key=document["key"],
         container=_read_container(document["container"]),
         placement=read_placement(document["placement"]),
-        stance=Stance(document["stance"]),
-        fence=CpusetConstraint(_read_set(cpus), _read_set(mems)),
+        stance=Management(document["stance"]),
+        fence=Constraint(_read_set(cpus), _read_set(mems)),
         life=Life(document["life"]),
         runs_on=parse_cpus(document["runs_on"]),
         since_s=float(document["since_s"]),
@@ -407,7 +407,7 @@ def _read_ticket(document: Mapping[str, Any]) -> Ticket:
         tuple(
             (key, read_placement(was), read_placement(now)) for key, was, now, *_ in document.get("moved", ())
         ),
-        Stance(document["found"]) if document.get("found") else None,
+        Management(document["found"]) if document.get("found") else None,
         tuple(str(key) for key, *_ in document.get("waiting", ())),
     )
     return _checked(ticket)

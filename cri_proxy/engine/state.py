@@ -16,17 +16,17 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.model import (
     NO_ORDERS,
     Begun,
+    ContainerRecord,
     CpusetUpdate,
     DecisionRecord,
-    Grant,
     Host,
     Life,
+    Management,
     MoveEffect,
     NotableEvents,
     Orders,
     Override,
     PlacementChange,
-    Stance,
     Ticket,
     Told,
     Zone,
@@ -42,8 +42,8 @@ from policies.memory import MemoryCharge, spread_limit
 from policies.model import (
     UNTOUCHED,
     Affinity,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementRequest,
@@ -53,7 +53,7 @@ from policies.model import (
 from policies.node import Node, Resident
 from policies.policy import Policy
 
-#: Ledger key of the CPUs that kubelet has assigned to containers that were not created yet.
+#: Key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
 HISTORY = 1000
 #: What a container without a limit holds on a node may change by as much, or by one in SAME_PART, before the change is
@@ -67,10 +67,10 @@ Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[i
 JournalKey = tuple[str, str]
 #: Records as they were before a transition has changed them: as (table, key, value), by kind and name.
 Undo = dict[tuple[str, str], tuple[MutableMapping[Any, Any], Any, Any]]
-JournalValue = Union[Grant, Ticket, Pod, DecisionRecord, float, None]
+JournalValue = Union[ContainerRecord, Ticket, Pod, DecisionRecord, float, None]
 
 
-class Ledger:
+class State:
     """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Ledger:
         self.affinity = affinity
         #: The traffic between containers, as the observer reported it last; no record of the engine's own.
         self.observed = Observed(Traffic())
-        self.grants: dict[str, Grant] = {}
+        self.grants: dict[str, ContainerRecord] = {}
         self.tickets: dict[str, Ticket] = {}
         self.pods: dict[str, Pod] = {}
         #: Until when the next create of (pod uid, container name) goes through untouched.
@@ -105,9 +105,9 @@ class Ledger:
         self._request: tuple[int, Undo, Pools]
         #: While one runs: the entries it has amended, by the key it knows them by; and records it was handed as they were.
         self.amended: dict[str, DecisionRecord] = {}
-        self.found: dict[str, Grant] = {}
+        self.found: dict[str, ContainerRecord] = {}
         #: While one runs: grants that were given another set together, before and after it, and that set.
-        self.together: dict[str, tuple[Grant, Grant, frozenset[int]]] = {}
+        self.together: dict[str, tuple[ContainerRecord, ContainerRecord, frozenset[int]]] = {}
         #: Keys of grants by (pod uid, container name) and by sandbox.
         self.names: dict[tuple[str, str], set[str]] = {}
         self.sandboxes: dict[str, set[str]] = {}
@@ -127,7 +127,7 @@ class Ledger:
         #: works with the last three.
         self.told: dict[str, Told] = {}
         self.unsettled: set[str] = set()
-        self.updates: dict[str, tuple[Grant, Told, bool, CpusetUpdate]] = {}
+        self.updates: dict[str, tuple[ContainerRecord, Told, bool, CpusetUpdate]] = {}
         self.under_way: dict[str, Begun] = {}
         #: Keys of grants by the workload their containers are replicas of.
         self.replicas: dict[str, set[str]] = {}
@@ -142,7 +142,7 @@ class Ledger:
         self.notable = NotableEvents()
         self.node = self.new_node(host)
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
-        self.refreshed: Pools = self.pools
+        self.reconciled: Pools = self.pools
         self._request = -1, {}, self.pools
 
     @property
@@ -209,7 +209,7 @@ class Ledger:
         self.counter += 1
         return f"ticket-{self.counter}"
 
-    def put(self, grant: Grant) -> None:
+    def put(self, grant: ContainerRecord) -> None:
         """Insert or replace a grant, in the records and in the books, inside of what its pod's cgroup allows."""
         grant = self.bounded(grant)
         if self._lacks_charge(grant):
@@ -219,14 +219,14 @@ class Ledger:
         book(grant.key, resident_of(grant))
         self.store(grant)
 
-    def bounded(self, grant: Grant) -> Grant:
+    def bounded(self, grant: ContainerRecord) -> ContainerRecord:
         """A grant with the fence that it has on this host."""
         if not self.host.bounds and grant.fence.caller is None:
             return grant
         fence = self.host.bounded(grant.fence, grant.container.pod.cgroup_parent)
         return grant if fence == grant.fence else altered(grant, fence=fence)
 
-    def store(self, grant: Grant) -> None:
+    def store(self, grant: ContainerRecord) -> None:
         known = self.grants.get(grant.key)
         if grant.key in self.told:
             self.unsettled.add(grant.key)
@@ -250,7 +250,7 @@ class Ledger:
         if not grant.placement.group:
             place = grant.placement.home, grant.placement.exclusive
             self.places.setdefault(place, {})[grant.key] = None
-        if grant.stance is Stance.KUBELET:
+        if grant.stance is Management.KUBELET:
             self.kubelets.add(grant.key)
         elif self.kubelets:
             self.kubelets.discard(grant.key)
@@ -264,7 +264,7 @@ class Ledger:
         self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
         self.replicas.setdefault(owner_of_container(container), set()).add(grant.key)
 
-    def _leave_place(self, grant: Grant) -> None:
+    def _leave_place(self, grant: ContainerRecord) -> None:
         if not grant.placement.group:
             place = grant.placement.home, grant.placement.exclusive
             # One that an error has cut short is in the books, and nowhere yet.
@@ -350,7 +350,7 @@ class Ledger:
             if self._lacks_charge(grant):
                 self.put(grant)
 
-    def _lacks_charge(self, grant: Grant) -> bool:
+    def _lacks_charge(self, grant: ContainerRecord) -> bool:
         """Whether a limit is to be charged where the container runs, and is not, or is elsewhere."""
         limit = grant.container.resources.memory_limit_bytes
         is_told = grant.has_placed_memory and grant.placement.memory_charge
@@ -359,12 +359,12 @@ class Ledger:
         charge = dict(grant.memory_charge)
         return sum(charge.values()) != limit or not charge.keys() <= self._memory_nodes(grant)
 
-    def _charge(self, grant: Grant) -> MemoryCharge:
+    def _charge(self, grant: ContainerRecord) -> MemoryCharge:
         container = grant.container
         limit, shared = container.resources.memory_limit_bytes, self.node.memory_shared(container)
         return spread_limit(self.node, self._memory_nodes(grant), limit, shared)
 
-    def _memory_nodes(self, grant: Grant) -> frozenset[int]:
+    def _memory_nodes(self, grant: ContainerRecord) -> frozenset[int]:
         """The nodes that a container's memory may come from."""
         return grant.mems & self.host.topology.memory_nodes or self.node.mems
 
@@ -400,13 +400,13 @@ class Ledger:
     def drop_ticket(self, ticket_id: str) -> None:
         self.change("ticket", self.tickets, ticket_id, None)
 
-    def set_aside(self, grants: Iterable[Grant], tickets: Iterable[Ticket]) -> None:
+    def set_aside(self, grants: Iterable[ContainerRecord], tickets: Iterable[Ticket]) -> None:
         for grant in grants:
             self.drop(grant.key, keeps_told=True)
         for ticket in tickets:
             self.drop_ticket(ticket.id)
 
-    def put_back(self, grants: Iterable[Grant], tickets: Collection[Ticket]) -> None:
+    def put_back(self, grants: Iterable[ContainerRecord], tickets: Collection[Ticket]) -> None:
         targets = {ticket.key: ticket.target for ticket in tickets}
         for grant in grants:
             twin = self.grants.get(
@@ -438,7 +438,7 @@ class Ledger:
         ]
         return NO_CPUS.union(*of_it, *(() if books is None else books.sets()))
 
-    def drop_replaced(self, gone: Callable[[Grant], bool]) -> None:
+    def drop_replaced(self, gone: Callable[[ContainerRecord], bool]) -> None:
         """Containers that were removed while they were set aside are not put back."""
         for ticket in list(self.tickets.values()):
             left = tuple(g for g in ticket.replaces if g.life is Life.CREATING or not gone(g))
@@ -461,7 +461,7 @@ class Ledger:
         return Combined(self.affinity, known)
 
     def request(
-        self, container: Container, constraint: CpusetConstraint, key: str = "", **more: Any
+        self, container: Container, constraint: Constraint, key: str = "", **more: Any
     ) -> PlacementRequest:
         """What the policy is asked about a container; ``key``: as in ``pull``, ``more``: ``near`` and ``keep``."""
         return PlacementRequest(container, constraint, self.pull(container, key), **more)
@@ -517,7 +517,7 @@ class Ledger:
         for (kind, key), (_, _, before) in undo.items():
             if kind == "told":
                 self.tell(key, before)
-        self.refreshed = (0, NO_CPUS, frozenset(), frozenset())
+        self.reconciled = (0, NO_CPUS, frozenset(), frozenset())
         for record in [r for r in self.history if r.number > newest]:
             self._amend(record.id, outcome="undone: an error in cri-resmgr")
 
@@ -535,18 +535,18 @@ class Ledger:
             else:
                 self._unbook(key)
 
-    def keep_request(self, refreshed: Pools) -> None:
-        """A request was booked by the transition that ends now; ``refreshed``: as it was before."""
-        self._request = self.version, self.undo or {}, refreshed
+    def keep_request(self, reconciled: Pools) -> None:
+        """A request was booked by the transition that ends now; ``reconciled``: as it was before."""
+        self._request = self.version, self.undo or {}, reconciled
 
     def take_back_request(self, ticket_id: str) -> bool:
         """Have all as it was before a request was booked, if nothing has changed since; else False, and nothing is done."""
-        version, undo, refreshed = self._request
+        version, undo, reconciled = self._request
         if version != self.version or ("ticket", ticket_id) not in undo:
             return False
         changed_s = dict(self.node.changed_s)
         self._as_before(undo)
-        self.node.changed_s, self.refreshed = changed_s, refreshed
+        self.node.changed_s, self.reconciled = changed_s, reconciled
         return True
 
     def _note(self, kind: str, key: str, value: JournalValue) -> None:
@@ -574,7 +574,7 @@ class Ledger:
         self,
         operation: str,
         container_id: str,
-        grant: Grant,
+        grant: ContainerRecord,
         now_s: float,
         move: Optional[MoveEffect] = None,
     ) -> None:
@@ -674,25 +674,25 @@ _What = tuple[str, str, frozenset[int], frozenset[int], str, str]
 ABOUT_NONE = ("restore", "rehost")
 
 
-def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
+def note_changes(state: State, transition: str, newest: int) -> None:
     """Enter what a transition that has come to its end has changed; ``newest``: the last entry before it."""
-    made = [] if transition in ABOUT_NONE else _made_since(ledger, newest)
+    made = [] if transition in ABOUT_NONE else _made_since(state, newest)
     # An entry of their own says where these are.
     told = {record.id for record in made}
-    for key, record in ledger.amended.items():
-        if key in ledger.grants and ledger.grants[key].cpus == record.placement.cpus:
+    for key, record in state.amended.items():
+        if key in state.grants and state.grants[key].cpus == record.placement.cpus:
             told.add(key)
-    about: Optional[Grant] = None
+    about: Optional[ContainerRecord] = None
     #: Many share one set and lose the same of it: those are compared once.
-    alike: dict[tuple[object, ...], tuple[Grant, Grant, list[str]]] = {}
-    together = ledger.together
-    for (kind, key), (_, _, before) in (ledger.undo or {}).items():
+    alike: dict[tuple[object, ...], tuple[ContainerRecord, ContainerRecord, list[str]]] = {}
+    together = state.together
+    for (kind, key), (_, _, before) in (state.undo or {}).items():
         if kind != "grant":
             continue
         if (
             (moved := together.get(key)) is not None
             and moved[0] is before
-            and moved[1] is ledger.grants.get(key)
+            and moved[1] is state.grants.get(key)
         ):
             if key not in told:
                 place, is_held = before.placement, before.life is Life.HELD
@@ -700,12 +700,12 @@ def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
                 alike.setdefault(signs, (before, moved[1], []))[2].append(key)
             about = about or moved[1]
             continue
-        now = ledger.grants.get(key)
-        before = before or ledger.found.get(key)
+        now = state.grants.get(key)
+        before = before or state.found.get(key)
         # It begins with the container it is about.
         about = about or now or before
         if now is None:
-            ledger.changed.pop(key, None)
+            state.changed.pop(key, None)
         elif before is not None and before is not now and key not in told:
             alike[(key,)] = before, now, [key]
     found: dict[_What, list[str]] = {}
@@ -721,25 +721,25 @@ def note_changes(ledger: Ledger, transition: str, newest: int) -> None:
     changes = tuple(PlacementChange(*what, tuple(keys)) for what, keys in found.items())
     if made:
         cause = altered(made[0], changes=changes)
-        ledger.history[len(ledger.history) - len(made)] = cause
+        state.history[len(state.history) - len(made)] = cause
     else:
-        cause = _cause(ledger, transition, None if transition in ABOUT_NONE else about, changes)
-        ledger.history.append(cause)
-    ledger.note_record(cause)
+        cause = _cause(state, transition, None if transition in ABOUT_NONE else about, changes)
+        state.history.append(cause)
+    state.note_record(cause)
     for change in changes:
-        ledger.changed.update(dict.fromkeys(change.keys, (cause, change)))
+        state.changed.update(dict.fromkeys(change.keys, (cause, change)))
 
 
-def _made_since(ledger: Ledger, newest: int) -> list[DecisionRecord]:
+def _made_since(state: State, newest: int) -> list[DecisionRecord]:
     made: list[DecisionRecord] = []
-    for record in reversed(ledger.history):
+    for record in reversed(state.history):
         if record.number <= newest:
             break
         made.append(record)
     return made[::-1]
 
 
-def _operation(before: Grant, now: Grant) -> str:
+def _operation(before: ContainerRecord, now: ContainerRecord) -> str:
     """What has become of a container's place, as in ``PlacementChange``; "" = nothing."""
     if now.life is Life.HELD:
         return ""
@@ -757,13 +757,13 @@ def _operation(before: Grant, now: Grant) -> str:
 
 
 def _cause(
-    ledger: Ledger, transition: str, about: Optional[Grant], changes: tuple[PlacementChange, ...]
+    state: State, transition: str, about: Optional[ContainerRecord], changes: tuple[PlacementChange, ...]
 ) -> DecisionRecord:
     """An entry for a cause that has none of its own."""
-    number = ledger.newest_record + 1
+    number = state.newest_record + 1
     operation = CAUSES.get(transition, transition.replace("_", " "))
     if about is None:
-        return DecisionRecord(number, ledger.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
+        return DecisionRecord(number, state.now_s, operation, "", "", "", "", UNTOUCHED, "", "", changes)
     container = about.container
-    return DecisionRecord(number, ledger.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
+    return DecisionRecord(number, state.now_s, operation, container.path, container.pod.uid, about.key, about.stance.value,
                   about.placement, about.why, "", changes)  # fmt: skip

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, Optional
 
-from cri_proxy.engine.model import Begun, CpusetUpdate, Grant, Life, Stance, Told
-from cri_proxy.engine.state import Ledger
+from cri_proxy.engine.model import Begun, ContainerRecord, CpusetUpdate, Life, Management, Told
+from cri_proxy.engine.state import State
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
 
@@ -27,26 +27,26 @@ GIVEN_BACK = "its cpuset is not sized by usage any more"
 NO_ANSWER = "the runtime does not answer"
 
 
-def place_to_tell(grant: Grant) -> Optional[Placement]:
+def place_to_tell(grant: ContainerRecord) -> Optional[Placement]:
     """What a container should have; None where that is not ours to say: what it has stays, but for a quota it is owed."""
-    if grant.stance is Stance.PLACED:
+    if grant.stance is Management.PLACED:
         return grant.placement
-    if grant.stance is Stance.ADOPTED:
+    if grant.stance is Management.ADOPTED:
         return Placement(cpus=grant.runs_on)
-    if grant.stance is Stance.RELEASED:
+    if grant.stance is Management.RELEASED:
         mems = grant.runs_on_mems if grant.placement.mems else NO_CPUS
         return Placement(cpus=grant.runs_on, mems=mems)
     return None
 
 
-def _wanted(grant: Grant, told: Optional[Told], gives_back: bool) -> Optional[Placement]:
+def _wanted(grant: ContainerRecord, told: Optional[Told], gives_back: bool) -> Optional[Placement]:
     """The same where nothing but what gives back is sent (``gives_back``): mode observe, or off."""
-    if gives_back and grant.stance is not Stance.RELEASED and (told is None or told.cause != GIVEN_BACK):
+    if gives_back and grant.stance is not Management.RELEASED and (told is None or told.cause != GIVEN_BACK):
         return None
     return place_to_tell(grant)
 
 
-def told_by(grant: Grant, told: Optional[Told] = None, gives_back: bool = False) -> Told:
+def told_by(grant: ContainerRecord, told: Optional[Told] = None, gives_back: bool = False) -> Told:
     """What a container has that has what its record says; ``told``: what it had before, where that says more."""
     place = _wanted(grant, told, gives_back)
     if place is None:
@@ -59,7 +59,7 @@ def told_by(grant: Grant, told: Optional[Told] = None, gives_back: bool = False)
     )
 
 
-def update_of(grant: Grant, told: Told, gives_back: bool = False) -> Optional[CpusetUpdate]:
+def update_of(grant: ContainerRecord, told: Told, gives_back: bool = False) -> Optional[CpusetUpdate]:
     """What the runtime is to be told of a container; None = it has what it should have."""
     place, is_lifted = _wanted(grant, told, gives_back), grant.lifted
     is_there = place is None or (
@@ -72,7 +72,7 @@ def update_of(grant: Grant, told: Told, gives_back: bool = False) -> Optional[Cp
     give_back = grant.quota if told.is_lifted and not is_lifted else None
     if place is None and (give_back is None or gives_back):
         return None
-    place = UNTOUCHED if place is None or (is_there and grant.stance is not Stance.PLACED) else place
+    place = UNTOUCHED if place is None or (is_there and grant.stance is not Management.PLACED) else place
     has_cpus = told.cpus is not None and told.cpus == place.cpus
     # Where it runs is not known for sure: it is told first.
     is_known = told.cpus is not None and told.is_sure and told.cpus <= place.cpus
@@ -87,70 +87,70 @@ def update_of(grant: Grant, told: Told, gives_back: bool = False) -> Optional[Cp
 # ---------------------------------------------------------------------- what is still to be told
 
 
-def _living(ledger: Ledger, key: str) -> Optional[tuple[Grant, Told]]:
+def _living(state: State, key: str) -> Optional[tuple[ContainerRecord, Told]]:
     """The record of a container that can be told anything, and what it was told; None = there is none."""
-    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    grant, told = state.grants.get(key), state.told.get(key)
     return None if grant is None or told is None or grant.life not in LIVING else (grant, told)
 
 
-def lacking(ledger: Ledger, gives_back: bool = False) -> list[CpusetUpdate]:
+def lacking(state: State, gives_back: bool = False) -> list[CpusetUpdate]:
     """The updates that containers lack, in no order; those that are on their way, or what follows them, included."""
     found: list[CpusetUpdate] = []
-    for key in {*ledger.unsettled, *ledger.under_way}:
-        if (both := _living(ledger, key)) is None:
-            _forget(ledger, key)
+    for key in {*state.unsettled, *state.under_way}:
+        if (both := _living(state, key)) is None:
+            _forget(state, key)
             continue
         grant, told = both
-        begun = ledger.under_way.get(key)
+        begun = state.under_way.get(key)
         told = told if begun is None else begun.has
-        known = ledger.updates.get(key)
+        known = state.updates.get(key)
         if known is not None and known[0] is grant and known[1] is told and known[2] is gives_back:
             found.append(known[3])
             continue
         update = update_of(grant, told, gives_back)
         if update is not None:
-            ledger.updates[key] = grant, told, gives_back, update
+            state.updates[key] = grant, told, gives_back, update
             found.append(update)
         elif begun is not None:
             found.append(begun.update)
         elif not gives_back:
-            ledger.tell(key, told_by(grant, told))
-            _forget(ledger, key)
+            state.tell(key, told_by(grant, told))
+            _forget(state, key)
     return found
 
 
-def lacks(ledger: Ledger, key: str, gives_back: bool = False) -> bool:
+def lacks(state: State, key: str, gives_back: bool = False) -> bool:
     """Whether one container has not what it should."""
-    both = _living(ledger, key)
-    if both is None or key in ledger.under_way:
+    both = _living(state, key)
+    if both is None or key in state.under_way:
         return both is not None
-    return key in ledger.unsettled and update_of(*both, gives_back) is not None
+    return key in state.unsettled and update_of(*both, gives_back) is not None
 
 
-def any_lacks(ledger: Ledger, gives_back: bool = False, but: Container[str] = ()) -> bool:
+def any_lacks(state: State, gives_back: bool = False, but: Container[str] = ()) -> bool:
     """Whether any container lacks something but for some: most changes concern none but their own, which its request
     tells."""
-    for key in tuple(ledger.unsettled):
-        if key in but or key in ledger.under_way:
+    for key in tuple(state.unsettled):
+        if key in but or key in state.under_way:
             continue
-        if lacks(ledger, key, gives_back):
+        if lacks(state, key, gives_back):
             return True
         if not gives_back:
-            settle(ledger, key)
-            _forget(ledger, key)
+            settle(state, key)
+            _forget(state, key)
     return False
 
 
-def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
+def gaining(state: State, keys: Iterable[str]) -> list[str]:
     """Those of some containers that are to be told of CPUs that they gain, and lose none."""
-    grants, under_way = ledger.grants, ledger.under_way
+    grants, under_way = state.grants, state.under_way
     found = []
     for key in keys:
-        grant, told = grants.get(key), ledger.told.get(key)
+        grant, told = grants.get(key), state.told.get(key)
         if grant is None or told is None or grant.life not in LIVING:
             continue
         told = under_way[key].has if key in under_way else told
-        cpus = grant.placement.cpus if grant.stance is Stance.PLACED else grant.runs_on
+        cpus = grant.placement.cpus if grant.stance is Management.PLACED else grant.runs_on
         if told.cpus is None or not told.cpus <= cpus:  # most lose some
             continue
         update = update_of(grant, told)
@@ -159,155 +159,155 @@ def gaining(ledger: Ledger, keys: Iterable[str]) -> list[str]:
     return found
 
 
-def settle(ledger: Ledger, key: str) -> None:
+def settle(state: State, key: str) -> None:
     """A request has told a container what it has: where that is what it should have, no other cause counts any more."""
-    is_known = key in ledger.grants and key in ledger.told and key not in ledger.under_way
-    if is_known and not differs(ledger, key):
-        ledger.tell(key, told_by(ledger.grants[key], ledger.told[key]))
-        _forget(ledger, key)
+    is_known = key in state.grants and key in state.told and key not in state.under_way
+    if is_known and not differs(state, key):
+        state.tell(key, told_by(state.grants[key], state.told[key]))
+        _forget(state, key)
 
 
-def differs(ledger: Ledger, key: str) -> bool:
+def differs(state: State, key: str) -> bool:
     """Whether a container has not what it should, also one that is told nothing now: a request about it is on its way."""
-    grant, told = ledger.grants.get(key), ledger.told.get(key)
+    grant, told = state.grants.get(key), state.told.get(key)
     return grant is not None and told is not None and update_of(grant, told) is not None
 
 
-def _forget(ledger: Ledger, key: str) -> None:
-    ledger.unsettled.discard(key)
-    ledger.updates.pop(key, None)
+def _forget(state: State, key: str) -> None:
+    state.unsettled.discard(key)
+    state.updates.pop(key, None)
 
 
-def pending(ledger: Ledger, gives_back: bool = False) -> list[CpusetUpdate]:
+def pending(state: State, gives_back: bool = False) -> list[CpusetUpdate]:
     """The updates that may go out now, those that lose CPUs first.
 
     Not those of containers with one on its way; nor of one that only gains, as long as a request is on its way that it
     gains by, or that is about it; nor of one that gains CPUs which others own, or gains them for itself, as long as those
     are to leave them. A container whose update was refused is waited for no more.
     """
-    if not ledger.unsettled:
+    if not state.unsettled:
         return []
-    updates = [u for u in lacking(ledger, gives_back) if u.id not in ledger.under_way]
-    waiting, asked = _waiting(ledger)
+    updates = [u for u in lacking(state, gives_back) if u.id not in state.under_way]
+    waiting, asked = _waiting(state)
     free = [u for u in updates if u.id not in waiting or (u.shrink and u.id not in asked)]
-    leaving, owned = _left_behind(ledger, updates)
-    ready = [u for u in free if not _is_held(ledger, u, leaving, owned)] if leaving else free
+    leaving, owned = _left_behind(state, updates)
+    ready = [u for u in free if not _is_held(state, u, leaving, owned)] if leaving else free
     # Owners that wait for each other would wait for ever.
-    ready = ready if ready or ledger.under_way else free
+    ready = ready if ready or state.under_way else free
     return sorted(ready, key=lambda update: (not update.shrink, update.id))
 
 
-def _waiting(ledger: Ledger) -> tuple[set[str], set[str]]:
+def _waiting(state: State) -> tuple[set[str], set[str]]:
     """The containers that gain nothing before a request has ended: one about them, or one by which they gain.
 
     And those of which it is not known what they have until then: a resize and an update of ours have passed each other.
     """
-    targets = {ticket.target for ticket in ledger.tickets.values() if not ticket.in_doubt}
-    keys = {key for ticket in ledger.tickets.values() for key in ticket.waiting}
-    unsure = {key for key in targets if key in ledger.told and not ledger.told[key].is_sure}
+    targets = {ticket.target for ticket in state.tickets.values() if not ticket.in_doubt}
+    keys = {key for ticket in state.tickets.values() for key in ticket.waiting}
+    unsure = {key for key in targets if key in state.told and not state.told[key].is_sure}
     return keys | targets, unsure
 
 
-def _leavers(ledger: Ledger, keys: Iterable[str]) -> Iterator[tuple[str, frozenset[int], frozenset[int]]]:
+def _leavers(state: State, keys: Iterable[str]) -> Iterator[tuple[str, frozenset[int], frozenset[int]]]:
     """Those of some containers that may still be on CPUs which they are to leave, with those, and what of them they own."""
     for key in keys:
-        both = _living(ledger, key)
+        both = _living(state, key)
         place = None if both is None else place_to_tell(both[0])
         if both is None or place is None:
             continue
         told = both[1]
-        on = ledger.node.usable if told.cpus is None else told.cpus
-        begun = ledger.under_way.get(key)
+        on = state.node.usable if told.cpus is None else told.cpus
+        begun = state.under_way.get(key)
         if begun is not None and begun.has.cpus is not None:
             on = on | begun.has.cpus
         if left := on - place.cpus:
             yield key, left, told.owned - place.cpus
 
 
-def _left_behind(ledger: Ledger, updates: list[CpusetUpdate]) -> tuple[frozenset[int], frozenset[int]]:
+def _left_behind(state: State, updates: list[CpusetUpdate]) -> tuple[frozenset[int], frozenset[int]]:
     """The CPUs that containers are to leave, and those of them that they have owned."""
     left, owned = NO_CPUS, NO_CPUS
     seen: set[tuple[int, int, int]] = set()
     for update in updates:
-        told, cpus = ledger.told[update.id], update.placement.cpus
+        told, cpus = state.told[update.id], update.placement.cpus
         signs = id(told.cpus), id(cpus), id(told.owned)
         if not update.shrink or told.refused or signs in seen:  # many leave the same
             continue
         seen.add(signs)
-        left = left | ((ledger.node.usable if told.cpus is None else told.cpus) - cpus)
+        left = left | ((state.node.usable if told.cpus is None else told.cpus) - cpus)
         owned = owned | (told.owned - cpus)
-    for key, cpus, own in _leavers(ledger, ledger.under_way):
-        if not ledger.told[key].refused:
+    for key, cpus, own in _leavers(state, state.under_way):
+        if not state.told[key].refused:
             left, owned = left | cpus, owned | own
     return left, owned
 
 
-def _is_held(ledger: Ledger, update: CpusetUpdate, leaving: frozenset[int], owned: frozenset[int]) -> bool:
-    told = ledger.told[update.id].cpus
+def _is_held(state: State, update: CpusetUpdate, leaving: frozenset[int], owned: frozenset[int]) -> bool:
+    told = state.told[update.id].cpus
     gains = update.placement.cpus if told is None else update.placement.cpus - told
-    return not gains.isdisjoint(owned) or not (gains & ledger.grants[update.id].exclusive).isdisjoint(leaving)
+    return not gains.isdisjoint(owned) or not (gains & state.grants[update.id].exclusive).isdisjoint(leaving)
 
 
-def not_alone(ledger: Ledger, key: str, among: Optional[Iterable[str]] = None) -> tuple[str, ...]:
+def not_alone(state: State, key: str, among: Optional[Iterable[str]] = None) -> tuple[str, ...]:
     """The other containers that may still be on CPUs which a container owns, and are to leave them; ``among``: of these."""
-    grant = ledger.grants.get(key)
+    grant = state.grants.get(key)
     if grant is None or not grant.exclusive:
         return ()
-    others = {*ledger.unsettled, *ledger.under_way} if among is None else among
-    on = (other for other, left, _ in _leavers(ledger, others) if not left.isdisjoint(grant.exclusive))
+    others = {*state.unsettled, *state.under_way} if among is None else among
+    on = (other for other, left, _ in _leavers(state, others) if not left.isdisjoint(grant.exclusive))
     return tuple(sorted(other for other in on if other != key))
 
 
 # ---------------------------------------------------------------------- telling
 
 
-def begin(ledger: Ledger, key: str, gives_back: bool = False) -> Optional[CpusetUpdate]:
+def begin(state: State, key: str, gives_back: bool = False) -> Optional[CpusetUpdate]:
     """The update of a container, which goes out now; None = there is nothing to tell it, or one is on its way.
 
     ``took``, ``refused`` or ``unanswered`` must follow.
     """
-    both = _living(ledger, key)
-    if both is None or key in ledger.under_way:
+    both = _living(state, key)
+    if both is None or key in state.under_way:
         return None
     grant, told = both
     update = update_of(grant, told, gives_back)
     if update is not None:
-        ledger.under_way[key] = Begun(update, told, told_by(grant, told, gives_back))
+        state.under_way[key] = Begun(update, told, told_by(grant, told, gives_back))
     return update
 
 
-def took(ledger: Ledger, key: str) -> None:
+def took(state: State, key: str) -> None:
     """The runtime has taken the update of a container, or there is no such container any more."""
-    begun, now = ledger.under_way.pop(key, None), ledger.told.get(key)
+    begun, now = state.under_way.pop(key, None), state.told.get(key)
     if begun is None or now is None:
         return
     has = begun.has
     if now is not begun.had:  # a request, or a look, came between: which of them was the last is not known
         has = _either(now, has)
-    elif any(ticket.target == key and not ticket.in_doubt for ticket in ledger.tickets.values()):
+    elif any(ticket.target == key and not ticket.in_doubt for ticket in state.tickets.values()):
         has = has._replace(is_sure=False)
-    ledger.tell(key, has)
+    state.tell(key, has)
 
 
-def refused(ledger: Ledger, key: str, error: str) -> None:
+def refused(state: State, key: str, error: str) -> None:
     """The runtime has refused the update of a container: it has what it had."""
-    begun, now = ledger.under_way.pop(key, None), ledger.told.get(key)
+    begun, now = state.under_way.pop(key, None), state.told.get(key)
     if begun is not None and now is not None:
-        ledger.tell(key, now._replace(refused=error or "refused"))
+        state.tell(key, now._replace(refused=error or "refused"))
 
 
-def unanswered(ledger: Ledger, key: str) -> None:
+def unanswered(state: State, key: str) -> None:
     """Whether the runtime has taken the update of a container is not known: it has what it had, or that."""
-    begun, now = ledger.under_way.pop(key, None), ledger.told.get(key)
+    begun, now = state.under_way.pop(key, None), state.told.get(key)
     if begun is not None and now is not None:
         refusal = "" if now.is_sure else NO_ANSWER
-        ledger.tell(key, _either(now, begun.has)._replace(refused=refusal))
+        state.tell(key, _either(now, begun.has)._replace(refused=refusal))
 
 
-def saw(ledger: Ledger, container_id: str, **seen: Any) -> None:
+def saw(state: State, container_id: str, **seen: Any) -> None:
     """A container was seen to have this (fields of ``Told``); what it lacks by that it is told."""
-    if (before := ledger.told.get(container_id)) is not None:
-        ledger.tell(container_id, before._replace(**seen))
+    if (before := state.told.get(container_id)) is not None:
+        state.tell(container_id, before._replace(**seen))
 
 
 def _either(one: Told, other: Told) -> Told:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.model import Admission, Grant, Life, Stance, Ticket, TicketKind, Told
+from cri_proxy.engine.model import Admission, ContainerRecord, Life, Management, Ticket, TicketKind, Told
 from cri_proxy.engine.moves import with_peers
 from cri_proxy.engine.place import calls_for_a_place, decide, opted_out, predecessors, resized, stance_of
 from cri_proxy.engine.reconcile import (
@@ -17,22 +17,22 @@ from cri_proxy.engine.reconcile import (
     inside,
     own_together,
     placed,
-    put_and_recompute,
+    put_and_reconcile,
     put_placement,
-    refresh,
+    reconcile,
     share_out_pod,
     tidy_up,
     without_past,
 )
-from cri_proxy.engine.state import Ledger
+from cri_proxy.engine.state import State
 from cri_proxy.engine.told import differs, gaining, settle
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,
     UNTOUCHED,
     BudgetSpent,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementRefused,
@@ -48,41 +48,41 @@ CHANGED_PAST_US = "resized past us"
 
 
 def admit(
-    ledger: Ledger, container: Container, fence: CpusetConstraint, now_s: float, enforce: bool = True
+    state: State, container: Container, fence: Constraint, now_s: float, enforce: bool = True
 ) -> Admission:
     """Reserve a place for a container that is about to be created: ``Engine.admit``."""
-    fence = ledger.host.bounded(fence, container.pod.cgroup_parent)
-    stance, reason = stance_of(ledger, container, fence, now_s)
+    fence = state.host.bounded(fence, container.pod.cgroup_parent)
+    stance, reason = stance_of(state, container, fence, now_s)
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
-    replaced = predecessors(ledger, container)
+    replaced = predecessors(state, container)
     keys = {g.key for g in replaced}
     # Should they come back: no call waits for them any more, so ``resync`` must find out.
-    replaced_tickets = tuple(replace(t, in_doubt=True) for t in ledger.tickets.values() if t.key in keys)
-    if (pod := without_past(ledger, container, replaced)) is not container.pod:
+    replaced_tickets = tuple(replace(t, in_doubt=True) for t in state.tickets.values() if t.key in keys)
+    if (pod := without_past(state, container, replaced)) is not container.pod:
         container = replace(container, pod=pod)
-    ledger.set_aside(replaced, replaced_tickets)
-    container = _among_its_pod(ledger, container)
+    state.set_aside(replaced, replaced_tickets)
+    container = _among_its_pod(state, container)
     # 2. Decide.
-    given_up: tuple[Grant, ...] = ()
-    if stance is Stance.PLACED:
-        decision, given_up = decide(ledger, container, fence, replaced)
+    given_up: tuple[ContainerRecord, ...] = ()
+    if stance is Management.PLACED:
+        decision, given_up = decide(state, container, fence, replaced)
         if not decision.placement.cpus:
-            stance = Stance.UNTOUCHED
+            stance = Management.UNTOUCHED
     else:
         decision = Decision(UNTOUCHED, reason)
     # 3. Book it under the ticket, and the containers that make room for it where they go.
     runs_on = runs_on_mems = NO_CPUS
-    if stance is Stance.PLACED and not enforce:
-        stance = Stance.OBSERVED
-    if stance is not Stance.PLACED:
+    if stance is Management.PLACED and not enforce:
+        stance = Management.OBSERVED
+    if stance is not Management.PLACED:
         decision = replace(decision, others={})  # no container makes room for what is not sent
-        allowed = fence.asked if stance is Stance.KUBELET else fence
+        allowed = fence.asked if stance is Management.KUBELET else fence
         runs_on, runs_on_mems = (
-            allowed.cpus or ledger.host.parent_cpus or ledger.host.usable,
+            allowed.cpus or state.host.parent_cpus or state.host.usable,
             allowed.mems or NO_CPUS,
         )
-    key = ledger.next_ticket()
-    grant = Grant(
+    key = state.next_ticket()
+    grant = ContainerRecord(
         key,
         container,
         decision.placement,
@@ -93,63 +93,63 @@ def admit(
         since_s=now_s,
         why=decision.why,
     )
-    sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    sent = decision.placement if stance is Management.PLACED else UNTOUCHED
     aside = replaced + given_up
     ticket = Ticket(key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets)
-    _book(ledger, grant, ticket, decision)
+    _book(state, grant, ticket, decision)
     return Admission(key, decision, stance, sent)
 
 
-def _among_its_pod(ledger: Ledger, container: Container) -> Container:
+def _among_its_pod(state: State, container: Container) -> Container:
     """A container as it is charged in its pod, in which the others are charged with it from now on.
 
     What others own together and do not need with it, they have given back.
     """
-    shared = share_out_pod(ledger, container.pod.id, container) or container
-    if own_together(ledger, container.pod.id):
-        tidy_up(ledger)
+    shared = share_out_pod(state, container.pod.id, container) or container
+    if own_together(state, container.pod.id):
+        tidy_up(state)
     return shared
 
 
-def _book(ledger: Ledger, pending: Grant, ticket: Ticket, decision: Decision) -> None:
+def _book(state: State, pending: ContainerRecord, ticket: Ticket, decision: Decision) -> None:
     """Enter a request that is about to be sent. The containers that grow by it wait for its end."""
-    ledger.put(pending)
-    moved = give_places(ledger, decision, pending.container)
-    ledger.put_ticket(altered(ticket, moved=moved) if moved else ticket)
-    ledger.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
-    refresh(ledger)
+    state.put(pending)
+    moved = give_places(state, decision, pending.container)
+    state.put_ticket(altered(ticket, moved=moved) if moved else ticket)
+    state.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
+    reconcile(state)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
-    ledger.unsettled.discard(ticket.target)
-    wait_already = {key for other in ledger.tickets.values() for key in other.waiting}
-    waiting = [key for key in gaining(ledger, ledger.changed_grants()) if key not in wait_already]
+    state.unsettled.discard(ticket.target)
+    wait_already = {key for other in state.tickets.values() for key in other.waiting}
+    waiting = [key for key in gaining(state, state.changed_grants()) if key not in wait_already]
     if waiting:
-        ledger.put_ticket(altered(ledger.tickets[ticket.id], waiting=tuple(sorted(waiting))))
+        state.put_ticket(altered(state.tickets[ticket.id], waiting=tuple(sorted(waiting))))
 
 
-def bind(ledger: Ledger, ticket_id: str, container_id: str, now_s: float) -> None:
+def bind(state: State, ticket_id: str, container_id: str, now_s: float) -> None:
     """The runtime has created the container: what it was told is what the request carried."""
-    ticket = ledger.tickets.get(ticket_id)
+    ticket = state.tickets.get(ticket_id)
     if ticket is None:
         return
-    ledger.drop_ticket(ticket_id)
-    pending = ledger.grants[ticket.key]
-    ledger.drop(ticket.key)
-    if container_id in ledger.grants:
-        ledger.drop(container_id)
+    state.drop_ticket(ticket_id)
+    pending = state.grants[ticket.key]
+    state.drop(ticket.key)
+    if container_id in state.grants:
+        state.drop(container_id)
     if not ticket.in_doubt:
-        ledger.longest_create_s = max(ledger.longest_create_s, now_s - ticket.since_s)
+        state.longest_create_s = max(state.longest_create_s, now_s - ticket.since_s)
     bound = altered(pending, key=container_id, life=Life.CREATED, since_s=now_s)
     if (
-        pending.stance is Stance.UNTOUCHED and ticket.sent.cpus
+        pending.stance is Management.UNTOUCHED and ticket.sent.cpus
     ):  # its place has gone meanwhile; it runs there all the same
         bound = replace(bound, runs_on=ticket.sent.cpus)
-    ledger.put(bound)
-    ledger.rename(ticket_id, container_id)
+    state.put(bound)
+    state.rename(ticket_id, container_id)
     # One that was not given a place runs where its record says; unless that says otherwise by now.
-    runs_on = None if bound.stance is Stance.PLACED else bound.runs_on
-    ledger.tell(container_id, _told(ticket, "changed while the container was being created") or Told(runs_on))
-    refresh(ledger)
-    settle(ledger, container_id)
+    runs_on = None if bound.stance is Management.PLACED else bound.runs_on
+    state.tell(container_id, _told(ticket, "changed while the container was being created") or Told(runs_on))
+    reconcile(state)
+    settle(state, container_id)
 
 
 def _told(ticket: Ticket, cause: str, mems: frozenset[int] = NO_CPUS) -> Optional[Told]:
@@ -163,71 +163,71 @@ def _told(ticket: Ticket, cause: str, mems: frozenset[int] = NO_CPUS) -> Optiona
     )
 
 
-def cancel(ledger: Ledger, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> None:
+def cancel(state: State, ticket_id: str, now_s: float, reason: str = "refused by the runtime") -> None:
     """The runtime has said no, or nothing was sent: as if it had never been asked for."""
-    ticket = ledger.tickets.get(ticket_id)
+    ticket = state.tickets.get(ticket_id)
     if ticket is None:
         return
-    ledger.unsettled.add(ticket.target)  # it was not told by the request
-    if ledger.take_back_request(ticket_id):
+    state.unsettled.add(ticket.target)  # it was not told by the request
+    if state.take_back_request(ticket_id):
         # No call waits for those that come back: the runtime tells whether it has made them.
         for replaced in ticket.replaced_tickets:
-            ledger.put_ticket(replaced)
-        ledger.outcome(ticket.target or ticket_id, reason)
+            state.put_ticket(replaced)
+        state.outcome(ticket.target or ticket_id, reason)
         return
-    ledger.drop_ticket(ticket_id)
-    ledger.drop(ticket.key)
-    ledger.put_back(ticket.replaces, ticket.replaced_tickets)
-    ledger.outcome(ticket.target or ticket_id, reason)
+    state.drop_ticket(ticket_id)
+    state.drop(ticket.key)
+    state.put_back(ticket.replaces, ticket.replaced_tickets)
+    state.outcome(ticket.target or ticket_id, reason)
     # A container that made room goes back, unless something else has happened to it since, or its place is taken.
     for key, before, given in ticket.moved:
-        grant = ledger.grants.get(key)
-        if grant is not None and grant.placement == given and _is_free(ledger, before, grant):
-            put_placement(ledger, key, before, "back: the container it made room for was not created")
+        grant = state.grants.get(key)
+        if grant is not None and grant.placement == given and _is_free(state, before, grant):
+            put_placement(state, key, before, "back: the container it made room for was not created")
     # What was set aside has not followed the changes since.
-    refresh(ledger, force=bool(ticket.replaces))
+    reconcile(state, force=bool(ticket.replaces))
 
 
-def _is_free(ledger: Ledger, place: Placement, grant: Grant) -> bool:
+def _is_free(state: State, place: Placement, grant: ContainerRecord) -> bool:
     """Whether a place can be had again: neither others own what it owned, nor what it shared."""
-    with ledger.without([grant.key]):
-        is_free = place.exclusive.isdisjoint(ledger.node.exclusive - ledger.of_group(place.group))
-        return is_free and effective(ledger, place, grant.fence) >= place.cpus & ledger.node.usable
+    with state.without([grant.key]):
+        is_free = place.exclusive.isdisjoint(state.node.exclusive - state.of_group(place.group))
+        return is_free and effective(state, place, grant.fence) >= place.cpus & state.node.usable
 
 
-def doubt(ledger: Ledger, ticket_id: str) -> None:
+def doubt(state: State, ticket_id: str) -> None:
     """Whether the container exists is not known: it keeps its CPUs until ``resync`` finds out. No other waits for it."""
-    ticket = ledger.tickets.get(ticket_id)
+    ticket = state.tickets.get(ticket_id)
     if ticket is not None:
-        ledger.put_ticket(replace(ticket, in_doubt=True, waiting=()))
-        ledger.outcome(ticket.target or ticket_id, "in doubt")
-        ledger.unsettled.discard(ticket.target)  # a look at what it has comes first
+        state.put_ticket(replace(ticket, in_doubt=True, waiting=()))
+        state.outcome(ticket.target or ticket_id, "in doubt")
+        state.unsettled.discard(ticket.target)  # a look at what it has comes first
 
 
 def resize(
-    ledger: Ledger, container_id: str, resources: Resources, fence: CpusetConstraint, now_s: float
+    state: State, container_id: str, resources: Resources, fence: Constraint, now_s: float
 ) -> Optional[Admission]:
     """Reserve the place a container gets with new resources; its old one stays reserved until ``commit``.
 
     ``fence``: a cpuset in the request is the new fence. None if the container is not known.
     """
-    old = ledger.grants.get(container_id)
+    old = state.grants.get(container_id)
     if old is None or old.life is Life.CREATING:
         return None
     # 1. Set aside what this one supersedes. Should they come back, the runtime tells whether it has made them.
-    open_ones = tuple(t for t in ledger.tickets.values() if t.target == container_id)
-    superseded = tuple(ledger.grants[t.key] for t in open_ones)
+    open_ones = tuple(t for t in state.tickets.values() if t.target == container_id)
+    superseded = tuple(state.grants[t.key] for t in open_ones)
     open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
-    ledger.set_aside(superseded, open_ones)
+    state.set_aside(superseded, open_ones)
     # 2. Decide, and book it under a ticket.
     was = old.fence.asked
-    new_fence = ledger.host.bounded(
-        CpusetConstraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
+    new_fence = state.host.bounded(
+        Constraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
     )
-    container = _among_its_pod(ledger, with_told(old.container, resources))
-    old = ledger.grants[container_id]
-    key = ledger.next_ticket()
-    decision, stance, runs_on = resized(ledger, old, container, new_fence, fence)
+    container = _among_its_pod(state, with_told(old.container, resources))
+    old = state.grants[container_id]
+    key = state.next_ticket()
+    decision, stance, runs_on = resized(state, old, container, new_fence, fence)
     pending = replace(
         old,
         key=key,
@@ -241,29 +241,29 @@ def resize(
         why=decision.why,
         is_outgrown=False,
     )
-    sent = decision.placement if stance is Stance.PLACED else UNTOUCHED
+    sent = decision.placement if stance is Management.PLACED else UNTOUCHED
     ticket = Ticket(key, TicketKind.RESIZE, key, now_s, container_id, sent, False, superseded, open_ones,
                     found=old.stance)  # fmt: skip
-    _book(ledger, pending, ticket, decision)
-    told = ledger.told.get(container_id)
+    _book(state, pending, ticket, decision)
+    told = state.told.get(container_id)
     has_no_quota = old.lifted if told is None else told.is_lifted
     return Admission(
         key, decision, stance, sent, pending.quota if has_no_quota and not pending.lifted else None
     )
 
 
-def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
+def commit(state: State, ticket_id: str, now_s: float) -> None:
     """The runtime has accepted a resize: the new place replaces the old one."""
-    ticket = ledger.tickets.get(ticket_id)
+    ticket = state.tickets.get(ticket_id)
     if ticket is None:
         return
-    was = ledger.grants.get(ticket.target)
-    is_untold = was is not None and was.stance is Stance.RELEASED and differs(ledger, was.key)
-    _commit(ledger, ticket)
-    grant, told = ledger.grants.get(ticket.target), ledger.told.get(ticket.target)
+    was = state.grants.get(ticket.target)
+    is_untold = was is not None and was.stance is Management.RELEASED and differs(state, was.key)
+    _commit(state, ticket)
+    grant, told = state.grants.get(ticket.target), state.told.get(ticket.target)
     if grant is not None and told is not None:
         # One that was placed meanwhile: the request may have undone that.
-        runs_on = None if grant.stance is Stance.PLACED else grant.runs_on
+        runs_on = None if grant.stance is Management.PLACED else grant.runs_on
         cause = "changed while the container was being resized"
         # One that was not placed by it has its quota back by it, if that was away.
         is_lifted = told.is_lifted and grant.lifted
@@ -272,23 +272,26 @@ def commit(ledger: Ledger, ticket_id: str, now_s: float) -> None:
             return  # the request has said nothing of where it is to be released to
         now = now or Told(runs_on, told.mems, is_lifted, cause=cause)
         # An update of ours that was on its way meanwhile may have got there after it.
-        is_sure = told.is_sure and ticket.target not in ledger.under_way
-        ledger.tell(grant.key, now._replace(is_sure=is_sure))
-        settle(ledger, grant.key)
+        is_sure = told.is_sure and ticket.target not in state.under_way
+        state.tell(grant.key, now._replace(is_sure=is_sure))
+        settle(state, grant.key)
 
 
-def _commit(ledger: Ledger, ticket: Ticket) -> None:
+def _commit(state: State, ticket: Ticket) -> None:
     """A resize has been made: the new place replaces the old one."""
-    ledger.drop_ticket(ticket.id)
-    pending = ledger.grants[ticket.key]
-    ledger.drop(ticket.key)
-    old = ledger.grants.get(ticket.target)
+    state.drop_ticket(ticket.id)
+    pending = state.grants[ticket.key]
+    state.drop(ticket.key)
+    old = state.grants.get(ticket.target)
     if old is None:  # it was removed meanwhile
-        refresh(ledger)
+        reconcile(state)
         return
     bound = replace(old, container=pending.container, fence=pending.fence)
     # What was released, given up as foreign or taken under management while the request was on its way stays so.
-    is_new = pending.stance is not ticket.found and old.stance not in (Stance.RELEASED, Stance.FOREIGN)
+    is_new = pending.stance is not ticket.found and old.stance not in (
+        Management.RELEASED,
+        Management.FOREIGN,
+    )
     if is_new or old.stance is ticket.found:
         bound = replace(
             bound,
@@ -299,48 +302,48 @@ def _commit(ledger: Ledger, ticket: Ticket) -> None:
             why=pending.why,
             is_outgrown=False,
         )
-        ledger.put(bound)
-        refresh(ledger)
+        state.put(bound)
+        reconcile(state)
     else:
         # Its fence may be another one now.
-        put_and_recompute(ledger, replace(bound, placement=inside(bound.fence, bound.placement)))
-    ledger.outcome(ticket.target, "resized")
+        put_and_reconcile(state, replace(bound, placement=inside(bound.fence, bound.placement)))
+    state.outcome(ticket.target, "resized")
 
 
 def follow_resources(
-    ledger: Ledger, container_id: str, resources: Resources, now_s: float, enforce: bool = True
+    state: State, container_id: str, resources: Resources, now_s: float, enforce: bool = True
 ) -> None:
     """The runtime has given a container other resources without our knowing: place it by them, as by a resize.
 
     ``enforce`` False: they are known, and its place is chosen the next time this is called with True. What the
     policy refuses stays where it is.
     """
-    old = ledger.grants.get(container_id)
+    old = state.grants.get(container_id)
     if old is None or old.life in (Life.CREATING, Life.HELD):
         return
-    if any(ticket.target == container_id for ticket in ledger.tickets.values()):
+    if any(ticket.target == container_id for ticket in state.tickets.values()):
         return  # its end tells
     # 1. Nothing can be sent, or the policy will not: known, counted, and where it was.
     if not enforce:
         container = with_told(old.container, resources)
         is_outgrown = old.is_outgrown or calls_for_a_place(old, container)
         why = "its resources were changed past us; where it runs is left as it is"
-        _take_over(ledger, old, resources, now_s, why, is_outgrown)
+        _take_over(state, old, resources, now_s, why, is_outgrown)
         return
     try:
-        admission = resize(ledger, container_id, resources, NO_CONSTRAINT, now_s)
+        admission = resize(state, container_id, resources, NO_CONSTRAINT, now_s)
     except (PlacementRefused, BudgetSpent) as refusal:
         why = f"its resources were changed past us, and it stays where it is: {refusal}"
-        _take_over(ledger, old, resources, now_s, why, is_outgrown=False)
+        _take_over(state, old, resources, now_s, why, is_outgrown=False)
         return
     assert admission is not None
     # 2. The runtime has made it: what remains to be told is its place.
-    _commit(ledger, ledger.tickets[admission.ticket])
-    ledger.outcome(container_id, CHANGED_PAST_US)
+    _commit(state, state.tickets[admission.ticket])
+    state.outcome(container_id, CHANGED_PAST_US)
 
 
 def resize_pod(
-    ledger: Ledger,
+    state: State,
     sandbox_id: str,
     size: Optional[PodSize],
     memory_limit_bytes: int,
@@ -351,138 +354,145 @@ def resize_pod(
 
     Its containers without resources of their own are placed by it, as by a resize; ``enforce`` False: the next time.
     """
-    pod = ledger.pods.get(sandbox_id)
+    pod = state.pods.get(sandbox_id)
     if pod is None:
         return
     # 1. The pod has it, and its containers are charged what follows.
     now = replace(pod, size=size or pod.size, memory_limit_bytes=memory_limit_bytes or pod.memory_limit_bytes)
     if now == pod:
         return
-    before = {key: ledger.grants[key] for key in sorted(ledger.sandboxes.get(sandbox_id, ()))}
-    ledger.put_pod(now)
-    share_out_pod(ledger, sandbox_id)
+    before = {key: state.grants[key] for key in sorted(state.sandboxes.get(sandbox_id, ()))}
+    state.put_pod(now)
+    share_out_pod(state, sandbox_id)
     # 2. Those that want more or less by it are placed anew; what they own together is the policy's to tell.
     for key, old in before.items():
-        grant = ledger.grants[key]
+        grant = state.grants[key]
         is_shared = grant.container.pod_share is not None or old.container.pod_share is not None
         if not is_shared or grant.life not in (Life.CREATED, Life.RUNNING) or grant.placement.group:
             continue
-        is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED)
+        is_ours = grant.stance in (Management.PLACED, Management.ADOPTED)
         if is_ours and wanted_milli(old.container) != wanted_milli(grant.container):
-            _place_in_resized_pod(ledger, old, now_s, enforce)
-    refresh(ledger)
+            _place_in_resized_pod(state, old, now_s, enforce)
+    reconcile(state)
 
 
-def _place_in_resized_pod(ledger: Ledger, old: Grant, now_s: float, enforce: bool) -> None:
+def _place_in_resized_pod(state: State, old: ContainerRecord, now_s: float, enforce: bool) -> None:
     """Place one container by its pod's new size; what the policy refuses stays where it is."""
-    grant = ledger.grants[old.key]
-    if not enforce or any(ticket.target == old.key for ticket in ledger.tickets.values()):
-        ledger.put(replace(grant, is_outgrown=True))
+    grant = state.grants[old.key]
+    if not enforce or any(ticket.target == old.key for ticket in state.tickets.values()):
+        state.put(replace(grant, is_outgrown=True))
         return
     try:
-        decision, stance, runs_on = resized(ledger, old, grant.container, old.fence, NO_CONSTRAINT)
+        decision, stance, runs_on = resized(state, old, grant.container, old.fence, NO_CONSTRAINT)
     except (PlacementRefused, BudgetSpent) as refusal:
-        ledger.put(replace(grant, why=f"its pod was resized, and it stays where it is: {refusal}"))
+        state.put(replace(grant, why=f"its pod was resized, and it stays where it is: {refusal}"))
         return
     displaced = old.displaced if decision.placement.home == old.placement.home else None
     now = replace(
         grant, placement=decision.placement, stance=stance, runs_on=runs_on, displaced=displaced,
         why=decision.why, is_outgrown=False,
     )  # fmt: skip
-    ledger.put(now)
-    give_places(ledger, decision, now.container)
-    ledger.record(TicketKind.RESIZE.value, old.key, ledger.grants[old.key], now_s)
-    ledger.outcome(old.key, "its pod was resized")
+    state.put(now)
+    give_places(state, decision, now.container)
+    state.record(TicketKind.RESIZE.value, old.key, state.grants[old.key], now_s)
+    state.outcome(old.key, "its pod was resized")
 
 
 def _take_over(
-    ledger: Ledger, old: Grant, resources: Resources, now_s: float, why: str, is_outgrown: bool
+    state: State, old: ContainerRecord, resources: Resources, now_s: float, why: str, is_outgrown: bool
 ) -> None:
     """Take over a container's resources, and leave it where it is."""
     container = with_told(old.container, resources)
     now = replace(old, container=container, is_outgrown=is_outgrown)
-    ledger.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
-    ledger.outcome(old.key, CHANGED_PAST_US)
-    put_and_recompute(ledger, now)
+    state.record(TicketKind.RESIZE.value, old.key, replace(now, why=why), now_s)
+    state.outcome(old.key, CHANGED_PAST_US)
+    put_and_reconcile(state, now)
 
 
 # ---------------------------------------------------------------------- by command
 
 
-def release(ledger: Ledger, container_id: str) -> None:
+def release(state: State, container_id: str) -> None:
     """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
-    grant = ledger.grants.get(container_id)
-    if grant is None or grant.life is Life.CREATING or grant.stance is Stance.KUBELET:
+    grant = state.grants.get(container_id)
+    if grant is None or grant.life is Life.CREATING or grant.stance is Management.KUBELET:
         return
-    is_on_its_way = grant.stance is Stance.RELEASED and grant.runs_on == _unmanaged_place(ledger, grant)[0]
-    if is_on_its_way and differs(ledger, container_id):
+    is_on_its_way = grant.stance is Management.RELEASED and grant.runs_on == _unmanaged_place(state, grant)[0]
+    if is_on_its_way and differs(state, container_id):
         return  # it is still to be told
     # Of one that was found foreign, or is released again since the runtime had failed, it may still be away;
     # and of one whose record was lost it is not known.
-    was_lifted = grant.placement.lift_quota and grant.stance is not Stance.OBSERVED
-    was_lifted = was_lifted or grant.stance is Stance.ADOPTED or grant.quota_taken
+    was_lifted = grant.placement.lift_quota and grant.stance is not Management.OBSERVED
+    was_lifted = was_lifted or grant.stance is Management.ADOPTED or grant.quota_taken
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
-    is_ours = grant.stance in (Stance.PLACED, Stance.ADOPTED, Stance.OBSERVED)
+    is_ours = grant.stance in (Management.PLACED, Management.ADOPTED, Management.OBSERVED)
     # What it has may be another one than it was told: it is told, whatever that is.
     told = Told(None, is_lifted=give_back is not None, cause="released")
-    if not is_ours and not _keeps_its_place(ledger, grant):
-        ledger.put(replace(grant, stance=Stance.RELEASED, displaced=None, why="released by command"))
-        ledger.tell(container_id, told._replace(cpus=grant.runs_on, mems=grant.runs_on_mems))
+    if not is_ours and not _keeps_its_place(state, grant):
+        state.put(replace(grant, stance=Management.RELEASED, displaced=None, why="released by command"))
+        state.tell(container_id, told._replace(cpus=grant.runs_on, mems=grant.runs_on_mems))
         return
-    cpus, mems = _unmanaged_place(ledger, grant)
+    cpus, mems = _unmanaged_place(state, grant)
     # What it may be found with, if the runtime fails.
     placement = replace(grant.placement, cpus=grant.cpus, lift_quota=was_lifted)
     now = replace(
-        grant, stance=Stance.RELEASED, placement=placement, runs_on=cpus, runs_on_mems=mems, displaced=None
+        grant,
+        stance=Management.RELEASED,
+        placement=placement,
+        runs_on=cpus,
+        runs_on_mems=mems,
+        displaced=None,
     )
-    ledger.put(replace(now, why="released by command"))
-    is_told = grant.stance is not Stance.OBSERVED and grant.life is not Life.HELD
-    ledger.tell(container_id, told if is_told else told._replace(cpus=cpus, mems=mems, is_lifted=False))
+    state.put(replace(now, why="released by command"))
+    is_told = grant.stance is not Management.OBSERVED and grant.life is not Life.HELD
+    state.tell(container_id, told if is_told else told._replace(cpus=cpus, mems=mems, is_lifted=False))
 
 
-def _keeps_its_place(ledger: Ledger, grant: Grant) -> bool:
+def _keeps_its_place(state: State, grant: ContainerRecord) -> bool:
     """Whether a released container was found where it was before: the runtime has not taken the update."""
-    online = ledger.host.topology.online
+    online = state.host.topology.online
     is_there = grant.runs_on & online == grant.placement.cpus & online
     return (
-        grant.stance is Stance.RELEASED and is_there and grant.runs_on != _unmanaged_place(ledger, grant)[0]
+        grant.stance is Management.RELEASED
+        and is_there
+        and grant.runs_on != _unmanaged_place(state, grant)[0]
     )
 
 
-def _unmanaged_place(ledger: Ledger, grant: Grant) -> tuple[frozenset[int], frozenset[int]]:
+def _unmanaged_place(state: State, grant: ContainerRecord) -> tuple[frozenset[int], frozenset[int]]:
     return (
-        grant.fence.cpus or ledger.host.parent_cpus or ledger.host.usable,
-        grant.fence.mems or ledger.host.mems,
+        grant.fence.cpus or state.host.parent_cpus or state.host.usable,
+        grant.fence.mems or state.host.mems,
     )
 
 
-def is_adoptable(ledger: Ledger, grant: Grant) -> bool:
+def is_adoptable(state: State, grant: ContainerRecord) -> bool:
     """Whether a container is left alone for no reason of its own: it was released, ran before us or under ``observe``."""
-    is_left = grant.stance in (Stance.RELEASED, Stance.ADOPTED, Stance.OBSERVED)
-    return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(ledger, grant.container)
+    is_left = grant.stance in (Management.RELEASED, Management.ADOPTED, Management.OBSERVED)
+    return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(state, grant.container)
 
 
-def manage(ledger: Ledger, container_id: str) -> bool:
+def manage(state: State, container_id: str) -> bool:
     """Place a container that is not managed; False if it is unknown or cannot be placed.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """
-    grant = ledger.grants.get(container_id)
+    grant = state.grants.get(container_id)
     if grant is None or grant.life not in (Life.CREATED, Life.RUNNING):
         return False
-    if grant.stance in (Stance.PLACED, Stance.KUBELET):
+    if grant.stance in (Management.PLACED, Management.KUBELET):
         return False
     grant = replace(grant, container=altered(grant.container, milli_size=None))
-    with ledger.without([container_id]):
-        decision = ledger.place(ledger.request(grant.container, grant.fence, container_id))
-        decision = with_peers(ledger, grant.container, decision, container_id)
+    with state.without([container_id]):
+        decision = state.place(state.request(grant.container, grant.fence, container_id))
+        decision = with_peers(state, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return False
     managed = placed(grant, decision.placement, decision.why)
-    ledger.put(managed)
-    give_places(ledger, decision, grant.container)
-    ledger.record("adopt", container_id, managed, grant.since_s)
-    refresh(ledger)
-    told = ledger.told.get(container_id, Told(None))
-    ledger.tell(container_id, told._replace(cpus=None, cause="taken under management by command"))
+    state.put(managed)
+    give_places(state, decision, grant.container)
+    state.record("adopt", container_id, managed, grant.since_s)
+    reconcile(state)
+    told = state.told.get(container_id, Told(None))
+    state.tell(container_id, told._replace(cpus=None, cause="taken under management by command"))
     return True

@@ -15,10 +15,10 @@ from typing import Any, Callable, Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import update_resources
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Admission, Stance, Ticket
+from cri_proxy.engine.model import Admission, Management, Ticket
 from cri_proxy.engine.resync import UnannouncedContainer
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import Container, CpusetConstraint, Placement, Quota
+from policies.model import Constraint, Container, Placement, Quota
 
 
 class Decided:
@@ -44,7 +44,7 @@ class Decided:
     @property
     def outcome(self) -> str:
         stance = self.admission.stance
-        return "placed" if stance is Stance.PLACED else f"untouched: {stance.value}"
+        return "placed" if stance is Management.PLACED else f"untouched: {stance.value}"
 
     def describe(self) -> dict[str, Any]:
         """Fields of its line in the log. They are the same before and after its end."""
@@ -118,9 +118,7 @@ class Placer:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def create(
-        self, container: Container, constraint: CpusetConstraint, now_s: float, enforce: bool
-    ) -> Creation:
+    def create(self, container: Container, constraint: Constraint, now_s: float, enforce: bool) -> Creation:
         """A container is to be created; ``constraint``: the cpuset and mems that its request has.
 
         :raises PlacementRefused: the request is to be refused. :raises BudgetSpent: it goes through as it is.
@@ -144,7 +142,7 @@ class Placer:
         self,
         container_id: str,
         linux: cri.LinuxContainerResources,
-        constraint: CpusetConstraint,
+        constraint: Constraint,
         now_s: float,
         enforce: bool,
     ) -> Optional[Resize]:
@@ -153,7 +151,7 @@ class Placer:
         :raises PlacementRefused, BudgetSpent: as ``create``.
         """
         grant = self.engine.grants.get(container_id)
-        if grant is None or not (enforce or grant.stance is Stance.OBSERVED):
+        if grant is None or not (enforce or grant.stance is Management.OBSERVED):
             return None
         resources = update_resources(grant.container.told, linux, grant.container.qos)
         admission = self.engine.resize(container_id, resources, constraint, now_s)

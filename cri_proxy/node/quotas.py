@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.bounded_files import read_text
-from cri_proxy.engine.model import Grant, Life, Stance, pod_cgroup
+from cri_proxy.engine.model import ContainerRecord, Life, Management, pod_cgroup
 from cri_proxy.engine.resources import is_unlimited
 from policies.model import Pod
 
@@ -87,14 +87,14 @@ class Quotas:
             self._attempt(pod, self._give_back)
 
     def drifted(
-        self, grants: Iterable[Grant], cgroup_of: Callable[[str], Optional[str]]
+        self, grants: Iterable[ContainerRecord], cgroup_of: Callable[[str], Optional[str]]
     ) -> Iterator[tuple[str, bool, str]]:
         """Containers whose own cgroup does not say what it should: their ids, whether it has no limit, and what is wrong.
 
         That is: lifted ones that have a limit, and released ones whose limit has not come back (the daemon ended).
         """
         for grant in grants:
-            was_lifted = grant.placement.lift_quota and grant.stance is Stance.RELEASED
+            was_lifted = grant.placement.lift_quota and grant.stance is Management.RELEASED
             owed = grant.quota if was_lifted else None
             path = cgroup_of(grant.key) if grant.lifted or owed else None
             file = None if path is None or grant.life is not Life.RUNNING else self._file(path)

@@ -24,9 +24,9 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
-from cri_proxy.engine.model import CpusetUpdate, Grant, Life, ListedContainer
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, ListedContainer
 from policies.machine.cpus import BadCpuList, parse_cpus
-from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Quota
+from policies.model import Constraint, Container, Placement, Pod, PodSize, Quota
 
 #: Kubelet's count of restarts, which it also makes the attempt of the container (kuberuntime/labels.go).
 RESTART_COUNT = "io.kubernetes.container.restartCount"
@@ -86,7 +86,7 @@ def read_attempt(container: nri.Container) -> Optional[int]:
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
-def next_attempt(grants: Iterable[Grant], pod_uid: str, name: str) -> int:
+def next_attempt(grants: Iterable[ContainerRecord], pod_uid: str, name: str) -> int:
     """The attempt of a new container without that annotation: one above the highest known for its name."""
     known = [
         g.container.attempt for g in grants if (g.container.pod.uid, g.container.name) == (pod_uid, name)
@@ -148,7 +148,7 @@ def _may_use_all(rules: Iterable[nri.LinuxDeviceCgroup]) -> bool:
 
 
 def read_seen(
-    containers: Iterable[nri.Container], pods: Mapping[str, Pod], grants: Mapping[str, Grant]
+    containers: Iterable[nri.Container], pods: Mapping[str, Pod], grants: Mapping[str, ContainerRecord]
 ) -> dict[str, ListedContainer]:
     """A Synchronize as a resync reads a runtime's list.
 
@@ -171,7 +171,9 @@ def read_seen(
     return seen
 
 
-def _seen(container: nri.Container, pods: Mapping[str, Pod], grant: Optional[Grant]) -> ListedContainer:
+def _seen(
+    container: nri.Container, pods: Mapping[str, Pod], grant: Optional[ContainerRecord]
+) -> ListedContainer:
     pod = pods.get(container.pod_sandbox_id)
     told = read_attempt(container)
     known = 0 if grant is None else grant.container.attempt
@@ -205,7 +207,7 @@ def _read_set(text: str) -> Optional[frozenset[int]]:
 # ---------------------------------------------------------------------- placements
 
 
-def write_adjustment(placement: Placement, fence: CpusetConstraint) -> Optional[nri.ContainerAdjustment]:
+def write_adjustment(placement: Placement, fence: Constraint) -> Optional[nri.ContainerAdjustment]:
     """The adjustment of a new container; None = nothing changes.
 
     Values it has already (``fence``) are not set again: a field set by one plugin is closed to all others.

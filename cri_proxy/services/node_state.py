@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import NO_ORDERS, DecisionRecord, Grant, Orders
+from cri_proxy.engine.model import NO_ORDERS, ContainerRecord, DecisionRecord, Orders
 from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
@@ -30,7 +30,7 @@ async def _nothing(pod: Pod) -> None:
     pass
 
 
-def _no_records(records: list[DecisionRecord], grants: Mapping[str, Grant]) -> None:
+def _no_records(records: list[DecisionRecord], grants: Mapping[str, ContainerRecord]) -> None:
     pass
 
 
@@ -57,7 +57,7 @@ class NodeState:
     #: Called with the id of every container that an event says has started.
     on_started: Callable[[str], None] = lambda container_id: None
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
-    on_records: Callable[[list[DecisionRecord], Mapping[str, Grant]], None] = _no_records
+    on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with every new pod before the client hears of it; waited for.
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
     #: Not set yet: records of the daemon before are taken for what containers were told.
@@ -162,7 +162,7 @@ class NodeState:
                 self.metrics.counterparts.note(records)
                 self.on_records(records, self.engine.grants)
             self.follow_quotas(
-                {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, Grant)}
+                {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, ContainerRecord)}
             )
         self.updates.wake()
 

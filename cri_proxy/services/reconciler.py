@@ -23,7 +23,7 @@ from cri_proxy.cri.messages import (
     read_resources,
 )
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant, Life, ListedContainer, pod_cgroup
+from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, pod_cgroup
 from cri_proxy.engine.resources import (
     CgroupReading,
     has_news,
@@ -134,7 +134,7 @@ class Reconciler:
         self._explained = {key: found for key, found in self._explained.items() if key in seen}
         return merged(parts)
 
-    def _tell(self, result: Resync, grants: Mapping[str, Grant]) -> None:
+    def _tell(self, result: Resync, grants: Mapping[str, ContainerRecord]) -> None:
         """``grants``: those before and after it, by the keys in ``result``."""
         metrics, log = self._node_state.metrics, self._node_state.log
         metrics.drift.labels("repaired").inc(len(result.drifted))
@@ -415,7 +415,7 @@ def _with_cpusets(
     return item
 
 
-def _named(keys: Sequence[str], grants: Mapping[str, Grant]) -> list[str]:
+def _named(keys: Sequence[str], grants: Mapping[str, ContainerRecord]) -> list[str]:
     """What people call containers, the first of many."""
     names = [grants[key].container.path if key in grants else key for key in keys[:NAMED]]
     return names + ([f"and {len(keys) - NAMED} more"] if len(keys) > NAMED else [])

@@ -28,7 +28,7 @@ from cri_proxy.cri.messages import (
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet
-from cri_proxy.engine.model import CpusetUpdate, Grant, Host, ListedContainer, Stance
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Host, ListedContainer, Management
 from cri_proxy.engine.resources import resources_told
 from cri_proxy.engine.resync import Listing, Resync, resync, unknown_ids
 from cri_proxy.engine.snapshot import read_records, write_record
@@ -92,7 +92,7 @@ class SimulatedShell:
         sizes = [topology.memory_bytes(node) for node in topology.memory_nodes]
         return 0 if None in sizes else sum(size or 0 for size in sizes)
 
-    def grant(self, process: Process) -> Optional[Grant]:
+    def grant(self, process: Process) -> Optional[ContainerRecord]:
         """The record of a container; while its create is in doubt, that of its ticket."""
         return self.engine.grants.get(process.id) or self.engine.grants.get(process.ticket)
 
@@ -157,7 +157,7 @@ class SimulatedShell:
                 raise PlacementRefused(f"{error}, and {namespace} fails closed") from None
             return None, f"failed open: {error}"
         admission = creation.admission
-        note = f"mode {self.mode}, nothing is sent: " if admission.stance is Stance.OBSERVED else ""
+        note = f"mode {self.mode}, nothing is sent: " if admission.stance is Management.OBSERVED else ""
         return creation, note + admission.decision.why
 
     def _create_untouched(self, container_id: str, message: bytes, result: str, why: str) -> CallResult:
@@ -211,7 +211,7 @@ class SimulatedShell:
         request = read_update(message)
         grant = self.engine.grants.get(request.container_id)
         if not self.active or (
-            grant is not None and grant.stance is not Stance.OBSERVED and not self.enforcing
+            grant is not None and grant.stance is not Management.OBSERVED and not self.enforcing
         ):
             return None, f"mode {self.mode}: requests pass as they are"
         if grant is None:

@@ -29,7 +29,7 @@ from cri_proxy.cri.messages import (
 from cri_proxy.engine.model import CpusetUpdate, ListedContainer
 from cri_proxy.simulator.scenario import ScenarioStep
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Qos
+from policies.model import NO_CONSTRAINT, Constraint, Container, Qos
 
 #: Kubelet asks for a millisecond a period at least (MilliCPUToQuota).
 MIN_QUOTA_US = 1000
@@ -196,7 +196,7 @@ class Process:
     exit_code: Optional[int] = None
     linux: cri.LinuxContainerResources = field(init=False)
     #: The cpuset and mems kubelet asked for, not what we made of it.
-    asked: CpusetConstraint = NO_CONSTRAINT
+    asked: Constraint = NO_CONSTRAINT
 
     def __post_init__(self) -> None:
         self.linux = self.request.config.linux.resources
@@ -206,7 +206,7 @@ class Process:
         return self.state == "exited"
 
     @property
-    def fence(self) -> CpusetConstraint:
+    def fence(self) -> Constraint:
         """The cpuset and mems it has; None = not set."""
         return read_fence(self.linux)
 
@@ -226,7 +226,7 @@ class Process:
     def ask(self, message: bytes, delta: bytes) -> None:
         """An update by kubelet, and what we have added to it."""
         fence = read_fence(parse(cri.UpdateContainerResourcesRequest, message).linux)
-        self.asked = CpusetConstraint(fence.cpus or self.asked.cpus, fence.mems or self.asked.mems)
+        self.asked = Constraint(fence.cpus or self.asked.cpus, fence.mems or self.asked.mems)
         self.update(message + delta)
 
     def give(self, update: CpusetUpdate) -> None:

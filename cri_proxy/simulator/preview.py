@@ -13,7 +13,7 @@ from typing import Any, Optional
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import make_engine, make_policy
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import NO_ORDERS, Grant, Host, Orders, Stance, Ticket
+from cri_proxy.engine.model import NO_ORDERS, ContainerRecord, Host, Management, Orders, Ticket
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod
@@ -24,7 +24,7 @@ class Records:
     """What an engine knows at one moment; taking it is quick, and what is done with it changes no engine."""
 
     host: Host
-    grants: tuple[Grant, ...]
+    grants: tuple[ContainerRecord, ...]
     tickets: tuple[Ticket, ...]
     pods: tuple[Pod, ...]
     affinity: Optional[Affinity] = None
@@ -75,7 +75,7 @@ def what_would_move(records: Records, running: Config, wanted: Config, host: Hos
     return tuple(sorted(shifts, key=lambda shift: (shift.container, shift.id)))
 
 
-def _shift(was: Grant, now: Grant, why: str) -> Shift:
+def _shift(was: ContainerRecord, now: ContainerRecord, why: str) -> Shift:
     return Shift(
         id=was.key,
         container=was.container.path,
@@ -87,8 +87,8 @@ def _shift(was: Grant, now: Grant, why: str) -> Shift:
     )
 
 
-def _mems(grant: Grant) -> str:
-    return format_cpus(grant.placement.mems) if grant.stance is Stance.PLACED else ""
+def _mems(grant: ContainerRecord) -> str:
+    return format_cpus(grant.placement.mems) if grant.stance is Management.PLACED else ""
 
 
 def diff_document(records: Records, running: Config, wanted: Config, host: Host) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 from cri_proxy.config.config import BadConfig, Config
-from cri_proxy.engine.model import Life, Stance
+from cri_proxy.engine.model import Life, Management
 from cri_proxy.engine.report import domain_pools
 from cri_proxy.engine.resync import Resync
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with
@@ -269,7 +269,7 @@ class Simulation:
         cpus, mems = format_cpus(fence.cpus or ()), format_cpus(fence.mems or ())
         if grant is None:
             return PlaceText(cpus, mems)
-        level = grant.placement.level if grant.stance is Stance.PLACED else "none"
+        level = grant.placement.level if grant.stance is Management.PLACED else "none"
         return PlaceText(cpus, mems, format_cpus(grant.exclusive), level)
 
     def _state(self) -> Line:

@@ -1,4 +1,4 @@
-"""The balloons in the node's ledger: their containers, their CPUs, and the idle CPUs."""
+"""The balloons in the node's books: their containers, their CPUs, and the idle CPUs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BalloonReader:
         self._known: dict[str, tuple[int, frozenset[int], int, frozenset[str]]] = {}
 
     def read(self, node: Node) -> FoundBalloons:
-        """The balloons in the ledger. A group of a type there is none of (any more) is another policy's."""
+        """The balloons in the books. A group of a type there is none of (any more) is another policy's."""
         if node is not self._node:
             self._node, self._known, self._version = node, {}, -1
         if node.version != self._version:

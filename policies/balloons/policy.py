@@ -37,8 +37,8 @@ from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
     Affinity,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     NoAffinity,
     Placement,
@@ -203,7 +203,7 @@ class Balloons(Policy):
         keep: Optional[Placement],
         kind: BalloonType,
         container: Container,
-        fence: CpusetConstraint,
+        fence: Constraint,
     ) -> Optional[Balloon]:
         """The balloon that a container is in; also if it was alone there, and its CPUs count as idle now."""
         named = parse_name(keep.group) if keep is not None else None
@@ -350,7 +350,7 @@ class Balloons(Policy):
         balloon: Balloon,
         own: frozenset[int],
         container: Container,
-        fence: CpusetConstraint,
+        fence: Constraint,
         note: str,
     ) -> Decision:
         free = node.usable - node.reserved - found.foreign.union(own, *found.others(balloon.name))
@@ -373,7 +373,7 @@ class Balloons(Policy):
     def ignored(self, container: Container) -> tuple[str, ...]:
         return container.preferences.notes
 
-    def _place_reserved(self, node: Node, container: Container, fence: CpusetConstraint) -> object:
+    def _place_reserved(self, node: Node, container: Container, fence: Constraint) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""
         place = reserved_place(node, container, fence)
         if isinstance(place, str):

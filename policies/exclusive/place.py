@@ -20,8 +20,8 @@ from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
     Affinity,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementRefused,
@@ -188,7 +188,7 @@ class Owning:
         leaves = (
             self.pods.leaves_of(near)
             if near
-            else self.pods.find(node, node.survey(), container, affinity, packed=True)
+            else self.pods.find(node, node.capacity(), container, affinity, packed=True)
         )
         if leaves is None or len(leaves) == len(self.topology.leaves):
             return anywhere
@@ -220,7 +220,7 @@ class Owning:
             )
 
     def _home(
-        self, node: Node, container: Container, ask: CpuDemand, found: Pick, fence: CpusetConstraint
+        self, node: Node, container: Container, ask: CpuDemand, found: Pick, fence: Constraint
     ) -> tuple[frozenset[int], str]:
         """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
         if not ask.is_mixed:
@@ -254,7 +254,7 @@ class Owning:
         return "machine"
 
 
-def _alone(node: Node, keep: Optional[Placement], fence: CpusetConstraint) -> Optional[Placement]:
+def _alone(node: Node, keep: Optional[Placement], fence: Constraint) -> Optional[Placement]:
     """A placement with what its caller lets it have, and without what others own too: those of another policy's group."""
     if keep is None:
         return None
@@ -293,7 +293,7 @@ def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset
     on how many siblings of others' own CPUs its shared part would run; what the others lose of the CPUs up to their
     limits; and how much they ask for: of two places the one where fewer notice.
     """
-    survey = node.survey()
+    capacity = node.capacity()
     owned = node.exclusive if milli_shared else NO_CPUS
     siblings = frozenset().union(*[node.topology.core_mates(cpu) for cpu in owned])
 
@@ -304,11 +304,11 @@ def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset
             taken[leaf] = taken.get(leaf, 0) + 1
         lacking = asked = beside = left = 0
         for index, count in taken.items():
-            charge = survey.order_nano[index] // NANO_PER_MILLI
+            charge = capacity.order_nano[index] // NANO_PER_MILLI
             asked += charge
-            beside += len((survey.cpus[index] & siblings) - cpus)
-            left += survey.caps[index] - count if milli_shared and packed else 0
-            lacking += max(0, charge + milli_shared - (survey.caps[index] - count) * 1000)
+            beside += len((capacity.cpus[index] & siblings) - cpus)
+            left += capacity.caps[index] - count if milli_shared and packed else 0
+            lacking += max(0, charge + milli_shared - (capacity.caps[index] - count) * 1000)
         return lacking, left, beside, node.shortfall_milli(cpus, len(cpus)), asked
 
     return squeeze

@@ -20,8 +20,8 @@ from policies.affinity.planner.problem import BlockedMove, Proposal, ProposedMov
 from policies.machine.cpus import parse_cpus
 from policies.model import (
     AffinityTerm,
+    Constraint,
     Container,
-    CpusetConstraint,
     Hint,
     MatchExpression,
     PlacementPreferences,
@@ -54,8 +54,8 @@ def put(
 ) -> None:
     """A container that runs there, without a cpuset of the caller's."""
     made = container or make_container(key, limit=cpus, request=cpus)
-    run(engine, made, key, within=CpusetConstraint(where))
-    engine.amend(replace(engine.grants[key], fence=CpusetConstraint()))
+    run(engine, made, key, within=Constraint(where))
+    engine.amend(replace(engine.grants[key], fence=Constraint()))
 
 
 def ask(engine: Engine, traffic: Traffic = NOBODY, now_s: float = 100.0, **changes: Any) -> PlanningSnapshot:
@@ -90,9 +90,7 @@ def test_a_container_may_have_every_domain_of_its_level(engine) -> None:
 
 def test_only_domains_that_hold_what_it_wants_are_offered(engine) -> None:
     put(engine, "a", CCX[3], cpus=8)
-    run(
-        engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=CpusetConstraint(frozenset([0]))
-    )
+    run(engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=Constraint(frozenset([0])))
     assert 0 not in vertices(ask(engine))["a"].sites
 
 
@@ -120,9 +118,9 @@ def test_who_is_not_to_be_moved_is_not_offered_a_place(engine, name) -> None:
         engine.release("a")
     elif name == "creating":
         engine = engine_on(HYGON_7285_2S)
-        engine.admit(make_container("a", limit=2), CpusetConstraint(), 0.0)
+        engine.admit(make_container("a", limit=2), Constraint(), 0.0)
     elif name == "resized":
-        engine.resize("a", Resources(2000, 3000), CpusetConstraint(), 0.0)
+        engine.resize("a", Resources(2000, 3000), Constraint(), 0.0)
     else:
         engine = engine_on(HYGON_7285_2S)
         run(engine, make_container("a", limit=24), "a")  # a node and a CCX
@@ -145,7 +143,7 @@ def test_one_that_is_not_moved_pulls_from_where_it_is(engine) -> None:
 )
 def test_behind_a_fence_only_whole_domains_inside_it_count(engine, fence, sites) -> None:
     put(engine, "x", CCX[0])
-    run(engine, make_container("a", limit=2), "a", within=CpusetConstraint(parse_cpus(fence)))
+    run(engine, make_container("a", limit=2), "a", within=Constraint(parse_cpus(fence)))
     asked = vertices(ask(engine))
     assert len(asked["a"].sites if "a" in asked else ()) == sites
 
@@ -176,9 +174,7 @@ def test_capacities_are_what_the_others_leave(engine) -> None:
     put(engine, "a", CCX[0])
     put(engine, "held", CCX[1])
     engine.exited("held", 1, 0.0)
-    run(
-        engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=CpusetConstraint(frozenset([8]))
-    )
+    run(engine, make_container("k", limit=1, qos=Qos.GUARANTEED), "k", within=Constraint(frozenset([8])))
     leaves = ask(engine).problem.tree.leaves
     # Without the milli-CPU for rounding.
     assert [leaf.capacity_milli - 1 for leaf in leaves[:4]] == [8000, 6000, 7000, 8000]

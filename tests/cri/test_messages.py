@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri import messages
 from policies.machine.cpus import parse_cpus
-from policies.model import UNTOUCHED, CpusetConstraint, Placement, Pod, PodSize, Qos, Resources
+from policies.model import UNTOUCHED, Constraint, Placement, Pod, PodSize, Qos, Resources
 
 GUARANTEED, BURSTABLE, BESTEFFORT = Qos.GUARANTEED, Qos.BURSTABLE, Qos.BESTEFFORT
 
@@ -232,19 +232,19 @@ def test_the_largest_shares_do_not_make_a_request_smaller_than_its_limit() -> No
 # ---------------------------------------------------------------------- fences
 
 FENCES = [
-    ("", "", CpusetConstraint()),
-    ("0-3,8", "", CpusetConstraint(parse_cpus("0-3,8"))),
-    ("", "1", CpusetConstraint(None, parse_cpus("1"))),
-    ("0-3", "0-1", CpusetConstraint(parse_cpus("0-3"), parse_cpus("0-1"))),
+    ("", "", Constraint()),
+    ("0-3,8", "", Constraint(parse_cpus("0-3,8"))),
+    ("", "1", Constraint(None, parse_cpus("1"))),
+    ("0-3", "0-1", Constraint(parse_cpus("0-3"), parse_cpus("0-1"))),
     # What cannot be read is the runtime's to refuse.
-    ("zero", "3-1", CpusetConstraint()),
-    ("0-15:2/4", "", CpusetConstraint()),
-    ("0-99999999", "", CpusetConstraint()),
+    ("zero", "3-1", Constraint()),
+    ("0-15:2/4", "", Constraint()),
+    ("0-99999999", "", Constraint()),
 ]
 
 
 @pytest.mark.parametrize(("cpus", "mems", "fence"), FENCES)
-def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, fence: CpusetConstraint) -> None:
+def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, fence: Constraint) -> None:
     assert messages.read_fence(linux(cpuset_cpus=cpus, cpuset_mems=mems)) == fence
 
 
@@ -409,7 +409,7 @@ def test_a_create_request_is_a_container_and_a_fence() -> None:
     assert container.resources == Resources(1000, 2000)
     assert (dict(container.labels), dict(container.annotations)) == ({"l": "1"}, {"a": "2"})
     assert (container.pod.id, container.pod.uid) == ("sandbox-1", "uid")
-    assert request.fence == CpusetConstraint(parse_cpus("0-3"))
+    assert request.fence == Constraint(parse_cpus("0-3"))
 
 
 def test_what_the_request_does_not_say_of_its_pod_is_known_from_before() -> None:
@@ -479,7 +479,7 @@ def test_an_update_request_is_an_id_resources_and_a_fence() -> None:
     ).SerializeToString()
     request = messages.read_update(message)
     assert (request.container_id, request.linux.cpu_shares) == ("c1", 2048)
-    assert request.fence == CpusetConstraint(None, frozenset([1]))
+    assert request.fence == Constraint(None, frozenset([1]))
 
 
 @pytest.mark.parametrize(

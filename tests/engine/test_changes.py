@@ -10,7 +10,7 @@ import pytest
 
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Stance
+from cri_proxy.engine.model import Management
 from cri_proxy.engine.report import explain, placement_rows
 from cri_proxy.engine.snapshot import read_record, write_record
 from cri_proxy.engine.state import HISTORY
@@ -172,7 +172,7 @@ def test_a_repair_and_a_release_are_entries_of_the_container_itself(node) -> Non
     node.release("web")
     found = [(what, who, by, at_s) for what, _, who, by, at_s in entries(node, "web")]
     assert found == [("repaired", "", "comparison", 5.0), ("released", "", "release", 5.0)]
-    assert node.grants["web"].stance is Stance.RELEASED
+    assert node.grants["web"].stance is Management.RELEASED
 
 
 def test_what_happens_to_a_container_on_its_way_is_found_by_its_id(node) -> None:

@@ -14,7 +14,7 @@ from cri_proxy.engine.report import explain
 from cri_proxy.simulator.preview import records_of, what_would_move
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import format_cpus
-from policies.model import NO_CONSTRAINT, Container, CpusetConstraint, Resources
+from policies.model import NO_CONSTRAINT, Constraint, Container, Resources
 from tests.config.configs import read
 from tests.machines import HYGON_7285_2S
 from tests.scenes import Number, Shadow, again, engine_on, make_container, make_pod, run, topology
@@ -79,7 +79,7 @@ def test_without_edges_of_its_own_it_goes_where_it_would_without_traffic(engine)
 
 
 def test_room_comes_before_peers_and_people_are_told(engine) -> None:
-    run(engine, make_container("big", limit=6, request=6), "big", within=CpusetConstraint(CCX[0]))
+    run(engine, make_container("big", limit=6, request=6), "big", within=Constraint(CCX[0]))
     engine.set_traffic(traffic(owners=(WEB_DB,)))
     grant = run(engine, replica("web", "bbbbb"), "web")
     assert ccx_of(engine, "web") == 1  # of the same node
@@ -88,16 +88,16 @@ def test_room_comes_before_peers_and_people_are_told(engine) -> None:
 
 def test_peers_in_another_node_are_said_to_be_far() -> None:
     engine = engine_on(HYGON_7285_2S)
-    run(engine, replica("db", "aaaaa"), "db", within=CpusetConstraint(CCX[0]))
+    run(engine, replica("db", "aaaaa"), "db", within=Constraint(CCX[0]))
     engine.set_traffic(traffic(owners=(WEB_DB,)))
-    grant = run(engine, replica("web", "bbbbb"), "web", within=CpusetConstraint(CCX[9]))
+    grant = run(engine, replica("web", "bbbbb"), "web", within=Constraint(CCX[9]))
     assert grant.why.endswith(f"; far from default/db-{HASH}-aaaaa/app (about 12.8 MB/s)")
 
 
 def test_at_most_three_peers_are_named() -> None:
     engine = engine_on(HYGON_7285_2S)
     for number in range(5):
-        run(engine, replica(f"db{number}", "aaaaa", 0.1), f"db{number}", within=CpusetConstraint(CCX[0]))
+        run(engine, replica(f"db{number}", "aaaaa", 0.1), f"db{number}", within=Constraint(CCX[0]))
     owners = tuple(("default/web/app", f"default/db{n}/app", 1e5 + n) for n in range(5))
     engine.set_traffic(traffic(owners=owners))
     why = run(engine, replica("web", "bbbbb", 0.1), "web").why
@@ -123,9 +123,9 @@ def test_a_pod_that_is_larger_than_its_containers_is_not_hindered(engine) -> Non
 
 def test_a_resize_keeps_to_its_old_home_before_it_follows_its_peers() -> None:
     engine = engine_on(HYGON_7285_2S)
-    run(engine, replica("db", "aaaaa"), "db", within=CpusetConstraint(CCX[9]))
+    run(engine, replica("db", "aaaaa"), "db", within=Constraint(CCX[9]))
     run(engine, replica("web", "bbbbb"), "web")
-    run(engine, make_container("big", limit=6, request=6), "big", within=CpusetConstraint(CCX[0]))
+    run(engine, make_container("big", limit=6, request=6), "big", within=Constraint(CCX[0]))
     engine.set_traffic(traffic(("db", "web", 2e5)))
     admission = engine.resize("web", Resources(9000, 9000), NO_CONSTRAINT, 1.0)
     assert admission is not None
@@ -160,17 +160,17 @@ def test_a_new_picture_moves_nobody_and_is_not_written_down(engine) -> None:
 
 
 def test_replicas_are_counted_through_restarts_resizes_and_ends(engine) -> None:
-    ledger, web = engine, replica("web", "bbbbb")
+    state, web = engine, replica("web", "bbbbb")
     run(engine, web, "w0")
     engine.exited("w0", 1, 1.0)
     run(engine, again(web, 1), "w1", 2.0)
-    assert ledger.replicas["default/web/app"] == {"w1"}
+    assert state.replicas["default/web/app"] == {"w1"}
     admission = engine.resize("w1", Resources(3000, 3000), NO_CONSTRAINT, 3.0)
     assert admission is not None
     engine.commit(admission.ticket, 4.0)
-    assert ledger.replicas["default/web/app"] == {"w1"}
+    assert state.replicas["default/web/app"] == {"w1"}
     engine.remove("w1")
-    assert "default/web/app" not in ledger.replicas
+    assert "default/web/app" not in state.replicas
 
 
 def test_a_create_that_fails_leaves_no_replica(engine) -> None:
@@ -202,8 +202,8 @@ def test_the_journal_is_complete(engine) -> None:
 )
 def test_explain_says_whom_it_talks_to_and_where_that_is(ccx, where) -> None:
     engine = engine_on(HYGON_7285_2S)
-    run(engine, make_container("a", limit=2), "a", within=CpusetConstraint(CCX[0]))
-    run(engine, make_container("b", limit=2), "b", within=CpusetConstraint(CCX[ccx]))
+    run(engine, make_container("a", limit=2), "a", within=Constraint(CCX[0]))
+    run(engine, make_container("b", limit=2), "b", within=Constraint(CCX[ccx]))
     engine.set_traffic(traffic(("a", "b", 2e5)))
     document = explain(engine, "a")
     assert document is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import CpusetUpdate, Grant, Stance
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Management
 from cri_proxy.engine.model import Life as GrantLife
 from policies.balloons.policy import SPARE_S, Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -19,8 +19,8 @@ from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
 from policies.model import (
     NO_CONSTRAINT,
+    Constraint,
     Container,
-    CpusetConstraint,
     Placement,
     PlacementPreferences,
     PlacementRefused,
@@ -400,7 +400,7 @@ def test_a_fenced_container_whose_balloon_has_no_cpu_inside_any_more_is_not_left
     run(engine, asks("fenced", 4), "fenced", within=fence("0-1"))
     static = replace(asks("static", 2), qos=Qos.GUARANTEED)
     engine.admit(static, fence("0-1"), 1.0)
-    assert engine.grants["fenced"].stance is Stance.UNTOUCHED
+    assert engine.grants["fenced"].stance is Management.UNTOUCHED
     assert broken_invariants(engine) == []
 
 
@@ -422,7 +422,7 @@ def test_kubelets_container_takes_the_cpu_of_the_attempt_before_and_the_others_t
     run(engine, asks("b", 1), "b")
     static = replace(again(asks("b", 1), 1), qos=Qos.GUARANTEED)
     run(engine, static, "b-1", within=fence("0"))
-    assert engine.grants["a"].stance is Stance.UNTOUCHED
+    assert engine.grants["a"].stance is Management.UNTOUCHED
     assert broken_invariants(engine) == []
 
 
@@ -430,7 +430,7 @@ def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -
     engine = balloons_on(ONE_CPU, DB)
     run(engine, replace(asks("a", 0.25), qos=Qos.GUARANTEED), "a", within=fence("0"))
     admission = engine.resize("a", Resources(1000, 1000), NO_CONSTRAINT, 0.0)
-    assert admission is not None and admission.stance is Stance.KUBELET
+    assert admission is not None and admission.stance is Management.KUBELET
     assert broken_invariants(engine) == []
 
 
@@ -448,10 +448,12 @@ def test_a_place_that_is_held_is_given_up_whole_also_where_the_caller_lets_it_us
 # ---------------------------------------------------------------------- containers found without a record
 
 
-def found(name: str, cpus: str, now_s: float = 0.0) -> Grant:
+def found(name: str, cpus: str, now_s: float = 0.0) -> ContainerRecord:
     """A container of one CPU that runs there."""
     here = parse_cpus(cpus)
-    grant = Grant(name, asks(name, 1), Placement(home=here), Stance.ADOPTED, runs_on=here, since_s=now_s)
+    grant = ContainerRecord(
+        name, asks(name, 1), Placement(home=here), Management.ADOPTED, runs_on=here, since_s=now_s
+    )
     return replace(grant, life=GrantLife.RUNNING)
 
 
@@ -476,7 +478,7 @@ def test_a_balloon_takes_the_cpu_of_a_container_that_was_found_only_where_no_oth
     run(engine, asks("b", 3), "b")
     # Two are left, and three are wanted: the balloon stays smaller.
     assert cpus_of(engine)["b"] == "3-7"
-    assert {engine.grants[f"found-{i}"].stance for i in range(3)} == {Stance.ADOPTED}
+    assert {engine.grants[f"found-{i}"].stance for i in range(3)} == {Management.ADOPTED}
 
 
 def test_a_cpu_that_changes_hands_while_sets_are_worked_out_is_shared_by_nobody() -> None:
@@ -488,7 +490,7 @@ def test_a_cpu_that_changes_hands_while_sets_are_worked_out_is_shared_by_nobody(
     host = host_of(data, kubelet_exclusive={("uid", "static"): parse_cpus("20")})
     engine.rehost(host, Balloons(host.topology, engine.policy.settings))  # type: ignore[attr-defined]
     # The balloon's next CPU is nothing for the fenced one, and goes to the one after.
-    assert engine.grants["fenced"].stance is Stance.UNTOUCHED
+    assert engine.grants["fenced"].stance is Management.UNTOUCHED
     assert engine.grants["found"].exclusive
     assert broken_invariants(engine) == []
 
@@ -558,10 +560,10 @@ class Life:
         else:
             self.engine.cancel(admission.ticket, 0.0)
 
-    def _fence(self, first: int) -> CpusetConstraint:
+    def _fence(self, first: int) -> Constraint:
         usable = sorted(self.engine.node.usable)
         start = first % len(usable)
-        return CpusetConstraint(frozenset((usable + usable)[start : start + len(usable) // 2 + 1]))
+        return Constraint(frozenset((usable + usable)[start : start + len(usable) // 2 + 1]))
 
     def _resize(self, key: str, request: Number, accepted: bool) -> None:
         admission = self.engine.resize(key, Resources(round(request * 1000)), NO_CONSTRAINT, 0.0)

@@ -10,15 +10,15 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.model import Grant, Life, ListedContainer, Stance
+from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, Management
 from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import (
     NO_CONSTRAINT,
+    Constraint,
     Container,
-    CpusetConstraint,
     Placement,
     PlacementPreferences,
     PlacementRefused,
@@ -366,18 +366,18 @@ def test_a_policy_none_of_whose_cpus_are_free_shares_and_says_so() -> None:
     node = engine(VM_NO_CACHE_INFO)
     total = len(node.host.usable)
     grant = run(node, own("all", total), "all")
-    assert grant.stance is Stance.PLACED and not grant.exclusive
+    assert grant.stance is Management.PLACED and not grant.exclusive
     assert "exclusive CPU" in grant.why
 
 
 def test_nothing_leaks() -> None:
     node = engine(reserved="0,64")
-    empty = node.node.survey(), node.node.exclusive, node.node.shared
+    empty = node.node.capacity(), node.node.exclusive, node.node.shared
     for number in range(40):
         run(node, own(f"c{number}", 1 + number % 9), f"c{number}")
     for number in range(40):
         node.remove(f"c{number}")
-    assert (node.node.survey(), node.node.exclusive, node.node.shared) == empty
+    assert (node.node.capacity(), node.node.exclusive, node.node.shared) == empty
     assert not node.node.residents
 
 
@@ -425,7 +425,7 @@ def test_a_container_taken_under_management_during_its_resize_stays_so(node) -> 
     node.manage("app")
     mine = node.grants["app"].exclusive
     updates = node.commit(admission.ticket, 2.0)
-    assert node.grants["app"].stance is Stance.PLACED and node.grants["app"].exclusive == mine
+    assert node.grants["app"].stance is Management.PLACED and node.grants["app"].exclusive == mine
     # The request may have undone what was sent for it meanwhile.
     assert told(updates) == {"app": format_cpus(mine)}
 
@@ -458,10 +458,12 @@ def test_an_adopted_container_whose_resize_is_refused_is_told_what_it_has_lost_m
     first = run(node, own("x", 1), "x").exclusive
     home = node.node.usable
     node.adopt(
-        Grant("app", own("app", 1), Placement(home=home), Stance.ADOPTED, life=Life.RUNNING, runs_on=home)
+        ContainerRecord(
+            "app", own("app", 1), Placement(home=home), Management.ADOPTED, life=Life.RUNNING, runs_on=home
+        )
     )
     # Kubelet gives it the other's CPU; that one moves, and the CPU it gets is not the adopted one's any more.
-    admission = node.resize("app", Resources(1000, 1000), CpusetConstraint(first), 1.0)
+    admission = node.resize("app", Resources(1000, 1000), Constraint(first), 1.0)
     assert admission is not None
     node.amend(replace(node.grants["x"], displaced=None))
     updates = node.cancel(admission.ticket, 2.0)
@@ -477,7 +479,7 @@ def test_a_container_without_a_record_does_not_own_what_a_record_says_is_another
     }
     resync(node, Listing(listed, 9.0, {"stranger": stranger}), 10.0)
     assert node.grants["app"].exclusive == mine
-    assert node.grants["stranger"].stance is Stance.PLACED and not node.grants["stranger"].cpus & mine
+    assert node.grants["stranger"].stance is Management.PLACED and not node.grants["stranger"].cpus & mine
     assert broken_invariants(node) == []
 
 
@@ -491,20 +493,20 @@ def two_l3s() -> Engine:
     return engine_on(host_of(TWO_L3S), policy=TopologyAware(TWO_L3S, TOPOLOGY_AWARE))
 
 
-def bystander(node: Engine, stance: Stance, here: str) -> None:
+def bystander(node: Engine, stance: Management, here: str) -> None:
     """A container that has less than the machine: behind a cpuset of its caller, or found where it is."""
     web = make_container("web", request=0.1)
     run(node, web, "web", within=fence(here))
-    if stance is not Stance.PLACED:
+    if stance is not Management.PLACED:
         within = parse_cpus(here)
-        home = Placement(home=within) if stance is Stance.ADOPTED else Placement()
+        home = Placement(home=within) if stance is Management.ADOPTED else Placement()
         found = replace(
             node.grants["web"], placement=home, stance=stance, runs_on=within, fence=NO_CONSTRAINT
         )
         node.amend(found)
 
 
-STANCES = [stance for stance in Stance if stance is not Stance.KUBELET]
+STANCES = [stance for stance in Management if stance is not Management.KUBELET]
 
 
 @pytest.mark.parametrize("stance", STANCES)
@@ -521,7 +523,7 @@ def test_the_last_cpu_of_a_container_is_not_given_away_while_another_is_free(sta
 
 def test_nor_by_a_container_that_grows() -> None:
     node = two_l3s()
-    bystander(node, Stance.PLACED, "0-2")
+    bystander(node, Management.PLACED, "0-2")
     run(node, own("four", 4), "four")
     run(node, own("two", 2), "two")
     admission = node.resize("two", Resources(3000, 3000), NO_CONSTRAINT, 5.0)
@@ -534,7 +536,7 @@ def test_nor_by_a_container_that_grows() -> None:
 
 def test_where_no_other_is_free_it_is_given_and_said() -> None:
     node = two_l3s()
-    bystander(node, Stance.PLACED, "0")
+    bystander(node, Management.PLACED, "0")
     run(node, own("four", 4), "four")
     run(node, own("two", 2), "two")
     admission = node.admit(own("one", 1), NO_CONSTRAINT, 1.0)

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Admission, Grant, Host, Stance
+from cri_proxy.engine.model import Admission, ContainerRecord, Host, Management
 from cri_proxy.engine.place import OPT_OUT
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -41,7 +41,7 @@ def engine() -> Engine:
 
 def test_rule_10_as_many_cpus_as_a_guaranteed_container_asks_for_are_its_own(engine) -> None:
     admission = admit(engine, guaranteed(cpus=2), "2-3")
-    assert (admission.stance, admission.placement.cpus) == (Stance.KUBELET, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.KUBELET, frozenset())
     assert engine.node.exclusive == {2, 3}
 
 
@@ -58,7 +58,7 @@ def test_rule_10_as_many_cpus_as_a_guaranteed_container_asks_for_are_its_own(eng
 )
 def test_rule_10_anything_else_is_a_fence(engine, container, cpus) -> None:
     admission = admit(engine, container, cpus)
-    assert admission.stance is Stance.PLACED
+    assert admission.stance is Management.PLACED
     assert admission.placement.cpus <= parse_cpus(cpus)
     assert not engine.node.exclusive
 
@@ -67,7 +67,7 @@ def test_rule_10_what_cpu_manager_state_assigns_is_exclusive_whatever_its_size()
     container = make_container("app", limit=4, request=2)
     assigned = {(container.pod.uid, "app"): parse_cpus("4-6")}
     engine = engine_on(host_of(VM_NO_CACHE_INFO, kubelet_exclusive=assigned))
-    assert admit(engine, container, "4-6").stance is Stance.KUBELET
+    assert admit(engine, container, "4-6").stance is Management.KUBELET
 
 
 def test_rule_10_assigned_cpus_are_nobodys_before_their_container_comes() -> None:
@@ -106,13 +106,13 @@ def test_rule_10_with_nothing_left_at_all_a_container_is_left_alone_and_comes_ba
     admission = admit(engine, guaranteed(cpus=4), "0-3")
     assert admission.before == ()
     grant = engine.grants["app"]
-    assert (grant.stance, grant.cpus) == (Stance.UNTOUCHED, {1, 2})
+    assert (grant.stance, grant.cpus) == (Management.UNTOUCHED, {1, 2})
     assert grant.why == "its CPUs are gone, and there are no others for it"
     # It has been left where it was; told once more, since what its cpuset holds by now is not known for sure.
     (update,) = engine.cancel(admission.ticket, 1.0)
     assert (update.id, update.placement.cpus) == ("app", {1, 2})
     assert engine.grants["app"].placement == first
-    assert engine.grants["app"].stance is Stance.PLACED
+    assert engine.grants["app"].stance is Management.PLACED
 
 
 def test_rule_10_kubelet_exclusive_containers_are_never_told_anything(engine) -> None:
@@ -135,7 +135,7 @@ def test_rule_10_a_container_being_given_a_reserved_cpu_of_its_own_is_not_sent_t
     run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
     admission = engine.resize("app", engine.grants["app"].container.resources, fence("0"), 1.0)
     assert admission is not None
-    assert (admission.stance, admission.before, admission.after) == (Stance.KUBELET, (), ())
+    assert (admission.stance, admission.before, admission.after) == (Management.KUBELET, (), ())
 
 
 # ---------------------------------------------------------------------- rule 10: other fences
@@ -155,7 +155,7 @@ FENCES = [
 @pytest.mark.parametrize(("limit", "given", "sent"), FENCES)
 def test_rule_10_what_we_send_is_a_subset_of_what_the_caller_set(limit, given, sent) -> None:
     admission = admit(engine_on(HYGON_7285_2S), make_container("app", limit=limit), given)
-    assert admission.stance is Stance.PLACED
+    assert admission.stance is Management.PLACED
     assert admission.placement.cpus <= parse_cpus(given)
     assert format_cpus(admission.placement.cpus) == sent
 
@@ -171,7 +171,7 @@ def test_rule_10_kubelets_shared_set_on_every_container_changes_nothing_but_its_
 def test_rule_10_a_fence_without_usable_cpus_leaves_the_request_untouched() -> None:
     engine = engine_on(host_of(VM_NO_CACHE_INFO, usable="0-3"))
     admission = admit(engine, make_container("app", limit=2), "4-6")
-    assert (admission.stance, admission.placement.cpus) == (Stance.UNTOUCHED, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.UNTOUCHED, frozenset())
     assert admission.decision.why == "the caller's cpuset 4-6 holds no usable CPU"
     assert format_cpus(engine.grants[admission.ticket].cpus) == "4-6"
 
@@ -179,7 +179,7 @@ def test_rule_10_a_fence_without_usable_cpus_leaves_the_request_untouched() -> N
 def test_rule_10_a_fence_of_which_all_is_taken_leaves_the_request_untouched(engine) -> None:
     admit(engine, guaranteed(), "0-1")
     admission = admit(engine, make_container("app", limit=1), "0-1")
-    assert admission.stance is Stance.UNTOUCHED
+    assert admission.stance is Management.UNTOUCHED
     assert admission.decision.why == "none of the CPUs the caller allows (0-1) may be used"
 
 
@@ -226,9 +226,9 @@ def test_the_nearest_cgroup_that_is_known_counts_and_for_pods_elsewhere_kubelets
 def test_a_cgroups_cpus_are_not_taken_for_kubelets_exclusive_ones_and_the_callers_inside_are() -> None:
     engine = engine_on(bounding(kubepods_system="4-5"))
     own = in_pod(SYSTEM, "own", limit=2, qos=Qos.GUARANTEED)
-    assert admit(engine, own).stance is Stance.PLACED
+    assert admit(engine, own).stance is Management.PLACED
     other = in_pod(SYSTEM, "other", limit=1, qos=Qos.GUARANTEED)
-    assert admit(engine, other, "5").stance is Stance.KUBELET
+    assert admit(engine, other, "5").stance is Management.KUBELET
     assert engine.node.exclusive == {5}
 
 
@@ -260,7 +260,7 @@ def test_a_pods_cgroup_without_usable_cpus_leaves_the_request_untouched() -> Non
     engine = engine_on(replace(bounding(kubepods_system="4-5"), usable=parse_cpus("0-3")))
     admission = admit(engine, in_pod(SYSTEM, limit=2))
     assert (admission.stance, admission.decision.why) == (
-        Stance.UNTOUCHED,
+        Management.UNTOUCHED,
         "the pod's cgroup (4-5) holds no usable CPU",
     )
     assert format_cpus(engine.grants[admission.ticket].cpus) == "4-5"
@@ -287,8 +287,8 @@ def test_adopted_and_restored_containers_are_fenced_as_well() -> None:
     engine = engine_on(bounding(kubepods_system="4-5"))
     updates = engine.restore(before.grants.values(), (), (), (), {})
     assert [(u.id, format_cpus(u.placement.cpus)) for u in updates] == [("app", "4-5")]
-    late = Grant(
-        "late", in_pod(SYSTEM, "late", limit=1), UNTOUCHED, Stance.ADOPTED, runs_on=parse_cpus("4-5")
+    late = ContainerRecord(
+        "late", in_pod(SYSTEM, "late", limit=1), UNTOUCHED, Management.ADOPTED, runs_on=parse_cpus("4-5")
     )
     engine.adopt(late)
     assert engine.grants["late"].fence.cpus == parse_cpus("4-5")
@@ -331,7 +331,7 @@ def test_rule_12_annotations_opt_a_pod_or_a_container_out(engine, annotations, a
     pod = make_pod("web", annotations=annotations)
     for name, out in (("app", app), ("other", other)):
         admission = admit(engine, make_container(name, limit=2, pod=pod))
-        assert (admission.stance is Stance.OPTED_OUT) is out
+        assert (admission.stance is Management.OPTED_OUT) is out
         assert bool(admission.placement.cpus) is not out
         assert ("opted out by annotation" in admission.decision.why) is out
 
@@ -345,11 +345,11 @@ def test_rule_12_every_opt_out_is_tried_above() -> None:
 @pytest.mark.parametrize(
     ("options", "stance"),
     [
-        (EngineOptions(), Stance.PLACED),
-        (EngineOptions(unmanaged_namespaces=("infra-*",)), Stance.OPTED_OUT),
-        (EngineOptions(unmanaged_namespaces=("infra",)), Stance.PLACED),
-        (EngineOptions(unmanaged_handlers=("kata*",)), Stance.OPTED_OUT),
-        (EngineOptions(unmanaged_handlers=("gvisor",)), Stance.PLACED),
+        (EngineOptions(), Management.PLACED),
+        (EngineOptions(unmanaged_namespaces=("infra-*",)), Management.OPTED_OUT),
+        (EngineOptions(unmanaged_namespaces=("infra",)), Management.PLACED),
+        (EngineOptions(unmanaged_handlers=("kata*",)), Management.OPTED_OUT),
+        (EngineOptions(unmanaged_handlers=("gvisor",)), Management.PLACED),
     ],
 )
 def test_rule_12_namespaces_and_runtime_handlers_opt_out_by_configuration(options, stance) -> None:
@@ -360,7 +360,7 @@ def test_rule_12_namespaces_and_runtime_handlers_opt_out_by_configuration(option
 
 def test_rule_12_a_pod_without_a_handler_is_not_matched_by_a_star() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, options=EngineOptions(unmanaged_handlers=("*",)))
-    assert admit(engine, make_container("app", limit=2)).stance is Stance.PLACED
+    assert admit(engine, make_container("app", limit=2)).stance is Management.PLACED
 
 
 @pytest.mark.parametrize(("given", "charged"), [(None, "0-7"), ("4-7", "4-7")])
@@ -374,7 +374,7 @@ def test_rule_12_opted_out_containers_are_charged_where_they_run(given, charged)
 def test_rule_12_cpus_that_kubelet_gave_an_opted_out_container_are_its_own_all_the_same(engine) -> None:
     pod = make_pod("web", annotations={"cri-resmgr.io/manage": "false"})
     admission = admit(engine, replace(guaranteed(), pod=pod), "2-3")
-    assert (admission.stance, admission.placement.cpus) == (Stance.KUBELET, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.KUBELET, frozenset())
     assert engine.node.exclusive == {2, 3}
 
 
@@ -384,5 +384,5 @@ def test_release_is_for_the_attempts_after_too(engine) -> None:
     engine.release("app-0")
     engine.exited("app-0", 1, 1.0)
     admission = engine.admit(replace(app, attempt=1), NO_CONSTRAINT, 2.0)
-    assert admission.stance is Stance.RELEASED
+    assert admission.stance is Management.RELEASED
     assert not admission.placement.cpus

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Admission, Life, Stance
+from cri_proxy.engine.model import Admission, Life, Management
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
@@ -371,7 +371,7 @@ def test_a_start_that_fails_for_its_cpuset_makes_the_next_create_go_untouched(en
     assert engine.start_failed("app-0", message, 10.0)
     engine.exited("app-0", 128, 10.0)
     admission = engine.admit(again(app, 1), NO_CONSTRAINT, 20.0)
-    assert (admission.stance, admission.placement.cpus) == (Stance.UNTOUCHED, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.UNTOUCHED, frozenset())
     assert "failed to start" in admission.decision.why
 
 
@@ -395,8 +395,8 @@ def test_distrust_ends_after_ten_minutes(engine) -> None:
     app = created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     assert engine.distrusted == {("uid-pod-of-app", "app"): 610.0}
-    assert engine.admit(again(app, 1), NO_CONSTRAINT, 609.0).stance is Stance.UNTOUCHED
-    assert engine.admit(again(app, 2), NO_CONSTRAINT, 610.0).stance is Stance.PLACED
+    assert engine.admit(again(app, 1), NO_CONSTRAINT, 609.0).stance is Management.UNTOUCHED
+    assert engine.admit(again(app, 2), NO_CONSTRAINT, 610.0).stance is Management.PLACED
     engine.tick(610.0)
     assert not engine.distrusted
 
@@ -405,7 +405,7 @@ def test_distrust_is_of_one_pods_container_only(engine) -> None:
     created(engine)
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     for other in (make_container("app", pod=make_pod("another")), make_container("sidecar")):
-        assert engine.admit(other, NO_CONSTRAINT, 20.0).stance is Stance.PLACED
+        assert engine.admit(other, NO_CONSTRAINT, 20.0).stance is Management.PLACED
 
 
 def test_distrust_survives_a_restart(engine) -> None:
@@ -413,7 +413,7 @@ def test_distrust_survives_a_restart(engine) -> None:
     engine.start_failed("app-0", CPUSET_ERRORS[0], 10.0)
     heir = engine_on(HYGON_7285_2S)
     heir.restore([], [], [], [], dict(engine.distrusted))
-    assert heir.admit(again(app, 1), NO_CONSTRAINT, 20.0).stance is Stance.UNTOUCHED
+    assert heir.admit(again(app, 1), NO_CONSTRAINT, 20.0).stance is Management.UNTOUCHED
 
 
 def test_failures_of_containers_we_have_not_placed_are_not_ours(engine) -> None:

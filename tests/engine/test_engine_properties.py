@@ -22,14 +22,23 @@ from hypothesis.stateful import (
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Admission, CpusetUpdate, Host, Life, ListedContainer, Move, Plan, Stance
+from cri_proxy.engine.model import (
+    Admission,
+    CpusetUpdate,
+    Host,
+    Life,
+    ListedContainer,
+    Management,
+    Move,
+    Plan,
+)
 from cri_proxy.engine.resync import Listing, unknown_ids
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, remember
-from policies.model import Container, CpusetConstraint, PlacementPreferences, PlacementRefused, Qos, Resources
+from policies.model import Constraint, Container, PlacementPreferences, PlacementRefused, Qos, Resources
 from policies.node import Node
 from policies.policy import Policy
 from policies.reserved import Reservation, reserve
@@ -109,7 +118,7 @@ class Call:
 
     admission: Admission
     container: Container
-    fence: CpusetConstraint
+    fence: Constraint
     target: str = ""
 
 
@@ -217,7 +226,7 @@ class Node_(RuleBasedStateMachine):
             assert "require" in (preferences.l3, preferences.numa) or preferences.l3 == "exclusive"
             assert self.engine.grants == before
             return
-        assert bool(admission.placement.cpus) == (admission.stance is Stance.PLACED)
+        assert bool(admission.placement.cpus) == (admission.stance is Management.PLACED)
         self._send(admission.before)
         if is_refused:
             self._send(self.engine.cancel(admission.ticket, self.now_s))
@@ -233,7 +242,7 @@ class Node_(RuleBasedStateMachine):
         """What a new container asks for."""
         return Resources(request, limit, 0, memory_bytes)
 
-    def _fence(self, kind: str, where: int, request: int, qos: Qos) -> CpusetConstraint:
+    def _fence(self, kind: str, where: int, request: int, qos: Qos) -> Constraint:
         cpus = sorted(self._everything())
         start = where % len(cpus)
         around = cpus[start:] + cpus[:start]
@@ -241,25 +250,25 @@ class Node_(RuleBasedStateMachine):
             shared = frozenset(around[: len(cpus) // 2 + 1 if kind == "half" else 3])
             # As many CPUs as a Guaranteed container asks for would be its own.
             return (
-                CpusetConstraint()
+                Constraint()
                 if qos is Qos.GUARANTEED and len(shared) * 1000 == request
-                else CpusetConstraint(shared)
+                else Constraint(shared)
             )
         if kind == "mems":
-            return CpusetConstraint(
+            return Constraint(
                 mems=frozenset([sorted(self.engine.node.mems)[where % len(self.engine.node.mems)]])
             )
         if kind == "nowhere":
-            return CpusetConstraint(frozenset(range(4000, 4007)))
+            return Constraint(frozenset(range(4000, 4007)))
         if kind == "kubelet" and qos is Qos.GUARANTEED and request % 1000 == 0:
             # Kubelet does not know of our exclusive CPUs, but never gives one of its own away twice.
             aside = [g for t in self.engine.tickets.values() for g in t.replaces]
             known = [*self.engine.grants.values(), *aside]
-            own = [g.runs_on for g in known if g.stance is Stance.KUBELET]
+            own = [g.runs_on for g in known if g.stance is Management.KUBELET]
             free = [c for c in around if c not in frozenset().union(*own)]
             if 0 < request // 1000 < len(free):
-                return CpusetConstraint(frozenset(free[: request // 1000]))
-        return CpusetConstraint()
+                return Constraint(frozenset(free[: request // 1000]))
+        return Constraint()
 
     def _arrive(self, call: Call) -> str:
         self.count += 1
@@ -540,23 +549,23 @@ class Node_(RuleBasedStateMachine):
 
     @invariant()
     def the_indexes_find_what_a_look_at_all_grants_does(self) -> None:
-        ledger = self.engine
+        state = self.engine
         grants = self.engine.grants
-        assert ledger.held == {key for key, grant in grants.items() if grant.life is Life.HELD}
-        assert ledger.displaced == {key for key, grant in grants.items() if grant.displaced is not None}
-        assert ledger.kubelets == {key for key, grant in grants.items() if grant.stance is Stance.KUBELET}
+        assert state.held == {key for key, grant in grants.items() if grant.life is Life.HELD}
+        assert state.displaced == {key for key, grant in grants.items() if grant.displaced is not None}
+        assert state.kubelets == {key for key, grant in grants.items() if grant.stance is Management.KUBELET}
         places: dict[tuple[frozenset[int], frozenset[int]], set[str]] = {}
         for key, grant in grants.items():
             if not grant.placement.group:
                 place = grant.placement.home, grant.placement.exclusive
                 places.setdefault(place, set()).add(key)
-        assert {place: set(keys) for place, keys in ledger.places.items()} == places
+        assert {place: set(keys) for place, keys in state.places.items()} == places
         tree = self.engine.host.topology
         for domain in (*tree.leaves, *tree.at("numa"), *tree.at("socket")):
             movable = [
                 (grant.container.resources.milli_request, key)
                 for key, grant in self.engine.grants.items()
-                if grant.stance is Stance.PLACED
+                if grant.stance is Management.PLACED
                 and grant.container.resources.milli_request
                 and not grant.placement.group
                 and grant.placement.level != "reserved"
@@ -579,12 +588,12 @@ class Node_(RuleBasedStateMachine):
                 or key in waiting | self.unknown
             ):
                 continue
-            if grant.stance is Stance.PLACED:
+            if grant.stance is Management.PLACED:
                 assert there.cpus == grant.placement.cpus, f"{key}: {grant.why}"
                 assert not grant.placement.mems or there.mems == grant.placement.mems, f"{key}: {grant.why}"
-            elif grant.stance is Stance.ADOPTED:
+            elif grant.stance is Management.ADOPTED:
                 assert there.cpus == grant.runs_on, f"{key}: {grant.why}"
-            if grant.stance in (Stance.PLACED, Stance.ADOPTED):
+            if grant.stance in (Management.PLACED, Management.ADOPTED):
                 assert self.engine.told[key].cpus == there.cpus, key
 
     def teardown(self) -> None:
@@ -598,7 +607,7 @@ class Node_(RuleBasedStateMachine):
         node = self.engine.node
         empty = Node(node.topology, node.usable, node.mems, node.reserved, node.isolated)
         assert node.residents == {}
-        assert node.survey() == empty.survey()
+        assert node.capacity() == empty.capacity()
         assert node.charge_milli(node.topology.cpus) == 0
         assert all(node.memory_charged(n) == 0 for n in node.topology.node_ids)
         assert not self.engine.names and not self.engine.sandboxes

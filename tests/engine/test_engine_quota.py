@@ -10,7 +10,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, update_resources, write_update_delta
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant, Stance
+from cri_proxy.engine.model import ContainerRecord, Management
 from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus
@@ -46,7 +46,7 @@ def owner(limit: float = 2, **more: int) -> Container:
 OWNER = owner()
 
 
-def lifted(node: Engine, container: Container = OWNER) -> Grant:
+def lifted(node: Engine, container: Container = OWNER) -> ContainerRecord:
     grant = run(node, container, "c1")
     assert grant.lifted
     return grant
@@ -121,7 +121,11 @@ def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back(node
     lifted(node)
     admission = node.resize("c1", resources(2000), fence("4-5"), 1.0)
     assert admission is not None
-    assert (admission.stance, admission.placement, admission.give_back) == (Stance.KUBELET, Placement(), TWO)
+    assert (admission.stance, admission.placement, admission.give_back) == (
+        Management.KUBELET,
+        Placement(),
+        TWO,
+    )
 
 
 # ---------------------------------------------------------------------- released, moved
@@ -161,14 +165,14 @@ def test_what_a_release_gives_back(node, container, quota) -> None:
 def test_released_while_it_was_being_created_it_gets_its_quota_back_with_its_cpus(node) -> None:
     admission = node.admit(owner(), NO_CONSTRAINT, 0.0)
     pending = node.grants[admission.ticket]
-    node.amend(replace(pending, stance=Stance.RELEASED, runs_on=node.host.usable))
+    node.amend(replace(pending, stance=Management.RELEASED, runs_on=node.host.usable))
     [update] = node.bind(admission.ticket, "c1", 1.0)
     assert (update.give_back, len(update.placement.cpus)) == (TWO, 128)
 
 
 def test_a_foreign_container_gets_its_quota_back_when_released(node) -> None:
     grant = lifted(node)
-    node.amend(replace(grant, stance=Stance.FOREIGN, runs_on=grant.cpus))
+    node.amend(replace(grant, stance=Management.FOREIGN, runs_on=grant.cpus))
     update = node.release("c1")
     assert update is not None
     assert (update.placement, update.give_back) == (Placement(), TWO)

@@ -11,7 +11,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import CpusetUpdate, Host, Life, Stance
+from cri_proxy.engine.model import CpusetUpdate, Host, Life, Management
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData, remember
@@ -184,9 +184,9 @@ def test_rule_11_a_container_behind_a_fence_that_is_offline_waits_for_it() -> No
     node = Machine(machines.VM_NO_CACHE_INFO)
     run(node.engine, make_container("app", limit=1), "app", within=fence("2"))
     assert node.offline([2]) == {}
-    assert node.engine.grants["app"].stance is Stance.UNTOUCHED
+    assert node.engine.grants["app"].stance is Management.UNTOUCHED
     assert node.offline([]) == {"app": "2"}
-    assert node.engine.grants["app"].stance is Stance.PLACED
+    assert node.engine.grants["app"].stance is Management.PLACED
 
 
 def test_rule_11_one_that_had_no_place_when_it_was_created_is_told_when_it_gets_one() -> None:
@@ -195,7 +195,7 @@ def test_rule_11_one_that_had_no_place_when_it_was_created_is_told_when_it_gets_
     for usable in ("1", "4-7"):
         engine.rehost(host_of(machines.VM_NO_CACHE_INFO, usable=usable))
     assert engine.bind(admission.ticket, "app", 1.0) == ()
-    assert engine.grants["app"].stance is Stance.UNTOUCHED
+    assert engine.grants["app"].stance is Management.UNTOUCHED
     # It has what was sent, whatever its record says that it ran on since.
     assert told(engine.rehost(host_of(machines.VM_NO_CACHE_INFO, usable="1"))) == {"app": "1"}
 
@@ -275,7 +275,7 @@ def test_rule_11_an_adopted_container_does_not_grow() -> None:
     engine = engine_on(host_of(tree), policy=Hygon(tree, HYGON))
     grant = run(engine, make_container("app", limit=2), "app")
     home = replace(grant.placement, home=parse_cpus("0-2"))
-    engine.amend(replace(grant, stance=Stance.ADOPTED, runs_on=parse_cpus("0-2"), placement=home))
+    engine.amend(replace(grant, stance=Management.ADOPTED, runs_on=parse_cpus("0-2"), placement=home))
     assert engine.rehost(host_of(full)) == ()
 
 
@@ -376,7 +376,7 @@ def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
 def test_rule_11_limits_are_charged_to_nodes_that_are_left_at_once_and_not_by_the_next_start() -> None:
     engine = engine_on(machines.VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=1, memory=1), "app", within=fence("4000"))
-    assert engine.grants["app"].stance is Stance.UNTOUCHED
+    assert engine.grants["app"].stance is Management.UNTOUCHED
     mems_of(engine, "1")
     assert (engine.node.memory_charged(0), engine.node.memory_charged(1)) == (0, machines.GIB)
 
@@ -437,7 +437,7 @@ def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(
     assert run(node.engine, db, "db").exclusive == parse_cpus("0-3")
     told = node.offline(range(4))
     moved = node.engine.grants["db"]
-    assert moved.stance is Stance.PLACED and moved.cpus <= node.engine.node.usable
+    assert moved.stance is Management.PLACED and moved.cpus <= node.engine.node.usable
     assert told["db"] == format_cpus(moved.cpus)
     assert "its CPUs are gone" in moved.why and "so without what it demands" in moved.why
     # Its demand is not forgotten: it goes back.

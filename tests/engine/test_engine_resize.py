@@ -9,9 +9,9 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Admission, Grant, Life, Stance
+from cri_proxy.engine.model import Admission, ContainerRecord, Life, Management
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, PlacementPreferences, Qos, Resources
+from policies.model import NO_CONSTRAINT, Constraint, Placement, PlacementPreferences, Qos, Resources
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Number,
@@ -33,7 +33,7 @@ def resize(
     limit: Optional[Number] = 2,
     request: Number = 0,
     memory: int = 0,
-    within: CpusetConstraint = NO_CONSTRAINT,
+    within: Constraint = NO_CONSTRAINT,
     key: str = "app",
 ) -> Admission:
     resources = Resources(milli(request), None if limit is None else milli(limit), 0, memory * GIB)
@@ -105,7 +105,7 @@ def test_a_container_released_meanwhile_stays_released(engine) -> None:
     engine.release("app")
     [update] = engine.commit(admission.ticket, 51.0)
     assert format_cpus(update.placement.cpus) == "0-127"
-    assert engine.grants["app"].stance is Stance.RELEASED
+    assert engine.grants["app"].stance is Management.RELEASED
     assert engine.grants["app"].container.resources.milli_limit == 9000
 
 
@@ -302,7 +302,7 @@ def test_a_fence_without_usable_cpus_leaves_the_request_untouched() -> None:
     engine = engine_on(host_of(HYGON_7285_2S, usable="0-63"))
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 2, within=fence("100-101"))
-    assert (admission.stance, admission.placement.cpus) == (Stance.UNTOUCHED, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.UNTOUCHED, frozenset())
     engine.commit(admission.ticket, 51.0)
     assert format_cpus(engine.grants["app"].cpus) == "100-101"
 
@@ -312,7 +312,7 @@ def test_kubelet_giving_it_cpus_of_its_own_passes_as_it_is() -> None:
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
     run(engine, make_container("other", limit=2), "other", within=fence("0-3"))
     admission = resize(engine, 2, request=2, within=fence("1-2"))
-    assert (admission.stance, admission.placement.cpus) == (Stance.KUBELET, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.KUBELET, frozenset())
     # The container itself is not told to leave what it is about to get.
     assert told(admission.before) == {"other": "0,3"}
     engine.commit(admission.ticket, 51.0)
@@ -334,14 +334,16 @@ def test_kubelet_refusing_it_after_all_gives_everything_back() -> None:
 def test_a_container_that_kubelet_gives_its_shared_cpus_again_is_ours_again() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app", within=fence("1-2"))
-    assert engine.grants["app"].stance is Stance.KUBELET
+    assert engine.grants["app"].stance is Management.KUBELET
     admission = resize(engine, 2, request=2, within=fence("0-6"))
-    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Stance.PLACED, "0-3")
+    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Management.PLACED, "0-3")
     engine.commit(admission.ticket, 51.0)
     assert not engine.node.exclusive
 
 
-@pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.RELEASED, Stance.FOREIGN, Stance.UNTOUCHED])
+@pytest.mark.parametrize(
+    "stance", [Management.OPTED_OUT, Management.RELEASED, Management.FOREIGN, Management.UNTOUCHED]
+)
 def test_containers_that_are_not_ours_are_only_charged_anew(stance) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     grant = run(engine, make_container("app", limit=2, request=1), "app")
@@ -360,7 +362,9 @@ def adopted_engine() -> Engine:
     everywhere = Placement(home=parse_cpus("0-7"))
     container = make_container("app", limit=2, request=1)
     engine.adopt(
-        Grant("app", container, everywhere, Stance.ADOPTED, life=Life.RUNNING, runs_on=everywhere.home)
+        ContainerRecord(
+            "app", container, everywhere, Management.ADOPTED, life=Life.RUNNING, runs_on=everywhere.home
+        )
     )
     return engine
 
@@ -368,7 +372,7 @@ def adopted_engine() -> Engine:
 def test_an_adopted_container_keeps_what_it_has_while_it_wants_as_much() -> None:
     engine = adopted_engine()
     admission = resize(engine, 2, request=2, memory=1)
-    assert (admission.stance, admission.placement.cpus) == (Stance.ADOPTED, frozenset())
+    assert (admission.stance, admission.placement.cpus) == (Management.ADOPTED, frozenset())
     engine.commit(admission.ticket, 51.0)
     assert engine.node.charge_milli(range(8)) == 2000
 
@@ -376,7 +380,7 @@ def test_an_adopted_container_keeps_what_it_has_while_it_wants_as_much() -> None
 def test_an_adopted_container_that_is_resized_is_placed_by_its_new_resources() -> None:
     engine = adopted_engine()
     admission = resize(engine, 4, request=4)
-    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Stance.PLACED, "0-3")
+    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Management.PLACED, "0-3")
     assert not admission.placement.mems  # its memory is anywhere
     engine.commit(admission.ticket, 51.0)
     assert engine.node.charge_milli(range(4)) == 4000
@@ -385,10 +389,10 @@ def test_an_adopted_container_that_is_resized_is_placed_by_its_new_resources() -
 def test_an_adopted_container_that_the_caller_gives_a_cpuset_is_placed_in_it() -> None:
     engine = adopted_engine()
     admission = resize(engine, 2, request=1, memory=1, within=fence("3-6"))
-    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Stance.PLACED, "4-6")
+    assert (admission.stance, format_cpus(admission.placement.cpus)) == (Management.PLACED, "4-6")
     assert not admission.placement.mems  # its memory is anywhere
     engine.commit(admission.ticket, 51.0)
-    assert engine.grants["app"].stance is Stance.PLACED
+    assert engine.grants["app"].stance is Management.PLACED
 
 
 def test_an_observed_container_is_not_touched() -> None:
@@ -485,7 +489,7 @@ def test_who_makes_room_for_a_resize_past_us_is_told_first() -> None:
 def test_an_adopted_container_that_was_resized_past_us_is_placed() -> None:
     engine = adopted_engine()
     assert changed(engine, 4) == {"app": "0-3"}
-    assert engine.grants["app"].stance is Stance.PLACED
+    assert engine.grants["app"].stance is Management.PLACED
 
 
 @pytest.mark.parametrize("adopted", [False, True])

@@ -10,9 +10,9 @@ import pytest
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Admission, Life, ListedContainer, Move, Plan, Stance
+from cri_proxy.engine.model import Admission, Life, ListedContainer, Management, Move, Plan
 from cri_proxy.engine.resync import Listing, Resync
-from cri_proxy.engine.state import JournalValue, Ledger
+from cri_proxy.engine.state import JournalValue, State
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
@@ -471,7 +471,7 @@ def test_rule_3_a_refusal_to_place_another_anew_does_not_fail_the_request_at_han
     engine, policy = failing_engine(BudgetSpent("too many"))
     policy.countdown = 1
     engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("1"), 2.0)
-    assert engine.grants["narrow"].stance is Stance.UNTOUCHED
+    assert engine.grants["narrow"].stance is Management.UNTOUCHED
     assert engine.grants["narrow"].displaced is not None
 
 
@@ -481,12 +481,12 @@ def test_rule_3_a_bug_while_the_books_are_written_leaves_no_trace(monkeypatch, n
     original = type(engine)._note
     writes = 0
 
-    def cut_short(ledger: Ledger, kind: str, key: str, value: JournalValue) -> None:
+    def cut_short(state: State, kind: str, key: str, value: JournalValue) -> None:
         nonlocal writes
         writes += 1
         if writes == nth:
             raise ZeroDivisionError("a bug")
-        original(ledger, kind, key, value)
+        original(state, kind, key, value)
 
     before = dump(engine)
     monkeypatch.setattr(type(engine), "_note", cut_short)

@@ -8,7 +8,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Admission, Life, Move, Plan, Stance
+from cri_proxy.engine.model import Admission, Life, Management, Move, Plan
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
@@ -127,7 +127,9 @@ def test_rule_5_containers_that_do_not_run_are_told_nothing(engine) -> None:
     ]
 
 
-@pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.RELEASED, Stance.FOREIGN, Stance.UNTOUCHED])
+@pytest.mark.parametrize(
+    "stance", [Management.OPTED_OUT, Management.RELEASED, Management.FOREIGN, Management.UNTOUCHED]
+)
 def test_rule_5_containers_that_are_not_ours_are_told_nothing(engine, stance) -> None:
     grant = run(engine, make_container("app", limit=2), "app")
     engine.amend(replace(grant, stance=stance, runs_on=parse_cpus("0-7")))
@@ -136,7 +138,7 @@ def test_rule_5_containers_that_are_not_ours_are_told_nothing(engine, stance) ->
 
 def test_rule_5_observing_sends_nothing_to_anybody(engine) -> None:
     admission = engine.admit(make_container("app", limit=2, request=1), NO_CONSTRAINT, 0.0, enforce=False)
-    assert admission.stance is Stance.OBSERVED
+    assert admission.stance is Management.OBSERVED
     assert not admission.placement.cpus
     assert format_cpus(admission.decision.placement.cpus) == "0-3"
     # It is charged where it would be, so that the next decision is the one that enforcing would have made.
@@ -166,14 +168,14 @@ def test_release_gives_back_what_the_container_would_have_without_us(engine) -> 
     assert update is not None
     assert (format_cpus(update.placement.cpus), format_cpus(update.placement.mems)) == ("0-7", "0-1")
     grant = engine.grants["app"]
-    assert (grant.stance, grant.cpus) == (Stance.RELEASED, parse_cpus("0-7"))
+    assert (grant.stance, grant.cpus) == (Management.RELEASED, parse_cpus("0-7"))
     assert engine.release("app") is None
 
 
-@pytest.mark.parametrize("stance", [Stance.PLACED, Stance.ADOPTED])
+@pytest.mark.parametrize("stance", [Management.PLACED, Management.ADOPTED])
 def test_a_release_that_the_runtime_has_not_taken_can_be_repeated(engine, stance) -> None:
     grant = run(engine, make_container("app", limit=2), "app")
-    if stance is Stance.ADOPTED:
+    if stance is Management.ADOPTED:
         home = replace(grant.placement, cpus=NO_CPUS, home=grant.cpus)
         grant = replace(grant, stance=stance, placement=home, runs_on=grant.cpus)
         engine.amend(grant)
@@ -233,9 +235,9 @@ def test_release_of_what_is_not_ours_to_give_does_nothing(engine, name) -> None:
 
 def test_release_of_a_foreign_container_keeps_what_is_known_of_it(engine) -> None:
     grant = run(engine, make_container("app", limit=2), "app")
-    engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=parse_cpus("6")))
+    engine.amend(replace(grant, stance=Management.FOREIGN, runs_on=parse_cpus("6")))
     assert engine.release("app") is None
-    assert (engine.grants["app"].stance, engine.grants["app"].cpus) == (Stance.RELEASED, {6})
+    assert (engine.grants["app"].stance, engine.grants["app"].cpus) == (Management.RELEASED, {6})
 
 
 def test_exclusive_cpus_of_a_released_container_are_shared_again() -> None:
@@ -251,7 +253,7 @@ def test_manage_takes_a_released_container_back(engine) -> None:
     engine.release("app")
     (update,) = engine.manage("app")
     assert (format_cpus(update.placement.cpus), update.shrink) == ("0-3", True)
-    assert engine.grants["app"].stance is Stance.PLACED
+    assert engine.grants["app"].stance is Management.PLACED
     assert engine.history[-1].operation == "adopt"
 
 

@@ -11,7 +11,7 @@ from cri_proxy.engine import place as eviction
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized
 from policies.machine.topology import Topology
-from policies.model import Container, CpusetConstraint, Qos, Resources
+from policies.model import Constraint, Container, Qos, Resources
 from policies.registry import POLICIES
 from policies.settings import PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
@@ -45,7 +45,7 @@ def full_engine(random: Random, policy: str, name: str) -> Engine:
         container = some_container(random, number, largest)
         left -= container.resources.milli_request
         few = frozenset(random.sample(sorted(tree.online), len(tree.online) // 2 + 1))
-        fence = CpusetConstraint(few if random.random() < 0.1 and container.qos is Qos.BURSTABLE else None)
+        fence = Constraint(few if random.random() < 0.1 and container.qos is Qos.BURSTABLE else None)
         admission = engine.admit(container, fence, float(number))
         engine.bind(admission.ticket, f"c{number}", float(number))
         number += 1
@@ -61,15 +61,15 @@ def test_a_trial_that_is_left_out_would_have_found_nothing(name: str, policy: st
     left_out = found = 0
     for _ in range(4):
         engine = full_engine(random, policy, name)
-        ledger = engine
+        state = engine
         for number in range(12):
             container = some_container(random, 10_000 + number, 3000)
-            room = eviction.Room(ledger, container)
-            for domain, missing in eviction._targets(ledger, container):
-                movers = eviction._enough(ledger, domain.cpus, max(missing, 1), 4, being_resized(ledger))
+            room = eviction.Room(state, container)
+            for domain, missing in eviction._targets(state, container):
+                movers = eviction._enough(state, domain.cpus, max(missing, 1), 4, being_resized(state))
                 if not movers:
                     continue
-                trial = eviction._with_moves(ledger, container, CpusetConstraint(), domain, movers)
+                trial = eviction._with_moves(state, container, Constraint(), domain, movers)
                 found += trial is not None
                 if not room.may_hold(domain, movers):
                     left_out += 1

@@ -72,7 +72,7 @@ def state_of(engine: Engine) -> dict[str, object]:
     return {
         "grants": dict(engine.grants),
         "tickets": dict(engine.tickets),
-        "claims": (node.claims, node.claims_alone, node.shared, node.survey()),
+        "claims": (node.claims, node.claims_alone, node.shared, node.capacity()),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Grant, Stance
+from cri_proxy.engine.model import ContainerRecord, Management
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import VM_NO_CACHE_INFO
@@ -25,7 +25,7 @@ def healthy() -> Engine:
     run(engine, make_container("b", limit=1, qos=Qos.GUARANTEED), "b", within=fence("4-6"))
     run(engine, make_container("shared", limit=2, memory=1), "shared", within=fence("0-3", "0"))
     run(engine, make_container("adopted", limit=2), "adopted")
-    engine.amend(replace(engine.grants["adopted"], stance=Stance.ADOPTED, runs_on=parse_cpus("5-6")))
+    engine.amend(replace(engine.grants["adopted"], stance=Management.ADOPTED, runs_on=parse_cpus("5-6")))
     engine.resize("a", engine.grants["a"].container.resources, NO_CONSTRAINT, 1.0)
     engine.admit(make_container("flying", limit=2), NO_CONSTRAINT, 1.0)
     return engine
@@ -74,7 +74,9 @@ def test_every_breach_is_found(sentence: str, breach: Callable[[Engine], None]) 
 
 def test_what_is_not_ours_may_run_anywhere() -> None:
     engine = healthy()
-    for stance in (Stance.OPTED_OUT, Stance.RELEASED, Stance.FOREIGN, Stance.UNTOUCHED):
+    for stance in (Management.OPTED_OUT, Management.RELEASED, Management.FOREIGN, Management.UNTOUCHED):
         container = make_container(f"c-{stance.value}")
-        engine.adopt(Grant(container.name, container, Placement(), stance, runs_on=parse_cpus("0-7")))
+        engine.adopt(
+            ContainerRecord(container.name, container, Placement(), stance, runs_on=parse_cpus("0-7"))
+        )
     assert not [p for p in broken_invariants(engine) if "exclusive" in p]

@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ListedContainer, Stance
+from cri_proxy.engine.model import ListedContainer, Management
 from cri_proxy.engine.report import explain, placement_row
 from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import everything, read_record, write_record
@@ -17,7 +17,7 @@ from cri_proxy.engine.state import SAME_BYTES, is_other_amount
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge
-from policies.model import Container, CpusetConstraint
+from policies.model import Constraint, Container
 from policies.settings import PlacementSettings
 from tests.machines import GIB, HYGON_7285_2S, machine
 from tests.scenes import engine_on, fence, host_of, make_container, make_pod, run
@@ -57,7 +57,7 @@ EVERYWHERE = dict.fromkeys(range(8), 2.0)
 
 def test_a_container_that_is_found_is_charged_its_limit_where_it_runs(engine) -> None:
     look(engine, seen("big", BIG, "3"), big=BIG)
-    assert engine.grants["big"].stance is Stance.ADOPTED
+    assert engine.grants["big"].stance is Management.ADOPTED
     assert charged(engine) == {3: 16}
 
 
@@ -83,7 +83,7 @@ STANCES = ["released", "opted out", "kubelet-exclusive", "untouched", "foreign"]
 
 @pytest.mark.parametrize("stance", STANCES)
 def test_whatever_its_stance_it_is_charged(stance) -> None:
-    engine, container, within = engine_on(HYGON_7285_2S), BIG, CpusetConstraint()
+    engine, container, within = engine_on(HYGON_7285_2S), BIG, Constraint()
     if stance == "opted out":
         container = replace(BIG, annotations={"cri-resmgr.io/manage": "false"})
     elif stance == "kubelet-exclusive":
@@ -98,7 +98,7 @@ def test_whatever_its_stance_it_is_charged(stance) -> None:
         engine.release("big")
     elif stance == "foreign":
         grant = engine.grants["big"]
-        engine.amend(replace(grant, stance=Stance.FOREIGN, runs_on=grant.cpus))
+        engine.amend(replace(grant, stance=Management.FOREIGN, runs_on=grant.cpus))
     assert engine.grants["big"].stance.value == stance
     # At once on all nodes, and where it is found at the next comparison.
     assert charged(engine) == EVERYWHERE
@@ -130,7 +130,7 @@ def test_a_placed_container_is_charged_what_its_placement_says(engine) -> None:
 
 def test_the_limit_of_a_resized_container_is_charged_anew(engine) -> None:
     look(engine, seen("big", BIG, "3"), big=BIG)
-    now = engine.resize("big", replace(BIG.resources, memory_limit_bytes=24 * GIB), CpusetConstraint(), 101.0)
+    now = engine.resize("big", replace(BIG.resources, memory_limit_bytes=24 * GIB), Constraint(), 101.0)
     assert now is not None
     engine.commit(now.ticket, 101.0)
     assert charged(engine) == {3: 24}
@@ -282,7 +282,7 @@ def test_a_pods_new_limit_is_that_of_its_containers(engine) -> None:
     engine.resize_pod(pod.id, None, 20 * GIB, 0.0)
     for name in ("a", "b"):
         resources = replace(engine.grants[name].container.resources, memory_limit_bytes=20 * GIB)
-        admission = engine.resize(name, resources, CpusetConstraint(), 5.0)
+        admission = engine.resize(name, resources, Constraint(), 5.0)
         assert admission is not None
         engine.commit(admission.ticket, 5.0)
     assert charged(engine) == {0: 20}

@@ -9,7 +9,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
-from cri_proxy.engine.model import Stance
+from cri_proxy.engine.model import Management
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
@@ -174,7 +174,7 @@ def test_where_nothing_is_broken_nothing_changes() -> None:
 def opted_out(node: Engine, here: str) -> None:
     pod = make_pod("pod-of-web", annotations={"cri-resmgr.io/manage": "false"})
     run(node, make_container("web", request=0.1, pod=pod), "web", within=fence(here))
-    assert node.grants["web"].stance is Stance.OPTED_OUT
+    assert node.grants["web"].stance is Management.OPTED_OUT
 
 
 def test_an_owner_takes_another_cpu_for_the_only_one_of_a_container_that_came_later() -> None:
@@ -197,10 +197,10 @@ def test_and_a_container_that_was_left_untouched_is_placed_there() -> None:
     own(node, "three", 3)
     here = sorted(node.grants["three"].exclusive)
     run(node, make_container("web", request=0.1), "web", within=fence(format_cpus(here[:2])))
-    assert node.grants["web"].stance is Stance.UNTOUCHED
+    assert node.grants["web"].stance is Management.UNTOUCHED
     mended = node.mend(10.0)
     assert told(mended.updates).keys() == {"three", "web"}
-    assert node.grants["web"].stance is Stance.PLACED
+    assert node.grants["web"].stance is Management.PLACED
     assert len(node.grants["web"].cpus) == 1 and len(node.grants["three"].exclusive) == 3
     assert crowded_out(node) == broken_invariants(node) == []
 

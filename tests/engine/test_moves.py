@@ -14,7 +14,7 @@ from cri_proxy.engine.model import CpusetUpdate, Move, Plan
 from cri_proxy.engine.moves import LISTED
 from cri_proxy.engine.report import explain, recent_moves
 from policies.machine.cpus import format_cpus
-from policies.model import CpusetConstraint, Qos, Resources
+from policies.model import Constraint, Qos, Resources
 from policies.topology_aware import TopologyAware
 from tests.machines import GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Number, Shadow, dump, engine_on, make_container, run, topology
@@ -26,19 +26,19 @@ def shared(*placed: tuple[str, int], cpus: Number = 4, memory: int = 1) -> Engin
     """Containers on the CCXs of these numbers."""
     engine = engine_on(HYGON_7285_2S)
     for key, ccx in placed:
-        within = CpusetConstraint(CCX[ccx])
+        within = Constraint(CCX[ccx])
         run(engine, make_container(key, limit=cpus, request=cpus, memory=memory), key, within=within)
         grant = engine.grants[key]
-        engine.amend(replace(grant, fence=CpusetConstraint()))
+        engine.amend(replace(grant, fence=Constraint()))
     return engine
 
 
 def owning(*placed: tuple[str, int], cpus: int = 2) -> Engine:
     engine = engine_on(HYGON_7285_2S, policy=TopologyAware(topology(HYGON_7285_2S), TOPOLOGY_AWARE))
     for key, ccx in placed:
-        within = CpusetConstraint(CCX[ccx])
+        within = Constraint(CCX[ccx])
         run(engine, make_container(key, limit=cpus, qos=Qos.GUARANTEED), key, within=within)
-        engine.amend(replace(engine.grants[key], fence=CpusetConstraint()))
+        engine.amend(replace(engine.grants[key], fence=Constraint()))
     return engine
 
 
@@ -85,7 +85,7 @@ def test_containers_that_one_cause_has_moved_alike_are_one_entry() -> None:
             engine,
             make_container(f"c{number}", limit=1, request=0.5),
             f"c{number}",
-            within=CpusetConstraint(CCX[0]),
+            within=Constraint(CCX[0]),
         )
     engine.remove("own", 20.0)
     [row] = recent_moves(engine, 10, 21.0)
@@ -130,7 +130,7 @@ def test_what_does_not_move_is_not_in_the_history(engine) -> None:
 
 def test_a_container_with_a_resize_on_its_way_is_not_moved(engine) -> None:
     planned = move(engine, "a", 1)
-    admission = engine.resize("a", Resources(4000, 5000), CpusetConstraint(), 5.0)
+    admission = engine.resize("a", Resources(4000, 5000), Constraint(), 5.0)
     assert admission is not None
     assert carry_out(engine, planned) == []
     engine.commit(admission.ticket, 6.0)
@@ -170,7 +170,7 @@ def test_a_memory_limit_is_charged_on_all_nodes_its_memory_may_be_on(engine, ccx
 def test_a_newcomer_is_not_promised_the_memory_of_those_that_were_moved_away() -> None:
     engine = shared(*((f"a{number}", 0) for number in range(8)), cpus=1, memory=7)
     carry_out(engine, *(move(engine, f"a{number}", 2) for number in range(8)))
-    new = run(engine, make_container("new", limit=4, memory=50), "new", within=CpusetConstraint(CCX[0]))
+    new = run(engine, make_container("new", limit=4, memory=50), "new", within=Constraint(CCX[0]))
     assert format_cpus(new.placement.mems) != "0"
 
 
@@ -178,7 +178,7 @@ def test_a_newcomer_is_not_promised_the_memory_of_those_that_were_moved_away() -
 def test_a_new_memory_limit_is_charged_where_it_runs_and_bounds_what_it_left_behind(memory, charged) -> None:
     engine = shared(("a", 0), memory=2)
     carry_out(engine, move(engine, "a", 2))
-    admission = engine.resize("a", Resources(4000, 4000, 0, memory * GIB), CpusetConstraint(), 5.0)
+    admission = engine.resize("a", Resources(4000, 4000, 0, memory * GIB), Constraint(), 5.0)
     assert admission is not None
     engine.commit(admission.ticket, 6.0)
     assert charged_gib(engine) == charged
@@ -197,13 +197,13 @@ def test_who_owns_cpus_stays_unless_that_is_wanted() -> None:
 
 def test_those_who_share_the_domain_make_room_first() -> None:
     engine = owning(("a", 0))
-    run(engine, make_container("s", limit=4, request=4), "s", within=CpusetConstraint(CCX[5]))
+    run(engine, make_container("s", limit=4, request=4), "s", within=Constraint(CCX[5]))
     assert carry_out(engine, move(engine, "a", 5), exclusive=True) == ["s", "a"]
 
 
 def test_nobody_comes_to_own_what_sharers_have_asked_for() -> None:
     engine = owning(("a", 0))
-    run(engine, make_container("s", limit=7, request=7), "s", within=CpusetConstraint(CCX[5]))
+    run(engine, make_container("s", limit=7, request=7), "s", within=Constraint(CCX[5]))
     assert carry_out(engine, move(engine, "a", 5), exclusive=True) == []
 
 
@@ -263,7 +263,7 @@ def test_own_cpus_that_somebody_else_has_got_meanwhile_are_not_taken_back() -> N
     engine = owning(("a", 0), cpus=6)
     planned = move(engine, "a", 5)
     carry_out(engine, planned, exclusive=True)
-    run(engine, make_container("b", limit=6, qos=Qos.GUARANTEED), "b", within=CpusetConstraint(CCX[0]))
+    run(engine, make_container("b", limit=6, qos=Qos.GUARANTEED), "b", within=Constraint(CCX[0]))
     assert taken_back(engine, planned) == ()
 
 

@@ -18,12 +18,12 @@ from cri_proxy.engine.model import (
     NO_ORDERS,
     BadOrder,
     Life,
+    Management,
     Move,
     NotableEvents,
     Orders,
     Override,
     Plan,
-    Stance,
     names_text,
     read_orders,
     read_overrides,
@@ -240,7 +240,7 @@ def test_a_container_that_runs_is_moved_into_its_zone_and_says_so(engine) -> Non
     assert carry_out(engine) == []
 
 
-@pytest.mark.parametrize("stance", [Stance.FOREIGN, Stance.OPTED_OUT, Stance.RELEASED])
+@pytest.mark.parametrize("stance", [Management.FOREIGN, Management.OPTED_OUT, Management.RELEASED])
 def test_a_container_that_is_not_placed_here_is_not_moved(engine, stance) -> None:
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "a")
     there = parse_cpus("0-3")
@@ -312,7 +312,7 @@ def test_what_is_frozen_makes_no_room_and_the_newcomer_is_placed_all_the_same() 
     moved, frozen = with_big(False), with_big(True)
     assert "moved to make room" in moved.grants["big"].why
     assert "moved to make room" not in frozen.grants["big"].why
-    assert frozen.grants["big"].stance is Stance.PLACED
+    assert frozen.grants["big"].stance is Management.PLACED
     assert frozen.grants["big"].life is Life.RUNNING
 
 
@@ -367,7 +367,7 @@ def test_a_container_that_loses_its_last_cpu_is_an_event_once(engine) -> None:
     engine.rehost(gone)
     [event] = engine.notable.since(None)["events"]
     assert (event["reason"], event["container"]) == ("Unplaced", "app")
-    assert engine.grants["a"].stance is Stance.UNTOUCHED
+    assert engine.grants["a"].stance is Management.UNTOUCHED
 
 
 def test_a_container_that_cannot_be_placed_is_an_event(engine) -> None:

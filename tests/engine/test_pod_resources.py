@@ -18,7 +18,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Grant, ListedContainer, Stance
+from cri_proxy.engine.model import ContainerRecord, ListedContainer, Management
 from cri_proxy.engine.report import placement_row
 from cri_proxy.engine.resources import CgroupReading, has_news, resources_read, size_read
 from cri_proxy.engine.resync import Listing
@@ -28,8 +28,8 @@ from policies.model import (
     NO_CONSTRAINT,
     POD_CGROUP,
     SANDBOX_RESOURCES,
+    Constraint,
     Container,
-    CpusetConstraint,
     PlacementRefused,
     Pod,
     PodSize,
@@ -65,7 +65,7 @@ def engine_with(pod: Pod, *told: Told, qos: Qos = Qos.BURSTABLE, owning: bool = 
     return engine
 
 
-def start(engine: Engine, started: Container) -> Grant:
+def start(engine: Engine, started: Container) -> ContainerRecord:
     key = f"{started.pod.name}-{started.name}-{started.attempt}"
     admission = engine.admit(started, NO_CONSTRAINT, 0.0)
     engine.bind(admission.ticket, key, 0.0)
@@ -140,9 +140,9 @@ def test_those_that_own_together_give_way_to_kubelets_own_assignment_together() 
     before = engine.grants["p-a-0"].exclusive
     assert before == engine.grants["p-b-0"].exclusive and len(before) == 3
     other = container(make_pod("q"), "k", (3000, 3000), Qos.GUARANTEED)
-    admission = engine.admit(other, CpusetConstraint(before), 1.0)
+    admission = engine.admit(other, Constraint(before), 1.0)
     engine.bind(admission.ticket, "k", 1.0)
-    assert engine.grants["k"].stance is Stance.KUBELET
+    assert engine.grants["k"].stance is Management.KUBELET
     assert broken_invariants(engine) == []
     after = engine.grants["p-a-0"].exclusive
     assert after == engine.grants["p-b-0"].exclusive and len(after) == 3 and after.isdisjoint(before)
@@ -240,7 +240,7 @@ def test_adopted_containers_are_charged_as_their_pod(engine, told_by) -> None:
         assert found == PodSize(2000, 8000, POD_CGROUP)
         engine.resize_pod(pod.id, found, 0, 2.0)
     assert charges(engine) == {"a": 1000, "b": 1000}
-    assert {grant.stance for grant in engine.grants.values()} == {Stance.ADOPTED}
+    assert {grant.stance for grant in engine.grants.values()} == {Management.ADOPTED}
 
 
 def test_a_pods_cgroup_without_a_quota_tells_its_request() -> None:

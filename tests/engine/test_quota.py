@@ -7,7 +7,7 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.engine.model import Grant, Life, Stance, pod_cgroup
+from cri_proxy.engine.model import ContainerRecord, Life, Management, pod_cgroup
 from cri_proxy.engine.resources import is_unlimited, unlimited_pods, wants_lift, with_quota_kept
 from policies.model import Placement, PlacementPreferences
 from policies.settings import PlacementSettings
@@ -22,10 +22,10 @@ def grant(
     limit: Optional[int] = 2,
     pod: str = P,
     life: Life = Life.RUNNING,
-    stance: Stance = Stance.PLACED,
-) -> Grant:
+    stance: Management = Management.PLACED,
+) -> ContainerRecord:
     container = make_container(name, limit, pod=replace(make_pod(pod), cgroup_parent=pod))
-    return Grant(name, container, Placement(lift_quota=lifted), stance, life=life)
+    return ContainerRecord(name, container, Placement(lift_quota=lifted), stance, life=life)
 
 
 PODS = [
@@ -41,16 +41,16 @@ PODS = [
     ("another needs it in a moment", [grant("a", True), grant("b", False, life=Life.CREATING)], set()),
     ("another has finished", [grant("init", False, life=Life.HELD), grant("a", True)], {P}),
     ("it will be restarted", [grant("a", True, life=Life.HELD)], {P}),
-    ("another was opted out", [grant("a", True), grant("b", False, stance=Stance.OPTED_OUT)], set()),
-    ("it was released", [grant("a", True, stance=Stance.RELEASED)], set()),
-    ("it is only observed", [grant("a", True, stance=Stance.OBSERVED)], set()),
+    ("another was opted out", [grant("a", True), grant("b", False, stance=Management.OPTED_OUT)], set()),
+    ("it was released", [grant("a", True, stance=Management.RELEASED)], set()),
+    ("it is only observed", [grant("a", True, stance=Management.OBSERVED)], set()),
     ("two pods", [grant("a", True), grant("b", True, pod=Q), grant("c", False, pod=Q)], {P}),
     ("a pod without cgroup", [grant("a", True, pod="")], set()),
 ]
 
 
 @pytest.mark.parametrize(("grants", "pods"), [case[1:] for case in PODS], ids=[case[0] for case in PODS])
-def test_the_pods_without_quota(grants: list[Grant], pods: set[str]) -> None:
+def test_the_pods_without_quota(grants: list[ContainerRecord], pods: set[str]) -> None:
     assert unlimited_pods(grants) == pods
 
 

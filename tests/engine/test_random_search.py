@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional
 import pytest
 
 from cri_proxy.engine.invariants import broken_invariants, crowded_by, crowded_out
-from cri_proxy.engine.model import Life, ListedContainer, Override, Stance, resident_of
+from cri_proxy.engine.model import Life, ListedContainer, Management, Override, resident_of
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.exclusive.rules import ask_of
@@ -91,12 +91,12 @@ class Searched(Node_):
         key = self._pick(which)
         if key is None or key not in self.engine.grants or any(c.target == key for c in self.calls):
             return
-        stances = (Stance.FOREIGN, Stance.OPTED_OUT, Stance.RELEASED, Stance.ADOPTED)
+        stances = (Management.FOREIGN, Management.OPTED_OUT, Management.RELEASED, Management.ADOPTED)
         cpus = self._fence("few", where, 0, Qos.BURSTABLE).cpus
         assert cpus is not None
         self.runtime[key].cpus = cpus
         grant = replace(self.engine.grants[key], stance=stances[stance % len(stances)], runs_on=cpus)
-        if grant.stance is Stance.ADOPTED:  # what it has is all that is known
+        if grant.stance is Management.ADOPTED:  # what it has is all that is known
             mems = self.runtime[key].mems
             grant = replace(grant, placement=Placement(home=cpus), displaced=None, runs_on_mems=mems)
         self._send(self.engine.amend(grant))
@@ -231,7 +231,7 @@ class Searched(Node_):
         with_pages = frozenset(n for n, sizes in pools.items() if sizes.get(HUGE)) & node.mems
         for key in self.engine.grants.keys() - before:
             grant = self.engine.grants[key]
-            if grant.container.resources.hugepage_sizes and grant.stance is Stance.PLACED:
+            if grant.container.resources.hugepage_sizes and grant.stance is Management.PLACED:
                 allowed = with_pages if grant.fence.mems is None else with_pages & grant.fence.mems
                 again = grant.why.startswith("the place of attempt")
                 assert again or not grant.placement.mems or allowed <= grant.placement.mems, grant.why
@@ -251,12 +251,12 @@ class Searched(Node_):
 
     def the_books_are_those_of_the_records(self) -> None:
         """What was entered once for many is what entering each from the beginning comes to."""
-        ledger = self.engine
-        anew, node = ledger.new_node(ledger.host), ledger.node
-        for key, grant in ledger.grants.items():
+        state = self.engine
+        anew, node = state.new_node(state.host), state.node
+        for key, grant in state.grants.items():
             anew.add(key, resident_of(grant))
-        assert (node.survey(), node.claims, node.claims_alone) == (
-            anew.survey(),
+        assert (node.capacity(), node.claims, node.claims_alone) == (
+            anew.capacity(),
             anew.claims,
             anew.claims_alone,
         )
@@ -296,7 +296,7 @@ class Searched(Node_):
             grant = self.engine.grants[owner]
             ask = ask_of(grant.container, settings, bool(node.reserved))
             is_plain = grant.container.preferences == WISHES[0] and not grant.placement.group
-            if grant.stance is not Stance.PLACED or not is_plain or ask.full != len(grant.exclusive):
+            if grant.stance is not Management.PLACED or not is_plain or ask.full != len(grant.exclusive):
                 continue
             free = node.shared - node.reserved - node.isolated - here
             free = free if grant.fence.cpus is None else free & grant.fence.cpus

@@ -10,7 +10,7 @@ import pytest
 from cri_proxy.cli.placement_text import explain_text, placements_text, status_text
 from cri_proxy.engine import report
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant, Life, Stance
+from cri_proxy.engine.model import ContainerRecord, Life, Management
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO
@@ -87,9 +87,11 @@ def test_an_adopted_container_has_the_level_of_its_cpus() -> None:
     engine = engine_on(HYGON_7285_2S)
     cpus = parse_cpus("0-1")
     place = Placement(home=cpus)
-    engine.adopt(Grant("a1", make_container(), place, Stance.ADOPTED, life=Life.RUNNING, runs_on=cpus))
+    engine.adopt(
+        ContainerRecord("a1", make_container(), place, Management.ADOPTED, life=Life.RUNNING, runs_on=cpus)
+    )
     assert report.placement_rows(engine)[0]["level"] == "ccx"
-    engine.amend(replace(engine.grants["a1"], stance=Stance.FOREIGN))
+    engine.amend(replace(engine.grants["a1"], stance=Management.FOREIGN))
     assert report.placement_rows(engine)[0]["level"] == "none"
 
 

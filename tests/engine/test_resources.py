@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, read_resources
-from cri_proxy.engine.model import Grant, Life, Stance
+from cri_proxy.engine.model import ContainerRecord, Life, Management
 from cri_proxy.engine.resources import CgroupReading, has_news, memory_limit_read, resources_read, size_read
 from policies.model import Placement, PodSize, Qos, Resources
 from tests.machines import GIB
@@ -21,9 +21,9 @@ PERIOD_US = 100_000
 NOTHING_TOLD = cri.LinuxContainerResources()
 
 
-def grant_with(resources: Resources, qos: Qos = Qos.BURSTABLE, **fields: object) -> Grant:
+def grant_with(resources: Resources, qos: Qos = Qos.BURSTABLE, **fields: object) -> ContainerRecord:
     container = replace(make_container("app"), resources=resources, qos=qos)
-    known = Grant("app", container, Placement(), Stance.PLACED, life=Life.RUNNING)
+    known = ContainerRecord("app", container, Placement(), Management.PLACED, life=Life.RUNNING)
     return replace(known, **fields)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Grant, Life, ListedContainer, Stance
+from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, Management
 from cri_proxy.engine.resync import (
     DRIFT_WINDOW_S,
     FLIPS,
@@ -174,7 +174,7 @@ def test_nor_of_the_attempt_before_one_on_its_way(engine) -> None:
 
 def adopted(
     engine: Engine, container: Container, cpus: Optional[str], *others: ListedContainer, key: str = "found"
-) -> Grant:
+) -> ContainerRecord:
     item = seen(key, container, cpus)
     assert key in look(engine, item, *others, details={key: container}).adopted
     return engine.grants[key]
@@ -183,7 +183,7 @@ def adopted(
 def test_a_container_without_a_record_keeps_what_it_has() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     grant = adopted(engine, APP, "2-5")
-    assert (grant.stance, format_cpus(grant.cpus), grant.life) == (Stance.ADOPTED, "2-5", Life.RUNNING)
+    assert (grant.stance, format_cpus(grant.cpus), grant.life) == (Management.ADOPTED, "2-5", Life.RUNNING)
     assert grant.why == "it ran before this daemon knew it: it keeps what it has"
     assert engine.node.charge_milli(parse_cpus("2-5")) == 1000
     assert look(engine, seen("found", APP, "2-5")) == Looked()
@@ -218,7 +218,7 @@ def test_an_adopted_container_whose_cpus_are_all_taken_is_placed() -> None:
     adopted(engine, APP, "7")
     own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("7"), 1.0)
     assert told(own.before) == {"found": "4-6"}
-    assert engine.grants["found"].stance is Stance.PLACED
+    assert engine.grants["found"].stance is Management.PLACED
 
 
 def test_a_container_found_on_cpus_that_belong_to_another_leaves_them_at_once() -> None:
@@ -239,11 +239,11 @@ def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None
             key,
             within=fence(cpus),
         )
-    assert engine.grants["found"].stance is Stance.UNTOUCHED
+    assert engine.grants["found"].stance is Management.UNTOUCHED
     assert broken_invariants(engine) == []
     engine.remove("one")
     grant = engine.grants["found"]
-    assert (grant.stance, format_cpus(grant.cpus)) == (Stance.ADOPTED, "6-7")
+    assert (grant.stance, format_cpus(grant.cpus)) == (Management.ADOPTED, "6-7")
 
 
 def test_an_adopted_container_that_loses_its_cpus_is_placed_whatever_it_demands() -> None:
@@ -253,7 +253,7 @@ def test_an_adopted_container_that_loses_its_cpus_is_placed_whatever_it_demands(
         limit = len(parse_cpus(cpus))
         run(engine, make_container(key, limit=limit, qos=Qos.GUARANTEED), key, within=fence(cpus))
     grant = engine.grants["found"]
-    assert (grant.stance, format_cpus(grant.cpus)) == (Stance.PLACED, "1-5")
+    assert (grant.stance, format_cpus(grant.cpus)) == (Management.PLACED, "1-5")
     assert "so without what it demands" in grant.why
 
 
@@ -271,10 +271,10 @@ def test_opted_out_and_kubelets_containers_are_found_as_such() -> None:
     container = make_container("app", limit=3)
     assigned = {(container.pod.uid, "app"): parse_cpus("6-7")}
     engine = engine_on(host_of(VM_NO_CACHE_INFO, kubelet_exclusive=assigned))
-    assert adopted(engine, OPTED_OUT, "0-3").stance is Stance.OPTED_OUT
+    assert adopted(engine, OPTED_OUT, "0-3").stance is Management.OPTED_OUT
     items = [seen("found", OPTED_OUT, "0-3"), seen("k", container, "6-7")]
     look(engine, *items, details={"k": container})
-    assert engine.grants["k"].stance is Stance.KUBELET
+    assert engine.grants["k"].stance is Management.KUBELET
     assert engine.node.exclusive == {6, 7}
 
 
@@ -480,7 +480,7 @@ def test_rule_10_changed_back_three_times_within_a_minute_each_it_is_foreign(int
     last = look(engine, seen("app", APP, "0-7"), now_s=times[-1])
     assert (last.foreign, last.drifted, last.updates) == (("app",), (), ())
     grant = engine.grants["app"]
-    assert (grant.stance, format_cpus(grant.cpus)) == (Stance.FOREIGN, "0-7")
+    assert (grant.stance, format_cpus(grant.cpus)) == (Management.FOREIGN, "0-7")
     # Left alone, and charged where it runs.
     assert look(engine, seen("app", APP, "5"), now_s=times[-1] + 1) == Looked()
     assert engine.node.charge_milli([5]) == 1000
@@ -514,7 +514,9 @@ def test_rule_10_what_we_took_from_an_adopted_container_can_drift_too() -> None:
     assert look(engine, seen("found", APP, ""), there, now_s=110.0).foreign == ("found",)
 
 
-@pytest.mark.parametrize("stance", [Stance.OPTED_OUT, Stance.UNTOUCHED, Stance.RELEASED, Stance.FOREIGN])
+@pytest.mark.parametrize(
+    "stance", [Management.OPTED_OUT, Management.UNTOUCHED, Management.RELEASED, Management.FOREIGN]
+)
 def test_rule_10_the_cpusets_of_others_are_followed(engine, stance) -> None:
     engine.amend(replace(engine.grants["app"], stance=stance, runs_on=parse_cpus("0-7")))
     assert look(engine, seen("app", APP, "4-5")) == Looked()
@@ -741,7 +743,7 @@ def test_a_runtime_that_ignores_memory_nodes_is_told_twice_and_is_no_other_write
         ((), ()),
     ]
     assert [[u.id for u in each.updates] for each in found] == [["app"], [], [], []]
-    assert engine.grants["app"].stance is Stance.PLACED
+    assert engine.grants["app"].stance is Management.PLACED
 
 
 @pytest.mark.parametrize("news", ["where its processes are", "it runs again"])

@@ -52,7 +52,7 @@ def test_each_that_loses_cpus_is_told_once_and_has_them_back_when_the_owner_goes
     assert shadow.differs_from(engine) == []
     assert {u.id for u in engine.remove("own")} == hit
     after = dump(engine)
-    assert after["grants"] == before["grants"] and after["survey"] == before["survey"]
+    assert after["grants"] == before["grants"] and after["capacity"] == before["capacity"]
 
 
 def test_a_transition_that_is_cut_short_leaves_the_shared_sets_as_they_were() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from cri_proxy.engine.model import (
+    ContainerRecord,
     DecisionRecord,
-    Grant,
     Life,
+    Management,
     MoveEffect,
-    Stance,
     Ticket,
     TicketKind,
 )
@@ -30,7 +30,7 @@ from cri_proxy.engine.snapshot import (
 )
 from cri_proxy.engine.state import JournalValue
 from policies.machine.cpus import parse_cpus
-from policies.model import Container, CpusetConstraint, Placement, Pod, PodSize, Qos, Resources
+from policies.model import Constraint, Container, Placement, Pod, PodSize, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
 from tests.scenes import engine_on, fence, make_container, run
 
@@ -47,12 +47,12 @@ CONTAINER = Container(
     {"x": "y"},
     {"z": ""},
 )
-GRANT = Grant(
+GRANT = ContainerRecord(
     key="c1",
     container=CONTAINER,
     placement=PLACEMENT,
-    stance=Stance.KUBELET,
-    fence=CpusetConstraint(SET("1-2"), None),
+    stance=Management.KUBELET,
+    fence=Constraint(SET("1-2"), None),
     life=Life.HELD,
     runs_on=SET("4"),
     since_s=1.5,
@@ -65,7 +65,7 @@ GRANT = Grant(
     runs_on_mems=SET("0-1"),
     memory_charge=((0, 5), (1, 7)),
 )
-BARE = Grant("c2", Container(Pod("s", "u"), "app"), Placement(), Stance.PLACED)
+BARE = ContainerRecord("c2", Container(Pod("s", "u"), "app"), Placement(), Management.PLACED)
 RECORD = DecisionRecord(7, 1.5, "create", "a/b/c", "u", "id", "placed", PLACEMENT, "why", "failed")
 MOVED = replace(
     RECORD, operation="rebalance", move=MoveEffect(0.0032, ("near", "nearer"), ("far",), ("partner",))
@@ -77,7 +77,10 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
     "a bare pod": ("pod", Pod("s", "u")),
     "a full grant": ("grant", GRANT),
     "a bare grant": ("grant", BARE),
-    "a fence that is empty": ("grant", Grant("c", CONTAINER, PLACEMENT, Stance.ADOPTED, fence("", ""))),
+    "a fence that is empty": (
+        "grant",
+        ContainerRecord("c", CONTAINER, PLACEMENT, Management.ADOPTED, fence("", "")),
+    ),
     "a full ticket": (
         "ticket",
         Ticket("t2", TicketKind.RESIZE, "t2", 9.5, "c1", PLACEMENT, True, (GRANT, BARE), (INNER,)),
@@ -90,7 +93,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
             "t3",
             1.0,
             moved=(("c1", PLACEMENT, Placement()),),
-            found=Stance.ADOPTED,
+            found=Management.ADOPTED,
             waiting=("c1", "c2"),
         ),
     ),
@@ -98,8 +101,11 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
     "a record": ("record", RECORD),
     "a record of a move": ("record", MOVED),
     "distrust": ("distrust", 12.5),
-    **{f"stance {s.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, s)) for s in Stance},
-    **{f"life {x.value}": ("grant", Grant("c", CONTAINER, PLACEMENT, Stance.PLACED, life=x)) for x in Life},
+    **{f"stance {s.value}": ("grant", ContainerRecord("c", CONTAINER, PLACEMENT, s)) for s in Management},
+    **{
+        f"life {x.value}": ("grant", ContainerRecord("c", CONTAINER, PLACEMENT, Management.PLACED, life=x))
+        for x in Life
+    },
 }
 
 
@@ -113,7 +119,9 @@ def test_what_is_written_is_read_back(case: str) -> None:
 
 def test_a_set_and_no_set_are_not_the_same() -> None:
     for given in (fence("", None), fence(None, "")):
-        grant = read_record("grant", write_record(Grant("c", CONTAINER, PLACEMENT, Stance.PLACED, given)))
+        grant = read_record(
+            "grant", write_record(ContainerRecord("c", CONTAINER, PLACEMENT, Management.PLACED, given))
+        )
         assert grant.fence == given
 
 

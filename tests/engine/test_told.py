@@ -8,7 +8,7 @@ from typing import Optional
 import pytest
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import CpusetUpdate, Grant, Life, Stance, Told
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, Management, Told
 from cri_proxy.engine.told import SHARED_CPUS, told_by, update_of
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Placement, Qos, Quota, Resources
@@ -21,17 +21,21 @@ TOLD = Told(PLACE.cpus, PLACE.mems, why="it fits")
 QUOTA = Quota(200_000, 100_000)
 
 
-def grant(stance: Stance = Stance.PLACED, place: Placement = PLACE, runs_on: str = "") -> Grant:
+def grant(
+    stance: Management = Management.PLACED, place: Placement = PLACE, runs_on: str = ""
+) -> ContainerRecord:
     container = make_container("app", limit=2)
     resources = replace(container.resources, quota_period_us=100_000)
     container = replace(container, resources=resources)
-    return Grant("app", container, place, stance, life=Life.RUNNING, runs_on=SET(runs_on), why="it fits")
+    return ContainerRecord(
+        "app", container, place, stance, life=Life.RUNNING, runs_on=SET(runs_on), why="it fits"
+    )
 
 
 LIFTED = replace(PLACE, lift_quota=True)
 #: What a container has and should have: the CPUs and memory nodes that are sent, whether it is told first, the quota that
 #: comes back, and why; None = it is told nothing.
-CASES: dict[str, tuple[Grant, Told, Optional[tuple[Placement, bool, Optional[Quota], str]]]] = {
+CASES: dict[str, tuple[ContainerRecord, Told, Optional[tuple[Placement, bool, Optional[Quota], str]]]] = {
     "as told": (grant(), TOLD, None),
     "it has lost a CPU": (grant(), TOLD._replace(cpus=SET("0-4")), (PLACE, True, None, SHARED_CPUS)),
     "it has gained one": (grant(), TOLD._replace(cpus=SET("0-2")), (PLACE, False, None, SHARED_CPUS)),
@@ -49,21 +53,21 @@ CASES: dict[str, tuple[Grant, Told, Optional[tuple[Placement, bool, Optional[Quo
     "its quota comes back": (
         grant(), TOLD._replace(is_lifted=True), (PLACE, False, QUOTA, "its CPU quota is not lifted any more"),
     ),
-    "adopted, as it was found": (grant(Stance.ADOPTED, runs_on="0-7"), Told(SET("0-7"), SET("1")), None),
+    "adopted, as it was found": (grant(Management.ADOPTED, runs_on="0-7"), Told(SET("0-7"), SET("1")), None),
     "adopted, and others own a CPU": (
-        grant(Stance.ADOPTED, runs_on="0-6"), Told(SET("0-7"), why="it fits"),
+        grant(Management.ADOPTED, runs_on="0-6"), Told(SET("0-7"), why="it fits"),
         (Placement(cpus=SET("0-6")), True, None, SHARED_CPUS),
     ),
     "released": (
-        grant(Stance.RELEASED, runs_on="0-7"), TOLD._replace(cause="released"),
+        grant(Management.RELEASED, runs_on="0-7"), TOLD._replace(cause="released"),
         (Placement(cpus=SET("0-7")), False, None, "released"),
     ),
-    "not ours": (grant(Stance.FOREIGN, runs_on="5"), Told(SET("0-3")), None),
+    "not ours": (grant(Management.FOREIGN, runs_on="5"), Told(SET("0-3")), None),
     "not ours, and owed its quota": (
-        grant(Stance.FOREIGN, runs_on="5"), TOLD._replace(is_lifted=True),
+        grant(Management.FOREIGN, runs_on="5"), TOLD._replace(is_lifted=True),
         (UNTOUCHED, False, QUOTA, "its CPU quota is not lifted any more"),
     ),
-    "observed": (grant(Stance.OBSERVED, runs_on="0-7"), Told(SET("5")), None),
+    "observed": (grant(Management.OBSERVED, runs_on="0-7"), Told(SET("5")), None),
 }  # fmt: skip
 
 
@@ -76,7 +80,7 @@ def test_what_is_told_is_what_differs(case: str) -> None:
         return
     assert update is not None
     place, shrink, give_back, why = expected
-    place = replace(place, mems=NO_CPUS) if record.stance is Stance.RELEASED else place
+    place = replace(place, mems=NO_CPUS) if record.stance is Management.RELEASED else place
     assert (update.placement.cpus, update.shrink, update.give_back, update.why) == (
         place.cpus,
         shrink,
@@ -92,12 +96,12 @@ def test_a_container_that_changes_many_times_is_told_the_last_of_it() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
     run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
     owners = [make_container(f"owner-{n}", limit=1, qos=Qos.GUARANTEED) for n in range(2)]
-    ledger = engine
-    before = ledger.told["app"]
+    state = engine
+    before = state.told["app"]
     for owner in owners:
         engine.admit(owner, fence(str(owners.index(owner))), 1.0)
-    assert before.cpus is not None and ledger.told["app"].cpus == engine.grants["app"].cpus < before.cpus
-    assert not ledger.unsettled or told(engine.tick(2.0)) == {}
+    assert before.cpus is not None and state.told["app"].cpus == engine.grants["app"].cpus < before.cpus
+    assert not state.unsettled or told(engine.tick(2.0)) == {}
 
 
 def test_what_a_refused_request_had_others_told_is_told_back_and_what_they_were_not_told_is_not() -> None:
@@ -126,7 +130,7 @@ def test_a_resize_in_doubt_hides_no_loss_of_its_container() -> None:
 # ---------------------------------------------------------------------- how updates end
 
 
-def two_steps() -> tuple[Engine, Grant]:
+def two_steps() -> tuple[Engine, ContainerRecord]:
     """``app`` was to leave CPU 7 of 0-7 when it was to leave CPU 6 as well."""
     engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
     run(engine, make_container("app", limit=8), "app")
@@ -178,7 +182,7 @@ def test_others_wait_for_one_that_does_not_answer_and_not_for_one_that_never_doe
     assert engine.not_alone("app") == ()
     owner = Placement(SET("6"), level="core", home=SET("6"), exclusive=SET("6"))
     with engine.quiet():
-        engine.adopt(replace(grant(Stance.PLACED, owner), key="own"))
+        engine.adopt(replace(grant(Management.PLACED, owner), key="own"))
         engine.saw("own", cpus=SET("2"))
         engine.unanswered("app")
         assert engine.not_alone("own") == ("app",)
@@ -194,6 +198,6 @@ def test_owners_that_change_places_do_not_wait_for_each_other_for_ever() -> None
     places = [Placement(SET(c), level="core", home=SET(c), exclusive=SET(c)) for c in ("2", "3")]
     with engine.quiet():
         for key, place, has in (("a", places[0], "3"), ("b", places[1], "2")):
-            engine.adopt(replace(grant(Stance.PLACED, place), key=key))
+            engine.adopt(replace(grant(Management.PLACED, place), key=key))
             engine.saw(key, cpus=SET(has), owned=SET(has))
         assert {update.id for update in engine.pending()} == {"a", "b"}

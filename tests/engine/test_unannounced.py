@@ -7,7 +7,7 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Life, Stance
+from cri_proxy.engine.model import Life, Management
 from cri_proxy.engine.resync import UnannouncedContainer, in_order, leave_untouched
 from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
@@ -104,7 +104,7 @@ def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is(en
     assert dump(engine) == before
     leave_untouched(engine, app, 10.0, f"not placed: {caught.value}")
     grant = engine.grants["new"]
-    assert (grant.stance, grant.life, format_cpus(grant.cpus)) == (Stance.UNTOUCHED, Life.RUNNING, ALL)
+    assert (grant.stance, grant.life, format_cpus(grant.cpus)) == (Management.UNTOUCHED, Life.RUNNING, ALL)
     assert engine.lacking() == []
     assert broken_invariants(engine) == []
 

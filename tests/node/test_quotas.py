@@ -10,7 +10,7 @@ from typing import Any, Optional
 import pytest
 import structlog
 
-from cri_proxy.engine.model import Grant, Life, Stance, pod_cgroup
+from cri_proxy.engine.model import ContainerRecord, Life, Management, pod_cgroup
 from cri_proxy.engine.told import told_by, update_of
 from cri_proxy.node.quotas import HINT, Quotas
 from policies.machine.cpus import parse_cpus
@@ -198,12 +198,14 @@ def test_a_pod_whose_cgroup_cannot_be_written_is_refused_with_a_hint(tree: Tree)
 # ---------------------------------------------------------------------- containers
 
 
-def container(key: str, lifted: bool = True, **more: Any) -> Grant:
+def container(key: str, lifted: bool = True, **more: Any) -> ContainerRecord:
     place = Placement(cpus=parse_cpus("0-1"), lift_quota=lifted)
-    return replace(Grant(key, make_container(key, 2), place, Stance.PLACED, life=Life.RUNNING), **more)
+    return replace(
+        ContainerRecord(key, make_container(key, 2), place, Management.PLACED, life=Life.RUNNING), **more
+    )
 
 
-RELEASED = {"stance": Stance.RELEASED}
+RELEASED = {"stance": Management.RELEASED}
 TOLD = [
     # name, grant, what its cgroup says, whether it is told, what it gets back
     ("it has a limit", container("c"), LIMIT, True, None),
@@ -221,7 +223,7 @@ TOLD = [
     ("grant", "limit", "told", "give_back"), [case[1:] for case in TOLD], ids=[case[0] for case in TOLD]
 )
 def test_a_container_whose_cgroup_says_otherwise_is_told_again(
-    tree: Tree, grant: Grant, limit: str, told: bool, give_back: Optional[Quota]
+    tree: Tree, grant: ContainerRecord, limit: str, told: bool, give_back: Optional[Quota]
 ) -> None:
     tree.write(f"{POD}/c", limit)
     found = list(quotas_on(tree, []).drifted([grant], {"c": f"{POD}/c"}.get))

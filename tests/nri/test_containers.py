@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, read_create
-from cri_proxy.engine.model import CpusetUpdate, Grant, Life, Stance
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, Management
 from cri_proxy.nri import containers
 from policies.machine.cpus import parse_cpus
-from policies.model import NO_CONSTRAINT, CpusetConstraint, Placement, Qos, Quota
+from policies.model import NO_CONSTRAINT, Constraint, Placement, Qos, Quota
 from tests.cri_client import Pod as ClientPod
 from tests.cri_client import container_config, create_request, pod_config
 from tests.scenes import make_container, make_pod
@@ -189,7 +189,8 @@ def test_the_attempt_is_kubelets_count_of_restarts(text: str, attempt: Optional[
 def test_one_that_does_not_tell_its_attempt_is_the_next() -> None:
     pod = make_pod()
     grants = [
-        Grant(str(n), make_container("app", pod=pod, attempt=n), Placement(), Stance.PLACED) for n in (0, 4)
+        ContainerRecord(str(n), make_container("app", pod=pod, attempt=n), Placement(), Management.PLACED)
+        for n in (0, 4)
     ]
     assert containers.next_attempt(grants, pod.uid, "app") == 5
     assert (
@@ -213,9 +214,9 @@ def test_the_size_of_a_pod_is_resources_and_overhead() -> None:
 # ---------------------------------------------------------------------- Synchronize
 
 
-def grant(key: str, life: Life, **fields: Any) -> Grant:
+def grant(key: str, life: Life, **fields: Any) -> ContainerRecord:
     container = make_container(key, pod=make_pod("p"))
-    return Grant(key, container, Placement(), Stance.PLACED, life=life, **fields)
+    return ContainerRecord(key, container, Placement(), Management.PLACED, life=life, **fields)
 
 
 def test_what_a_synchronize_lacks_has_ended_and_what_is_being_created_has_not() -> None:
@@ -266,10 +267,10 @@ def test_a_lifted_quota_goes_with_it() -> None:
 
 
 def test_what_it_has_already_is_not_set_again() -> None:
-    adjust = containers.write_adjustment(TWO, CpusetConstraint(cpus=TWO.cpus))
+    adjust = containers.write_adjustment(TWO, Constraint(cpus=TWO.cpus))
     assert adjust is not None
     assert (adjust.linux.resources.cpu.cpus, adjust.linux.resources.cpu.mems) == ("", "0")
-    assert containers.write_adjustment(TWO, CpusetConstraint(TWO.cpus, TWO.mems)) is None
+    assert containers.write_adjustment(TWO, Constraint(TWO.cpus, TWO.mems)) is None
     assert containers.write_adjustment(Placement(), NO_CONSTRAINT) is None
 
 

@@ -36,8 +36,8 @@ def climb(
     if pod is not None:
         leaves = frozenset(i for i, leaf in enumerate(tree.leaves) if leaf.cpus & parse_cpus(pod))
     want = Climb(round(cpus * 1000), round(request * 1000), floor, leaves, affinity)
-    survey = scene.node.survey(None if fence is None else parse_cpus(fence))
-    return ladder(tree, kind).climb(survey, scene.node, want)
+    capacity = scene.node.capacity(None if fence is None else parse_cpus(fence))
+    return ladder(tree, kind).climb(capacity, scene.node, want)
 
 
 # ---------------------------------------------------------------------- the rung
@@ -316,7 +316,7 @@ def test_the_smallest_charged_share_comes_before_the_number_of_containers(scene)
 
 def test_the_share_is_per_cpu_so_that_small_ccxs_are_not_preferred() -> None:
     scene = Scene(machines.UNEVEN_CCX)
-    sizes = [len(leaf) for leaf in scene.node.survey().cpus]
+    sizes = [len(leaf) for leaf in scene.node.capacity().cpus]
     assert sizes == [6, 8, 6, 8]
     for index, leaf in enumerate(scene.node.topology.leaves):
         scene.occupy(format_cpus(leaf.cpus), request=1 if index != 3 else 1.1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import Placement
-from policies.node import CONSTRAINTS_KEPT, NANO_PER_MILLI, Node, Resident, Survey
+from policies.node import CONSTRAINTS_KEPT, NANO_PER_MILLI, Capacity, Node, Resident
 from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO
 from tests.scenes import node_of, topology
 
@@ -26,8 +26,8 @@ def resident(
     return Resident(pod, request, request, parse_cpus(cpus), parse_cpus(exclusive), memory)
 
 
-def recount(node: Node, fence: frozenset[int]) -> Survey:
-    """The survey by the book: added up from all residents."""
+def recount(node: Node, fence: frozenset[int]) -> Capacity:
+    """The capacity by the book: added up from all residents."""
     leaves = tuple(leaf.cpus & node.shared & fence for leaf in node.topology.leaves)
     charge, order = [0] * len(leaves), [0] * len(leaves)
     for r in node.residents.values():
@@ -35,7 +35,7 @@ def recount(node: Node, fence: frozenset[int]) -> Survey:
             for cpus, each, each_order in r.charges():
                 charge[index] += each * len(leaf & cpus)
                 order[index] += each_order * len(leaf & cpus)
-    return Survey(leaves, tuple(map(len, leaves)), tuple(charge), tuple(order))
+    return Capacity(leaves, tuple(map(len, leaves)), tuple(charge), tuple(order))
 
 
 # ---------------------------------------------------------------------- charges
@@ -71,36 +71,36 @@ def test_cpus_of_its_own_carry_the_whole_part_of_a_request_and_shared_ones_the_r
 
 def test_room_is_capacity_less_charges_at_every_level(node) -> None:
     node.add("a", resident("0-3,64-67", 2000))
-    survey = node.survey()
+    capacity = node.capacity()
     by_level = {"l3": 6000, "numa": 14000, "socket": 62000, "machine": 126000}
     for level, room in by_level.items():
-        assert survey.room_nano(node.topology.at(level)[0].leaves) == room * NANO_PER_MILLI
+        assert capacity.room_nano(node.topology.at(level)[0].leaves) == room * NANO_PER_MILLI
 
 
 def test_room_is_negative_where_requests_exceed_the_cpus(node) -> None:
     node.add("a", resident("0-3,64-67", 9000))
-    assert node.survey().room_nano([0]) == -1000 * NANO_PER_MILLI
+    assert node.capacity().room_nano([0]) == -1000 * NANO_PER_MILLI
 
 
 def test_for_ordering_every_container_counts_ten_milli_cpus_at_least(node) -> None:
     node.add("a", resident("0-3,64-67", 0))
-    survey = node.survey()
-    assert survey.room_nano([0]) == 8000 * NANO_PER_MILLI
-    assert survey.share_nano([0]) == 10 * NANO_PER_MILLI // 8
-    assert survey.share_nano([1]) == 0
+    capacity = node.capacity()
+    assert capacity.room_nano([0]) == 8000 * NANO_PER_MILLI
+    assert capacity.share_nano([0]) == 10 * NANO_PER_MILLI // 8
+    assert capacity.share_nano([1]) == 0
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_removing_gives_back_exactly_what_adding_took(data) -> None:
     node = node_of(HYGON_7285_2S, reserved="0,64")
-    empty = node.survey()
+    empty = node.capacity()
     cpu_sets = st.frozensets(st.integers(0, 127), max_size=40)
     for i in range(data.draw(st.integers(1, 12))):
         node.add(f"c{i}", Resident("uid", data.draw(st.integers(0, 99_999)), 0, data.draw(cpu_sets)))
     for key in data.draw(st.permutations(list(node.residents))):
         node.remove(key)
-    assert node.survey() == empty
+    assert node.capacity() == empty
     assert node.charge_milli(range(128)) == 0
     assert node.containers_on(frozenset(range(128))) == 0
     assert not node.of_pod("uid")
@@ -120,15 +120,15 @@ def test_a_survey_is_what_adding_up_all_containers_gives(data) -> None:
             exclusive = cpus & node.shared if data.draw(st.integers(0, 4)) == 0 else NO_CPUS
             node.add(f"c{i}", Resident("uid", data.draw(st.integers(0, 9999)), 0, cpus, exclusive))
         for fence in fences:
-            assert node.survey(fence) == recount(node, fence)
-        assert node.survey() == recount(node, fences[0])
+            assert node.capacity(fence) == recount(node, fence)
+        assert node.capacity() == recount(node, fences[0])
 
 
 def test_many_fences_do_not_pile_up(node) -> None:
     node.add("a", resident("0-7", 1000))
     for last in range(3 * CONSTRAINTS_KEPT):
         fence = frozenset(range(last + 1))
-        assert node.survey(fence) == recount(node, fence)
+        assert node.capacity(fence) == recount(node, fence)
     assert len(node._sums) <= CONSTRAINTS_KEPT
 
 
@@ -148,11 +148,11 @@ def test_a_set_that_many_share_is_booked_as_each_of_them_by_itself(data: st.Data
         places[key] = now if has_place else None
         other.replace(key, replace(booked, cpus=after, placement=places[key]))
     one.share(places, after)
-    assert one.survey() == other.survey() == recount(one, one.topology.online)
+    assert one.capacity() == other.capacity() == recount(one, one.topology.online)
     assert one.residents == other.residents
     for key in places:
         one.remove(key)
-    assert one.survey() == node_of(HYGON_7285_2S).survey()
+    assert one.capacity() == node_of(HYGON_7285_2S).capacity()
 
 
 def test_one_key_is_one_container(node) -> None:
@@ -225,8 +225,8 @@ def test_nothing_offline_is_usable(name) -> None:
 
 
 def test_offline_cpus_have_no_capacity() -> None:
-    survey = node_of(OFFLINE_CPUS).survey()
-    assert sum(survey.caps) == 60
+    capacity = node_of(OFFLINE_CPUS).capacity()
+    assert sum(capacity.caps) == 60
 
 
 # ---------------------------------------------------------------------- questions about pods and containers
@@ -252,12 +252,12 @@ def test_credit_takes_one_pod_out_exactly(name) -> None:
     node = node_of(name)
     cpus = [format_cpus(sorted(node.usable)[start : start + 13]) for start in (0, 5, 20)]
     node.add("other", resident(cpus[1], 777))
-    without = node.survey()
+    without = node.capacity()
     node.add("a", resident(cpus[0], 1234, pod="mine"))
     node.add("b", resident(cpus[2], 55, pod="mine"))
     node.add("none", resident("", 100, pod="mine"))
-    assert node.survey().credit(node.of_pod("mine"), "mine") == without
-    assert node.survey().credit(node.residents, "mine") == without
+    assert node.capacity().credit(node.of_pod("mine"), "mine") == without
+    assert node.capacity().credit(node.residents, "mine") == without
 
 
 def test_a_group_claims_its_cpus_once_and_is_told_apart_from_what_owns_them_alone() -> None:
@@ -275,8 +275,8 @@ def test_a_group_claims_its_cpus_once_and_is_told_apart_from_what_owns_them_alon
 
 def test_the_cpus_of_a_place_are_one_set_until_its_shared_cpus_change(node) -> None:
     leaves = range(2)
-    before = node.survey().allowed(leaves)
+    before = node.capacity().allowed(leaves)
     node.add("a", resident("8", 100))
-    assert node.survey().allowed(leaves) is before
+    assert node.capacity().allowed(leaves) is before
     node.add("b", resident("", 1000, exclusive="0"))
-    assert node.survey().allowed(leaves) == before - {0}
+    assert node.capacity().allowed(leaves) == before - {0}

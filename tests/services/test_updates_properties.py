@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import CpusetUpdate, Life, ListedContainer, Stance
+from cri_proxy.engine.model import CpusetUpdate, Life, ListedContainer, Management
 from cri_proxy.engine.resync import Listing, resync_slices
 from cri_proxy.metrics import Metrics
 from cri_proxy.services.updates import Updates
@@ -211,7 +211,7 @@ class Node:
             if grant.exclusive and not engine.not_alone(key) and grant.life is Life.RUNNING:
                 for other in self.has.keys() - {key}:
                     theirs = engine.grants.get(other)
-                    is_ours = theirs is not None and theirs.stance in (Stance.PLACED, Stance.ADOPTED)
+                    is_ours = theirs is not None and theirs.stance in (Management.PLACED, Management.ADOPTED)
                     is_ours = is_ours and not theirs.exclusive & grant.exclusive
                     if is_ours and other not in self.resizes:
                         assert not self.has[other] & grant.exclusive, f"{other} is on CPUs of {key}"

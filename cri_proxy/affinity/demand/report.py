@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from cri_proxy.affinity.demand.controller import DemandController, DemandReport
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant, Stance
+from cri_proxy.engine.model import ContainerRecord, Management
 from cri_proxy.text.terminal import duration_text, stance_text
 from policies.wanted import size_mode_of
 
@@ -15,7 +15,7 @@ TOLD = 5
 
 
 def demand_row(
-    engine: Engine, grant: Grant, report: Optional[DemandReport], now_s: float
+    engine: Engine, grant: ContainerRecord, report: Optional[DemandReport], now_s: float
 ) -> Optional[dict[str, Any]]:
     """A container's demand; None where it is to be sized by its limit.
 
@@ -25,7 +25,7 @@ def demand_row(
         return None
     if report is None:
         why = engine.policy.why_not_sized(engine.node, grant.container)
-        if not why and grant.stance is not Stance.PLACED:
+        if not why and grant.stance is not Management.PLACED:
             why = f"its cpuset is not ours ({stance_text(grant.stance.value)})"
         return {"why_not": why or "it was not looked at yet"}
     return {

@@ -25,7 +25,7 @@ from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.problem import PlanningSnapshot, Slices, snapshot_slices
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant
+from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.engine.place import FROZEN
 from cri_proxy.services.services import Services
 from policies.affinity.graph.remote import RemotePeer
@@ -328,7 +328,7 @@ class AffinityController:
 
     # ------------------------------------------------------------------ the status
 
-    def would_move(self, grant: Grant) -> Optional[dict[str, Any]]:
+    def would_move(self, grant: ContainerRecord) -> Optional[dict[str, Any]]:
         """For ``explain``: where a container would move, and why it waits; None where no such move is known."""
         pending = self.pending.get(grant.key)
         if pending is None or not self.settings.enabled:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
-from cri_proxy.engine.model import DecisionRecord, Grant
+from cri_proxy.engine.model import ContainerRecord, DecisionRecord
 from cri_proxy.history.entries import Query
 from cri_proxy.history.io.file import Bounds, Handed, HistoryFile, HistoryUnusable
 from cri_proxy.job_thread import JobThread
@@ -55,7 +55,7 @@ class HistoryKeeper:
         self._asking = 0
         self._problem = ""
 
-    def add(self, records: Iterable[DecisionRecord], grants: Mapping[str, Grant]) -> None:
+    def add(self, records: Iterable[DecisionRecord], grants: Mapping[str, ContainerRecord]) -> None:
         """Have records entered soon, or again as they are now. ``grants``: tells the names of those they are about."""
         if not self.entries:
             return

@@ -52,7 +52,7 @@ class Observed:
     def peers(
         self, node: Node, replicas: Mapping[str, Collection[str]], container: Container, key: str = ""
     ) -> tuple[Peer, ...]:
-        """The pulls on a container by the ledger, the strongest first.
+        """The pulls on a container by the books, the strongest first.
 
         ``replicas``: keys by owner, also of containers not in the books. ``key``: the container's own, if it has one.
         """

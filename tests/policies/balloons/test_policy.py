@@ -14,8 +14,8 @@ from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import (
     NO_CONSTRAINT,
+    Constraint,
     Container,
-    CpusetConstraint,
     Decision,
     Placement,
     PlacementPreferences,
@@ -39,9 +39,9 @@ class Pools:
         self.node = node_of(where, reserved=reserved)
         settings = PlacementSettings(balloons=BalloonSettings(types), memory=memory)
         self.policy = Balloons(self.node.topology, settings)
-        self.fences: dict[str, CpusetConstraint] = {}
+        self.fences: dict[str, Constraint] = {}
 
-    def put(self, container: Container, within: CpusetConstraint = NO_CONSTRAINT) -> Decision:
+    def put(self, container: Container, within: Constraint = NO_CONSTRAINT) -> Decision:
         decision = self.policy.place(self.node, PlacementRequest(container, within))
         self.fences[container.name] = within
         self.book(container.name, container, decision)

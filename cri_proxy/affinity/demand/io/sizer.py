@@ -25,7 +25,7 @@ from cri_proxy.affinity.demand.io.usage import UsageReader
 from cri_proxy.affinity.demand.report import demand_row, demand_status
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Grant
+from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.engine.told import GIVEN_BACK
 from cri_proxy.services.services import Services
 
@@ -239,7 +239,7 @@ class DemandSizer:
 
     # ------------------------------------------------------------------ for people
 
-    def explained(self, engine: Engine, grant: Grant) -> Optional[dict[str, Any]]:
+    def explained(self, engine: Engine, grant: ContainerRecord) -> Optional[dict[str, Any]]:
         """For ``explain``: demand, window, both rungs and the last growths; None where it is sized by its limit."""
         now_s = self._services.node_state.clock()
         return demand_row(engine, grant, self.controller.report(grant.key, now_s), now_s)

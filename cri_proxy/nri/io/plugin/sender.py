@@ -16,10 +16,10 @@ from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
-from policies.model import CpusetConstraint
+from policies.model import Constraint
 
 #: An update's values: cpuset and mems; quota, period, shares, memory.
-_Said = tuple[CpusetConstraint, tuple[int, int, int, int]]
+_Said = tuple[Constraint, tuple[int, int, int, int]]
 
 
 class HostCaller(Protocol):
