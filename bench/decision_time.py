@@ -93,7 +93,7 @@ def filled(policy: str) -> Engine:
     for number in range(CONTAINERS):
         kind = random.choice(small if random.random() < 0.97 else large)
         read = read_create(request(number, kind if number >= GUARANTEED else "Guaranteed 1"), engine.pods)
-        admission = engine.admit(read.container, read.fence, float(number))
+        admission = engine.admit(read.container, read.constraint, float(number))
         engine.bind(admission.ticket, f"c{number}", float(number))
         engine.drain()
     return engine
@@ -109,7 +109,7 @@ def overcommitted(containers: int) -> Engine:
     for number in range(containers):
         message = request_of(number, burstable(round(even * random.choice(SHARES) / 100)))
         read = read_create(message, engine.pods)
-        admission = engine.admit(read.container, read.fence, float(number))
+        admission = engine.admit(read.container, read.constraint, float(number))
         engine.bind(admission.ticket, f"c{number}", float(number))
         engine.drain()
     return engine
@@ -130,7 +130,7 @@ def measure(
         read = read_create(message, engine.pods)
         reads.append(clock() - started)
         started = clock()
-        admission = engine.admit(read.container, read.fence, 1e6)
+        admission = engine.admit(read.container, read.constraint, 1e6)
         write_create_delta(admission.placement)
         admits.append(clock() - started)
         if round_ % 2:
@@ -188,7 +188,7 @@ def report_members() -> None:
             milli = 100 if number < members else 1000
             read = read_create(request_of(number, {"cpu_request": milli, "cpu_limit": 2000}), engine.pods)
             clock = [time.thread_time()]
-            admission = engine.admit(read.container, read.fence, float(number))
+            admission = engine.admit(read.container, read.constraint, float(number))
             clock.append(time.thread_time())
             engine.bind(admission.ticket, f"c{number}", float(number))
             clock.append(time.thread_time())

@@ -93,7 +93,7 @@ class Node:
     def create(self) -> Iterator[Journal]:
         self.count += 1
         read = read_create(request(self.count, "BestEffort"), self.engine.pods)
-        admission = self.engine.admit(read.container, read.fence, float(self.count))
+        admission = self.engine.admit(read.container, read.constraint, float(self.count))
         yield self.engine.drain()
         self.engine.bind(admission.ticket, f"{self.count * 2654435761 % 2**32:08x}{self.count:056x}", 0.0)
         yield self.engine.drain()

@@ -95,7 +95,7 @@ class Hygon(Policy):
 
     def _owned(self, node: Node, request: PlacementRequest, ask: CpuDemand) -> Union[Decision, str]:
         """As ``Owning.place``; what containers own together as their pod's, one that comes later owns as well."""
-        container, fence, keep = request.container, request.constraint, request.keep
+        container, constraint, keep = request.container, request.constraint, request.keep
         if container.pod_share is None:
             return self._owning.place(node, request, ask)
         group = pod_group(container.pod)
@@ -108,22 +108,26 @@ class Hygon(Policy):
             return replace(found, placement=altered(found.placement, group=group))
         theirs = next(iter(books.members.values())).placement
         assert theirs is not None  # else it is in no group
-        cpus = books.own - theirs.hidden if fence.cpus is None else (books.own - theirs.hidden) & fence.cpus
+        cpus = (
+            books.own - theirs.hidden
+            if constraint.cpus is None
+            else (books.own - theirs.hidden) & constraint.cpus
+        )
         if not cpus:
-            return f"of its pod's {len(books.own)} exclusive CPUs {fence.of} allows none"
+            return f"of its pod's {len(books.own)} exclusive CPUs {constraint.of} allows none"
         place = altered(theirs, cpus=cpus, mems=NO_CPUS, exclusive=books.own, memory_charge=())
         why = f"the {len(books.own)} exclusive CPUs of its pod"
-        return with_memory(node, container, self.settings, fence, place, why)
+        return with_memory(node, container, self.settings, constraint, place, why)
 
     def place_shared(self, node: Node, request: PlacementRequest) -> Decision:
         """The place of a container on shared CPUs, by the ladder."""
-        container, fence, affinity, near = (
+        container, constraint, affinity, near = (
             request.container,
             request.constraint,
             request.affinity,
             request.near,
         )
-        capacity = node.capacity(fence.cpus)
+        capacity = node.capacity(constraint.cpus)
         is_sized = container.milli_size is not None
         graph = affinity or NoAffinity()
         hinted = hinted_nodes(container, self.settings)
@@ -141,27 +145,29 @@ class Hygon(Policy):
             choice = (self._fine_ladder() if is_sized else self.ladder).climb(capacity, node, want)
         except LookupError:
             allowed = (
-                "the machine has" if fence.cpus is None else f"{fence.of} allows ({format_cpus(fence.cpus)})"
+                "the machine has"
+                if constraint.cpus is None
+                else f"{constraint.of} allows ({format_cpus(constraint.cpus)})"
             )
             return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
-        beside = self._beside_its_pod(node, capacity, container, fence, choice)
+        beside = self._beside_its_pod(node, capacity, container, constraint, choice)
         if beside is not None:
             why = f"{choice.why.partition(':')[0]}: where its pod is"
-            return with_memory(node, container, self.settings, fence, beside, why)
+            return with_memory(node, container, self.settings, constraint, beside, why)
         self._check_demands(capacity, container, choice, hinted)
-        home = choice.site.home if fence.cpus is None else choice.site.home & fence.cpus
+        home = choice.site.home if constraint.cpus is None else choice.site.home & constraint.cpus
         thin = (container.preferences.smt or self.settings.smt) in ("hide", "spread")
         cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
         place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
         why = choice.why + (_thin_text(container, cpus, choice.cpus) if thin else "")
-        return with_memory(node, container, self.settings, fence, place, why, choice.has_room)
+        return with_memory(node, container, self.settings, constraint, place, why, choice.has_room)
 
     def _beside_its_pod(
-        self, node: Node, capacity: Capacity, container: Container, fence: Constraint, choice: RungChoice
+        self, node: Node, capacity: Capacity, container: Container, constraint: Constraint, choice: RungChoice
     ) -> Optional[Placement]:
         """The place of the containers that share their pod's CPUs with this one, if it is as good as the chosen one and
         has room for the container's own request."""
-        mate = _mate(node, container, fence)
+        mate = _mate(node, container, constraint)
         theirs = None if mate is None else mate.placement
         if theirs is None or len(theirs.home) * 1000 < wanted_milli(container):
             return None
@@ -174,12 +180,12 @@ class Hygon(Policy):
         cpus = self.topology.one_thread_per_core(cpus) if theirs.one_thread else cpus
         return Placement(cpus=cpus, level=theirs.level, home=theirs.home, one_thread=theirs.one_thread)
 
-    def sizes(self, node: Node, container: Container, fence: Constraint) -> tuple[int, ...]:
+    def sizes(self, node: Node, container: Container, constraint: Constraint) -> tuple[int, ...]:
         """How large the places are that a container sized by demand can have, milli-CPUs, the last by its limit; ()
         where its set is not sized by demand: see ``why_not_sized``."""
         if self.why_not_sized(node, container):
             return ()
-        capacity = node.capacity(fence.cpus)
+        capacity = node.capacity(constraint.cpus)
         by_limit = limit_milli(container), self._floor_by_limit(container)
         key = capacity.caps, by_limit
         if key not in self._sizes:
@@ -242,8 +248,8 @@ class Hygon(Policy):
         now = first.placement
         ask = ask_of(first.container, self.settings, bool(node.reserved))
         if ask.full and ask.full not in (len(now.exclusive), len(now.exclusive - now.hidden)):
-            fence, alone = Constraint(first.inside), altered(now, group="")
-            found = self._owning.place(node, PlacementRequest(first.container, fence, keep=alone), ask)
+            constraint, alone = Constraint(first.inside), altered(now, group="")
+            found = self._owning.place(node, PlacementRequest(first.container, constraint, keep=alone), ask)
             now = now if isinstance(found, str) else found.placement
         changed = {}
         for key, member in members:
@@ -259,16 +265,16 @@ class Hygon(Policy):
             )  # fmt: skip
         return changed
 
-    def _place_reserved(self, node: Node, container: Container, fence: Constraint) -> object:
+    def _place_reserved(self, node: Node, container: Container, constraint: Constraint) -> object:
         """A decision on the reserved CPUs; else a phrase why not."""
         if not node.reserved:
             return "there are no reserved CPUs"
-        place = reserved_place(node, container, fence)
+        place = reserved_place(node, container, constraint)
         if isinstance(place, str):
             return f"{place}, placed like others"
         subject = "it" if container.preferences.reserved else f"namespace {container.pod.namespace}"
         why = f"{subject} shares the {len(place.cpus)} reserved CPUs"
-        return with_memory(node, container, self.settings, fence, place, why)
+        return with_memory(node, container, self.settings, constraint, place, why)
 
     def _floor(self, container: Container) -> str:
         """The lowest level a container may have: of one sized by demand any, else by its limit."""
@@ -324,7 +330,7 @@ def _thin_text(container: Container, cpus: frozenset[int], whole: frozenset[int]
     return f"; one thread of each core: {len(cpus)} of {len(whole)} CPUs{fewer}"
 
 
-def _mate(node: Node, container: Container, fence: Constraint) -> Optional[Resident]:
+def _mate(node: Node, container: Container, constraint: Constraint) -> Optional[Resident]:
     """One of its pod that a container shares the pod's CPUs with, and that wants the same; None = there is none."""
     if container.milli_size is not None:
         return None
@@ -333,7 +339,7 @@ def _mate(node: Node, container: Container, fence: Constraint) -> Optional[Resid
         other = mate.container
         if other is None or not mate.shares or not (is_sharing or other.pod_share is not None):
             continue
-        is_alike = other.preferences == container.preferences and mate.inside == fence.cpus
+        is_alike = other.preferences == container.preferences and mate.inside == constraint.cpus
         if is_alike and other.name != container.name and mate.milli_wanted == wanted:
             return mate
     return None

@@ -62,12 +62,12 @@ def choose_memory(
     limit_bytes: int,
     mode: str,
     only: frozenset[int],
-    fence: Optional[frozenset[int]],
+    constraint: Optional[frozenset[int]],
     need: MemoryNeed = NO_NEED,
 ) -> MemoryChoice:
     """Nodes for a container on ``cpus``.
 
-    ``only``: CPU-less nodes that may be used; ``fence``: the caller's own mems.
+    ``only``: CPU-less nodes that may be used; ``constraint``: the caller's own mems.
     """
     if mode == "off" or (mode == "prefer" and not limit_bytes):
         return MemoryChoice()
@@ -79,8 +79,8 @@ def choose_memory(
             node.topology.memory_nodes - with_cpus if need.types - {"dram"} else NO_CPUS
         )
         allowed = (node.mems & wanted) or allowed
-    if fence is not None:
-        allowed &= fence
+    if constraint is not None:
+        allowed &= constraint
     if not allowed:
         return MemoryChoice(why="memory not set: no NUMA node with memory is allowed")
     # 2. The nodes by charge; again without nodes that have less free now than would be charged there.
@@ -100,7 +100,7 @@ def choose_memory(
         return MemoryChoice()
     # 3. The nodes of its huge pages. Its limit is charged to the others: they are nearer, and have the room.
     pages = node.topology.nodes_with_pages(need.page_sizes) & node.mems - chosen
-    pages = pages if fence is None else pages & fence
+    pages = pages if constraint is None else pages & constraint
     return MemoryChoice(chosen | pages, charge, _why(start, chosen, short, pages))
 
 
@@ -148,7 +148,7 @@ def memory_of(
     cpus: frozenset[int],
     container: Container,
     settings: PlacementSettings,
-    fence: Constraint,
+    constraint: Constraint,
     had: MemoryCharge = (),
 ) -> MemoryChoice:
     """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``MemoryNeed``."""
@@ -156,20 +156,20 @@ def memory_of(
     types, pages = container.preferences.memory_types, resources.hugepage_sizes
     need = MemoryNeed(types, pages, node.memory_shared(container), had)
     limit, only = resources.memory_limit_bytes, settings.memory_only_nodes
-    return choose_memory(node, cpus, limit, settings.memory, only, fence.mems, need)
+    return choose_memory(node, cpus, limit, settings.memory, only, constraint.mems, need)
 
 
 def with_memory(
     node: Node,
     container: Container,
     settings: PlacementSettings,
-    fence: Constraint,
+    constraint: Constraint,
     place: Placement,
     why: str,
     fits: bool = True,
 ) -> Decision:
     """The decision for CPUs that are chosen, with the memory nodes that go with them."""
-    memory = memory_of(node, place.cpus, container, settings, fence)
+    memory = memory_of(node, place.cpus, container, settings, constraint)
     placed = replace(place, mems=memory.nodes, memory_charge=memory.charge)
     return Decision(placed, f"{why}; {memory.why}" if memory.why else why, fits)
 

@@ -108,7 +108,7 @@ def _is_alike(one: Resident, other: Resident) -> bool:
 
 @dataclass
 class _LeafSums:
-    """The figures of a capacity behind one fence, and the leaves whose charges have changed since they were added up."""
+    """The figures of a capacity within one constraint, and the leaves whose charges have changed since they were added."""
 
     cpus: tuple[frozenset[int], ...]
     caps: tuple[int, ...]
@@ -475,12 +475,12 @@ class Node:
         """How many containers may run on at least one of these CPUs."""
         return sum(count for group, count in self._sets.items() if not group.isdisjoint(cpus))
 
-    def capacity(self, fence: Optional[frozenset[int]] = None) -> Capacity:
-        """Capacity and load of every leaf, as seen by a shared container behind ``fence``."""
+    def capacity(self, constraint: Optional[frozenset[int]] = None) -> Capacity:
+        """Capacity and load of every leaf, as seen by a shared container behind ``constraint``."""
         self._enter()
-        sums = self._sums.get(fence)
+        sums = self._sums.get(constraint)
         if sums is None:
-            sums = self._sums[fence] = self._new_sums(fence)
+            sums = self._sums[constraint] = self._new_sums(constraint)
         for index in sums.stale:
             cpus = sums.cpus[index]
             sums.charge[index] = sum([self._charge[c] for c in cpus])
@@ -488,11 +488,11 @@ class Node:
         sums.stale.clear()
         return Capacity(sums.cpus, sums.caps, tuple(sums.charge), tuple(sums.order), sums.unions)
 
-    def _new_sums(self, fence: Optional[frozenset[int]]) -> _LeafSums:
-        # Kubelet's static CPU manager puts all containers behind the same few fences.
+    def _new_sums(self, constraint: Optional[frozenset[int]]) -> _LeafSums:
+        # Kubelet's static CPU manager puts all containers behind the same few constraints.
         if len(self._sums) >= CONSTRAINTS_KEPT:
             self._sums.clear()
-        pool = self.shared if fence is None else self.shared & fence
+        pool = self.shared if constraint is None else self.shared & constraint
         cpus = tuple(leaf.cpus & pool for leaf in self.topology.leaves)
         count = len(cpus)
         return _LeafSums(cpus, tuple(len(leaf) for leaf in cpus), [0] * count, [0] * count, set(range(count)))

@@ -34,7 +34,7 @@ class Policy(ABC):
         :raises BudgetSpent: too many candidates.
         """
 
-    def sizes(self, node: Node, container: Container, fence: Constraint) -> tuple[int, ...]:
+    def sizes(self, node: Node, container: Container, constraint: Constraint) -> tuple[int, ...]:
         """How large the places are that a container can have whose set is sized by demand: milli-CPUs, ascending, the
         last the one by its limit. () = its set is not sized by demand: see ``why_not_sized``."""
         return ()

@@ -74,9 +74,9 @@ def _as_given(topology: Topology, usable: frozenset[int], cpus: frozenset[int]) 
     return Reserved(taken, tuple(warnings))
 
 
-def reserved_place(node: Node, container: Container, fence: Constraint) -> Union[Placement, str]:
+def reserved_place(node: Node, container: Container, constraint: Constraint) -> Union[Placement, str]:
     """The place of a container among the others on the reserved CPUs; in words why there is none where they are too few."""
-    home = node.reserved if fence.cpus is None else node.reserved & fence.cpus
+    home = node.reserved if constraint.cpus is None else node.reserved & constraint.cpus
     cpus = home & node.shared_reserved
     room = len(cpus) * 1000 - node.charge_milli(cpus)
     too_large = wanted_milli(container) > len(cpus) * 1000 or container.resources.milli_request > room

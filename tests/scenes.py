@@ -116,7 +116,7 @@ def milli(cpus: Number) -> int:
     return round(cpus * 1000)
 
 
-def fence(cpus: Optional[str] = None, mems: Optional[str] = None) -> Constraint:
+def constraint(cpus: Optional[str] = None, mems: Optional[str] = None) -> Constraint:
     return Constraint(None if cpus is None else parse_cpus(cpus), None if mems is None else parse_cpus(mems))
 
 
@@ -203,9 +203,9 @@ class Owning(Policy):
         self._shared = Hygon(tree, settings)
 
     def place(self, node: Node, request: PlacementRequest) -> Decision:
-        container, fence = request.container, request.constraint
+        container, constraint = request.container, request.constraint
         whole = container.resources.milli_request // 1000
-        capacity = node.capacity(fence.cpus)
+        capacity = node.capacity(constraint.cpus)
         rooms = [(capacity.share_nano([i]), i) for i, cpus in enumerate(capacity.cpus) if len(cpus) > whole]
         shares = container.qos is not Qos.GUARANTEED or container.preferences.ownership == "shared"
         if shares or not whole or not rooms or not node.shared - node.reserved:
@@ -214,7 +214,7 @@ class Owning(Policy):
         own = frozenset(sorted(leaf)[:whole])
         mixed = container.resources.milli_request % 1000 > 0
         home = node.topology.leaves[min(rooms)[1]].cpus if mixed else own
-        home = home if fence.cpus is None else home & fence.cpus
+        home = home if constraint.cpus is None else home & constraint.cpus
         placement = Placement(cpus=leaf if mixed else own, exclusive=own, home=home, level="ccx")
         return Decision(placement, f"{whole} exclusive CPUs")
 

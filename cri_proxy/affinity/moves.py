@@ -113,8 +113,10 @@ def _positions(engine: Engine, question: PlanningSnapshot, proposal: Proposal) -
         grant = engine.grants.get(move.key)
         if grant is None or move.key not in question.was:
             continue
-        fence, home = grant.fence.cpus, grant.placement.home
-        target = question.homes[move.target] if fence is None else question.homes[move.target] & fence
+        constraint, home = grant.constraint.cpus, grant.placement.home
+        target = (
+            question.homes[move.target] if constraint is None else question.homes[move.target] & constraint
+        )
         if home == question.was[move.key].home:
             found.setdefault(move.key, first[move.key])
         elif home == target or (grant.exclusive and home <= target):

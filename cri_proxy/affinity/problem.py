@@ -440,14 +440,14 @@ class CandidateDomains:
 
     def of(self, grant: ContainerRecord) -> Optional[int]:
         """The site a container was given; None if it is none of them (pairs of domains, parts of one)."""
-        home, level, fence = grant.placement.home, grant.placement.level, grant.fence.cpus
-        key = (home, level, fence, bool(grant.exclusive))
+        home, level, constraint = grant.placement.home, grant.placement.level, grant.constraint.cpus
+        key = (home, level, constraint, bool(grant.exclusive))
         if key not in self._of:
             self._of[key] = self._find(grant)
         return self._of[key]
 
     def _find(self, grant: ContainerRecord) -> Optional[int]:
-        home, fence = grant.placement.home, grant.fence.cpus
+        home, constraint = grant.placement.home, grant.constraint.cpus
         equals = self._of_level.get(grant.placement.level, ())
         if grant.exclusive:
             held = home | grant.placement.exclusive
@@ -456,7 +456,7 @@ class CandidateDomains:
         site = self._at.get(leaves)
         if site is None or site not in equals:
             return None
-        whole = self.homes[site] if fence is None else self.homes[site] & fence
+        whole = self.homes[site] if constraint is None else self.homes[site] & constraint
         return site if home == whole else None
 
     def choice(
@@ -474,7 +474,7 @@ class CandidateDomains:
         """
         hinted = hinted_nodes(grant.container, settings) if grant.container.hints else ()
         wanted = 0 if grant.exclusive else wanted_milli(grant.container)
-        choice = self._holding(grant.placement.level, wanted, grant.fence.cpus, survey)
+        choice = self._holding(grant.placement.level, wanted, grant.constraint.cpus, survey)
         if hinted:
             missed = missed_hints(hinted, self.nodes[here])
             choice = tuple([site for site in choice if missed_hints(hinted, self.nodes[site]) <= missed])
@@ -483,16 +483,16 @@ class CandidateDomains:
         return choice if here in choice else (here, *choice)
 
     def _holding(
-        self, level: str, wanted: int, fence: Optional[frozenset[int]], survey: Capacity
+        self, level: str, wanted: int, constraint: Optional[frozenset[int]], survey: Capacity
     ) -> tuple[int, ...]:
-        """The sites of a level that hold so many milli-CPUs, and that a fence does not cut."""
-        key = (level, wanted, fence)
+        """The sites of a level that hold so many milli-CPUs, and that a constraint does not cut."""
+        key = (level, wanted, constraint)
         if key not in self._choices:
             usable = {site: survey.allowed(self._sites[site].leaves) for site in self._of_level[level]}
             self._choices[key] = tuple(
                 site
                 for site, cpus in usable.items()
-                if len(cpus) * 1000 >= max(wanted, 1) and (fence is None or cpus <= fence)
+                if len(cpus) * 1000 >= max(wanted, 1) and (constraint is None or cpus <= constraint)
             )
         return self._choices[key]
 

@@ -51,7 +51,7 @@ class CreateRequest:
     """What a CreateContainerRequest says: the container, the caller's own cpuset and mems, devices and mounts."""
 
     container: Container
-    fence: Constraint
+    constraint: Constraint
     uses: tuple[Use, ...] = ()
 
 
@@ -61,7 +61,7 @@ class UpdateRequest:
 
     container_id: str
     linux: cri.LinuxContainerResources
-    fence: Constraint
+    constraint: Constraint
 
 
 # ---------------------------------------------------------------------- requests

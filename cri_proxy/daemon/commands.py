@@ -312,7 +312,7 @@ def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, 
     unusable = [
         g.container.path
         for g in engine.grants.values()
-        if g.stance is Management.UNTOUCHED and g.fence.asked.cpus is not None
+        if g.stance is Management.UNTOUCHED and g.constraint.asked.cpus is not None
     ]
     return {
         "policy": policy,

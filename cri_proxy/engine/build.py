@@ -55,7 +55,7 @@ def make_host(
         if cpus & topology.online:
             nodes = nodes & topology.memory_nodes or topology.memory_nodes
             allowed[path] = Constraint(cpus & topology.online, nodes)
-    everything = frozenset().union(*[fence.cpus or NO_CPUS for fence in allowed.values()])
+    everything = frozenset().union(*[constraint.cpus or NO_CPUS for constraint in allowed.values()])
     known = cgroups or {}
     available = _available(config["policy.AvailableResources.CPU"], topology, parent, everything, known)
     usable = everything if available is None else everything & available
@@ -69,7 +69,7 @@ def make_host(
     # Reserved CPUs need not be among those that are available: they are the system's.
     usable |= parent & (wanted.cpus or NO_CPUS)
     reserved = reserve(topology, usable & parent, wanted, machine.kubelet_reserved)
-    all_mems = frozenset().union(*[fence.mems or NO_CPUS for fence in allowed.values()])
+    all_mems = frozenset().union(*[constraint.mems or NO_CPUS for constraint in allowed.values()])
     host = Host(
         topology=topology,
         usable=usable,

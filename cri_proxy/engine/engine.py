@@ -143,7 +143,9 @@ class Engine(State):
 
     # ------------------------------------------------------------------ requests on their way to the runtime
 
-    def admit(self, container: Container, fence: Constraint, now_s: float, enforce: bool = True) -> Admission:
+    def admit(
+        self, container: Container, constraint: Constraint, now_s: float, enforce: bool = True
+    ) -> Admission:
         """Reserve a place for a container that is about to be created.
 
         ``enforce`` False (mode observe): decide and remember, send nothing.
@@ -151,7 +153,7 @@ class Engine(State):
         :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
         """
         try:
-            admission = self._admit(container, fence, now_s, enforce)
+            admission = self._admit(container, constraint, now_s, enforce)
         except PlacementRefused as error:
             self.notable.add(REFUSED, container, str(error))
             raise

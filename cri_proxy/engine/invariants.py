@@ -175,10 +175,12 @@ def broken_placement(engine: EngineView, grant: ContainerRecord) -> list[str]:
         problems.append(
             f"{who} has memory nodes that are not usable: {format_cpus(placement.mems - node.mems)}"
         )
-    if grant.fence.cpus is not None and placement.cpus - grant.fence.cpus:
-        problems.append(f"{who} left {grant.fence.of}'s cpuset {format_cpus(grant.fence.cpus)}")
-    if grant.fence.mems is not None and placement.mems - grant.fence.mems:
-        problems.append(f"{who} left {grant.fence.of}'s memory nodes {format_cpus(grant.fence.mems)}")
+    if grant.constraint.cpus is not None and placement.cpus - grant.constraint.cpus:
+        problems.append(f"{who} left {grant.constraint.of}'s cpuset {format_cpus(grant.constraint.cpus)}")
+    if grant.constraint.mems is not None and placement.mems - grant.constraint.mems:
+        problems.append(
+            f"{who} left {grant.constraint.of}'s memory nodes {format_cpus(grant.constraint.mems)}"
+        )
     if placement.exclusive & node.reserved:
         problems.append(
             f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}"
@@ -263,7 +265,7 @@ def _place_anew(
         near = grant.placement.home or None
         try:
             decision = state.place(
-                state.request(grant.container, grant.fence, grant.key, near=near, keep=keep)
+                state.request(grant.container, grant.constraint, grant.key, near=near, keep=keep)
             )
         except (PlacementRefused, BudgetSpent):
             return None
@@ -271,7 +273,7 @@ def _place_anew(
             return None
     if not decision.placement.cpus or decision.others:
         return None
-    place = keep_memory(state, grant.placement, decision.placement, grant.fence)
+    place = keep_memory(state, grant.placement, decision.placement, grant.constraint)
     now = placed(grant, place, f"{why}: {decision.why}")
     state.put(now)
     state.record("mend", grant.key, now, now_s)

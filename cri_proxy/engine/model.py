@@ -40,7 +40,7 @@ class Management(str, Enum):
     OBSERVED = "observed"  # decided in mode observe: nothing was sent
     OPTED_OUT = "opted out"  # by annotation, namespace or runtime handler
     KUBELET = "kubelet-exclusive"  # kubelet's static CPU manager owns these CPUs
-    UNTOUCHED = "untouched"  # we could not or would not place it (policy none, fail open, empty fence)
+    UNTOUCHED = "untouched"  # we could not or would not place it (policy none, fail open, empty constraint)
     RELEASED = "released"  # given back by command
     FOREIGN = "foreign"  # another writer keeps changing it
 
@@ -73,7 +73,7 @@ class ContainerRecord:
     container: Container
     placement: Placement
     stance: Management
-    fence: Constraint = NO_CONSTRAINT
+    constraint: Constraint = NO_CONSTRAINT
     life: Life = Life.CREATING
     runs_on: frozenset[int] = NO_CPUS
     since_s: float = 0.0
@@ -139,7 +139,7 @@ def resident_of(grant: ContainerRecord) -> Resident:
     if grant.life is Life.HELD and not container.resources.memory_limit_bytes:
         charge = ()  # it held that
     # The CPUs it can be on where it owns none: those its caller allows, or those of a cpuset that is not ours.
-    bounds = grant.fence.cpus
+    bounds = grant.constraint.cpus
     if not is_placed:
         bounds = place.home if grant.stance is Management.ADOPTED else grant.runs_on
     return altered(
@@ -153,7 +153,7 @@ def resident_of(grant: ContainerRecord) -> Resident:
         memory_charge=charge,
         container=container,
         placement=place if is_placed else None,
-        inside=grant.fence.cpus,
+        inside=grant.constraint.cpus,
         bounds=None if exclusive or place.level == "reserved" else bounds,
         is_fixed=not is_placed and grant.stance is not Management.ADOPTED,
     )
@@ -383,12 +383,12 @@ class Host:
     free_memory: Mapping[int, int] = field(default_factory=dict)
     bounds: Mapping[str, Constraint] = field(default_factory=dict)
 
-    def bounded(self, fence: Constraint, cgroup_parent: str) -> Constraint:
-        """A caller's fence inside of what the cgroup of a pod allows: the nearest of those that are known."""
+    def bounded(self, constraint: Constraint, cgroup_parent: str) -> Constraint:
+        """A caller's constraint inside of what the cgroup of a pod allows: the nearest of those that are known."""
         path = pod_cgroup(cgroup_parent) if self.bounds else ""
         while path and path not in self.bounds:
             path = path.rpartition("/")[0]
-        return fence.within(self.bounds.get(path, NO_CONSTRAINT))
+        return constraint.within(self.bounds.get(path, NO_CONSTRAINT))
 
 
 def pod_cgroup(cgroup_parent: str) -> str:

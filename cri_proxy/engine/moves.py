@@ -113,7 +113,7 @@ def _effect(
 
 
 def _home(grant: ContainerRecord, move: Move) -> frozenset[int]:
-    return move.home if grant.fence.cpus is None else move.home & grant.fence.cpus
+    return move.home if grant.constraint.cpus is None else move.home & grant.constraint.cpus
 
 
 def _new_places(state: State, moves: Mapping[str, Move]) -> dict[str, Placement]:
@@ -148,17 +148,17 @@ def _room_milli(state: State, cpus: frozenset[int]) -> int:
 def _shared(state: State, grant: ContainerRecord, move: Move) -> Optional[Placement]:
     """The container at its new home, if that has as many CPUs as it wants (or as it has)."""
     placement = replace(grant.placement, home=_home(grant, move), level=move.level)
-    cpus = effective(state, placement, grant.fence)
+    cpus = effective(state, placement, grant.constraint)
     if not cpus or len(cpus) * 1000 < min(wanted_milli(grant.container), len(grant.cpus) * 1000):
         return None
-    memory = memory_for(state, cpus, grant.container, grant.fence, grant.placement.memory_charge)
+    memory = memory_for(state, cpus, grant.container, grant.constraint, grant.placement.memory_charge)
     placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
-    return keep_memory(state, grant.placement, placement, grant.fence)
+    return keep_memory(state, grant.placement, placement, grant.constraint)
 
 
 def _owned(state: State, grant: ContainerRecord, move: Move) -> Optional[Placement]:
     """As many CPUs of its own inside its new home, as the policy picks them; None if that cannot be."""
-    inside = Constraint(_home(grant, move), grant.fence.mems)
+    inside = Constraint(_home(grant, move), grant.constraint.mems)
     try:
         decision = state.place(state.request(grant.container, inside, grant.key))
     except (PlacementRefused, BudgetSpent):
@@ -170,7 +170,7 @@ def _owned(state: State, grant: ContainerRecord, move: Move) -> Optional[Placeme
     left = (move.home & state.node.shared) - place.exclusive
     if state.node.charge_milli(move.home & state.node.shared) > len(left) * 1000:
         return None
-    return keep_memory(state, grant.placement, place, grant.fence)
+    return keep_memory(state, grant.placement, place, grant.constraint)
 
 
 def take_back(state: State, made: Sequence[Move], why: str = "") -> bool:
@@ -211,13 +211,13 @@ def _old_places(state: State, back: Mapping[str, Move]) -> dict[str, Placement]:
         for key, move in back.items():
             grant, old = state.grants[key], move.was
             assert old is not None
-            cpus = effective(state, old, grant.fence)
+            cpus = effective(state, old, grant.constraint)
             is_free = old.exclusive.isdisjoint(state.node.exclusive | barred_from_owning(state))
             has_room = _room_milli(state, cpus) >= grant.container.resources.milli_request or old.exclusive
             if not is_free or not has_room or not cpus >= old.cpus:
                 continue
             mems = old.mems & state.node.mems
-            mems = mems if grant.fence.mems is None else mems & grant.fence.mems
+            mems = mems if grant.constraint.mems is None else mems & grant.constraint.mems
             places[key] = replace(old, cpus=cpus, mems=mems or grant.placement.mems)
             state.node.add(ARRIVED + key, resident_of(replace(grant, placement=places[key])))
             arrived.callback(state.node.remove, ARRIVED + key)

@@ -58,10 +58,12 @@ OPT_OUT = {
 RESIZED = "; stays with "
 
 
-def stance_of(state: State, container: Container, fence: Constraint, now_s: float) -> tuple[Management, str]:
+def stance_of(
+    state: State, container: Container, constraint: Constraint, now_s: float
+) -> tuple[Management, str]:
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are no other container's.
-    if kubelet_owned(state, container, fence):
+    if kubelet_owned(state, container, constraint):
         return Management.KUBELET, "kubelet gave it exclusive CPUs"
     reason = opted_out(state, container)
     if reason:
@@ -72,16 +74,16 @@ def stance_of(state: State, container: Container, fence: Constraint, now_s: floa
     until_s = state.distrusted.get((container.pod.uid, container.name), 0.0)
     if until_s > now_s:
         return Management.UNTOUCHED, "it failed to start where it was placed: untouched for ten minutes"
-    if fence.cpus is not None and not fence.cpus & state.host.usable:
-        return Management.UNTOUCHED, _unusable(state, container, fence)
+    if constraint.cpus is not None and not constraint.cpus & state.host.usable:
+        return Management.UNTOUCHED, _unusable(state, container, constraint)
     return Management.PLACED, ""
 
 
-def _unusable(state: State, container: Container, fence: Constraint) -> str:
+def _unusable(state: State, container: Container, constraint: Constraint) -> str:
     allowed = state.host.bounded(NO_CONSTRAINT, container.pod.cgroup_parent).cpus
-    if fence.caller is None or allowed is None:
-        return f"the caller's cpuset {format_cpus(fence.cpus or ())} holds no usable CPU"
-    caller = fence.asked.cpus
+    if constraint.caller is None or allowed is None:
+        return f"the caller's cpuset {format_cpus(constraint.cpus or ())} holds no usable CPU"
+    caller = constraint.asked.cpus
     of_it = "" if caller is None else f" that the caller allows ({format_cpus(caller)})"
     return f"the pod's cgroup ({format_cpus(allowed)}) holds no usable CPU{of_it}"
 
@@ -102,9 +104,9 @@ def opted_out(state: State, container: Container) -> str:
     return ""
 
 
-def kubelet_owned(state: State, container: Container, fence: Constraint) -> bool:
+def kubelet_owned(state: State, container: Container, constraint: Constraint) -> bool:
     """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
-    asked = fence.asked.cpus
+    asked = constraint.asked.cpus
     if (container.pod.uid, container.name) in state.host.kubelet_exclusive:
         return asked is not None
     request = container.resources.milli_request
@@ -135,30 +137,30 @@ def predecessors(state: State, container: Container) -> tuple[ContainerRecord, .
 
 
 def decide(
-    state: State, container: Container, fence: Constraint, replaced: tuple[ContainerRecord, ...]
+    state: State, container: Container, constraint: Constraint, replaced: tuple[ContainerRecord, ...]
 ) -> tuple[Decision, tuple[ContainerRecord, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
-    again = _same_place(state, container, fence, replaced)
+    again = _same_place(state, container, constraint, replaced)
     override = state.pin_of(container)
     if override is not None:
         cpus = state.zone_cpus.get(override.zone)
         if again is not None and (cpus is None or is_inside(again.placement, cpus)):
             return again, ()
-        return _decide_pinned(state, container, fence, override)
+        return _decide_pinned(state, container, constraint, override)
     if again is not None:
         return again, ()
-    decision, given_up = _decide_anew(state, container, fence)
+    decision, given_up = _decide_anew(state, container, constraint)
     return with_peers(state, container, decision), given_up
 
 
 def _decide_pinned(
-    state: State, container: Container, fence: Constraint, override: Override
+    state: State, container: Container, constraint: Constraint, override: Override
 ) -> tuple[Decision, tuple[ContainerRecord, ...]]:
     """A place inside of the zone that a container is pinned to; where it does not fit one as if it were not pinned."""
     try:
-        decision = _inside(state, container, override, inside_of(state, override, container, fence))
+        decision = _inside(state, container, override, inside_of(state, override, container, constraint))
     except DoesNotFit as reason:
-        decision, given_up = _decide_anew(state, container, fence)
+        decision, given_up = _decide_anew(state, container, constraint)
         why = f"{decision.why}; not in {override.text}{PINNED_BY}{reason}"
         return with_peers(state, container, replace(decision, why=why)), given_up
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
@@ -178,9 +180,9 @@ def _inside(state: State, container: Container, override: Override, inside: Cons
 
 
 def _decide_anew(
-    state: State, container: Container, fence: Constraint
+    state: State, container: Container, constraint: Constraint
 ) -> tuple[Decision, tuple[ContainerRecord, ...]]:
-    request = state.request(container, fence)
+    request = state.request(container, constraint)
     decision = state.place(request)
     if decision.fits:
         return with_evictions(state, container, decision), ()
@@ -215,7 +217,7 @@ def _decide_anew(
         for key, resident in removed:
             state.node.add(key, resident)
     if best is None:
-        return evict(state, container, fence) or decision, ()
+        return evict(state, container, constraint) or decision, ()
     # Those that are elsewhere do not help, however old.
     cpus = best[1].placement.cpus | best[1].placement.exclusive
     given_up = tuple(g for g in held[: best[0]] if not cpus.isdisjoint(g.cpus | g.exclusive))
@@ -229,7 +231,7 @@ def _decide_anew(
 
 
 def _same_place(
-    state: State, container: Container, fence: Constraint, replaced: Iterable[ContainerRecord]
+    state: State, container: Container, constraint: Constraint, replaced: Iterable[ContainerRecord]
 ) -> Optional[Decision]:
     previous = [
         g
@@ -242,29 +244,29 @@ def _same_place(
     # Programs size their threads by the CPUs that they see at their start: a new attempt has its limit's again.
     if last.container.milli_size is not None:
         return None
-    if wanted_milli(last.container) != wanted_milli(container) or last.fence.cpus != fence.cpus:
+    if wanted_milli(last.container) != wanted_milli(container) or last.constraint.cpus != constraint.cpus:
         return None
     place = last.placement
     # In mode observe it only would have owned CPUs: others may have got them.
     taken = (
         state.node.reserved | state.node.exclusive - state.of_group(place.group) if place.exclusive else ()
     )
-    if not place.exclusive.isdisjoint(taken) or not effective(state, place, fence):
+    if not place.exclusive.isdisjoint(taken) or not effective(state, place, constraint):
         return None
-    again = _stay(state, last.placement, container, fence, last)
+    again = _stay(state, last.placement, container, constraint, last)
     return replace(again, why=f"the place of attempt {last.container.attempt} was held for it")
 
 
 def resized(
-    state: State, old: ContainerRecord, container: Container, fence: Constraint, asked: Constraint
+    state: State, old: ContainerRecord, container: Container, constraint: Constraint, asked: Constraint
 ) -> tuple[Decision, Management, frozenset[int]]:
     """The place of a container with new resources, its stance, and where it runs if that is not our choice.
 
-    ``asked``: the cpuset and mems of the request itself; ``fence``: with those of earlier requests.
+    ``asked``: the cpuset and mems of the request itself; ``constraint``: with those of earlier requests.
     """
     # Not ours, unless the caller has just given it a cpuset to be placed in.
     fenced = old.stance in (Management.KUBELET, Management.ADOPTED) or (
-        old.stance is Management.UNTOUCHED and old.fence.asked.cpus
+        old.stance is Management.UNTOUCHED and old.constraint.asked.cpus
     )
     is_resized = old.stance is Management.ADOPTED and calls_for_a_place(old, container)
     if old.stance is not Management.PLACED and not (fenced and asked.cpus) and not is_resized:
@@ -273,53 +275,62 @@ def resized(
             old.stance,
             asked.cpus or old.runs_on,
         )
-    if kubelet_owned(state, container, fence):
+    if kubelet_owned(state, container, constraint):
         return (
             Decision(UNTOUCHED, "kubelet gave it exclusive CPUs"),
             Management.KUBELET,
-            fence.asked.cpus or NO_CPUS,
+            constraint.asked.cpus or NO_CPUS,
         )
-    same_preference = wanted_milli(container) == wanted_milli(old.container) and fence.cpus == old.fence.cpus
+    same_preference = (
+        wanted_milli(container) == wanted_milli(old.container) and constraint.cpus == old.constraint.cpus
+    )
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if old.is_outgrown:  # what it has now is not what its place was chosen for
         same_preference = same_limit = False
     stay = old.placement
     with state.without([old.key]):
         if not same_preference or not stay.cpus:
-            decision = resized_anew(state, old, container, fence)
+            decision = resized_anew(state, old, container, constraint)
             if not decision.placement.cpus:
                 untouched = Decision(UNTOUCHED, decision.why)
                 return (
                     untouched,
                     Management.UNTOUCHED,
-                    fence.cpus or state.host.parent_cpus or state.host.usable,
+                    constraint.cpus or state.host.parent_cpus or state.host.usable,
                 )
             other_rung = decision.placement.level != stay.level
             other_count = len(decision.placement.exclusive) != len(stay.exclusive)
             # A group of another policy: its containers share what it would own alone.
             other_group = decision.placement.group != stay.group
-            if other_rung or other_count or other_group or not still_holds(state, stay, container, fence):
-                moved = keep_memory(state, stay, decision.placement, fence, not same_limit)
+            if (
+                other_rung
+                or other_count
+                or other_group
+                or not still_holds(state, stay, container, constraint)
+            ):
+                moved = keep_memory(state, stay, decision.placement, constraint, not same_limit)
                 decision = with_evictions(state, container, replace(decision, placement=moved))
                 # What it gives back is its own until the runtime has answered: no other can be moved there yet.
                 if any(not old.exclusive.isdisjoint(p.cpus | p.exclusive) for p in decision.others.values()):
                     decision = replace(decision, others={})
                 return decision, Management.PLACED, NO_CPUS
-        return _stay(state, stay, container, fence, old), Management.PLACED, NO_CPUS
+        return _stay(state, stay, container, constraint, old), Management.PLACED, NO_CPUS
 
 
-def resized_anew(state: State, old: ContainerRecord, container: Container, fence: Constraint) -> Decision:
+def resized_anew(
+    state: State, old: ContainerRecord, container: Container, constraint: Constraint
+) -> Decision:
     """The policy's place for a container that wants other CPUs and is not in the books, near the one it has; inside of
     the zone it is pinned to if it fits there.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """
     stay = old.placement
-    request = state.request(container, fence, old.key, near=stay.home or None, keep=stay)
+    request = state.request(container, constraint, old.key, near=stay.home or None, keep=stay)
     override = state.pin_of(container)
     if override is not None:
         with contextlib.suppress(DoesNotFit, PlacementRefused, BudgetSpent):
-            inside = inside_of(state, override, container, fence)
+            inside = inside_of(state, override, container, constraint)
             pinned = state.place(replace(request, constraint=inside))
             check_fit(state, override, container, pinned)
             return replace(pinned, why=f"{pinned_text(override)}; {pinned.why}")
@@ -334,9 +345,9 @@ def calls_for_a_place(old: ContainerRecord, container: Container) -> bool:
     return old.stance is Management.PLACED and is_other
 
 
-def still_holds(state: State, stay: Placement, container: Container, fence: Constraint) -> bool:
+def still_holds(state: State, stay: Placement, container: Container, constraint: Constraint) -> bool:
     """Whether a place has the CPUs and the room for a container that is not in the books."""
-    cpus = effective(state, stay, fence)
+    cpus = effective(state, stay, constraint)
     room = len(cpus) * 1000 - state.node.charge_milli(cpus)
     return (
         bool(cpus)
@@ -346,19 +357,19 @@ def still_holds(state: State, stay: Placement, container: Container, fence: Cons
 
 
 def _stay(
-    state: State, stay: Placement, container: Container, fence: Constraint, old: ContainerRecord
+    state: State, stay: Placement, container: Container, constraint: Constraint, old: ContainerRecord
 ) -> Decision:
     """The same domain, without the container in the books; memory nodes are only added, where a larger limit needs them."""
-    cpus = effective(state, stay, fence) or stay.cpus
+    cpus = effective(state, stay, constraint) or stay.cpus
     kept = replace(stay, cpus=cpus)
     # Why it is there is still true; a note of the resize before is not.
     wanted = wanted_milli(container) / 1000
     why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same domain level"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
-    if stay.mems and not (same_limit and fence.mems == old.fence.mems):
-        memory = memory_for(state, cpus, container, fence, stay.memory_charge)
+    if stay.mems and not (same_limit and constraint.mems == old.constraint.mems):
+        memory = memory_for(state, cpus, container, constraint, stay.memory_charge)
         anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
-        kept = keep_memory(state, stay, anew, fence, not same_limit)
+        kept = keep_memory(state, stay, anew, constraint, not same_limit)
         why += f"; {memory.why}" if memory.why else ""
     return Decision(kept, why)
 
@@ -378,7 +389,7 @@ NEWCOMER = "newcomer"
 RANK = {level: rank for rank, level in enumerate(PLACEMENT_LEVELS)}
 
 
-def evict(state: State, container: Container, fence: Constraint) -> Optional[Decision]:
+def evict(state: State, container: Container, constraint: Constraint) -> Optional[Decision]:
     """A decision that fits, with the moves that make it so; None if there is none within the configured number."""
     most = state.max_moves
     if not most or not state.policy.moves_others:
@@ -388,7 +399,7 @@ def evict(state: State, container: Container, fence: Constraint) -> Optional[Dec
     for domain, missing in _targets(state, container)[:DOMAINS_TRIED]:
         movers = _enough(state, domain.cpus, max(missing, 1), most, resized)
         if movers and room.may_hold(domain, movers):
-            found = _with_moves(state, container, fence, domain, movers)
+            found = _with_moves(state, container, constraint, domain, movers)
             if found is not None:
                 return found
     return None
@@ -496,7 +507,7 @@ class Room:
             not self._tells
             or len(domain.leaves) != 1
             or largest.placement.level != "ccx"
-            or largest.fence.cpus is not None
+            or largest.constraint.cpus is not None
             or any(g.placement.exclusive or not g.placement.cpus <= domain.cpus for g in movers)
             or not self._ledger.policy.fits_by_room(self._ledger.node, largest.container)
         ):
@@ -510,11 +521,17 @@ class Room:
 
 
 def _with_moves(
-    state: State, container: Container, fence: Constraint, domain: Domain, movers: Sequence[ContainerRecord]
+    state: State,
+    container: Container,
+    constraint: Constraint,
+    domain: Domain,
+    movers: Sequence[ContainerRecord],
 ) -> Optional[Decision]:
     """The container inside a domain that the movers have left, and the movers elsewhere; None if one does not fit."""
     # The newcomer is offered the domain alone: else it might go where a mover comes from next.
-    inside = Constraint(domain.cpus if fence.cpus is None else domain.cpus & fence.cpus, fence.mems)
+    inside = Constraint(
+        domain.cpus if constraint.cpus is None else domain.cpus & constraint.cpus, constraint.mems
+    )
     with state.without([g.key for g in movers]):
         try:
             decision = state.place(state.request(container, inside))
@@ -549,7 +566,7 @@ def _placed_around(
                     if needs_all:
                         break
                     continue
-                others[grant.key] = keep_memory(state, grant.placement, place, grant.fence)
+                others[grant.key] = keep_memory(state, grant.placement, place, grant.constraint)
                 moved = replace(grant, key=f"{NEWCOMER} {grant.key}", placement=others[grant.key])
                 state.node.add(moved.key, resident_of(moved))
                 added.append(moved.key)
@@ -562,7 +579,7 @@ def _placed_around(
 def _new_place(state: State, newcomer: Resident, grant: ContainerRecord) -> Optional[Placement]:
     """Where a mover fits and is no worse off than now, without CPUs of the newcomer; None if that is nowhere."""
     try:
-        anew = state.place(state.request(grant.container, grant.fence, grant.key))
+        anew = state.place(state.request(grant.container, grant.constraint, grant.key))
     except (PlacementRefused, BudgetSpent):
         return None
     place = anew.placement
@@ -598,7 +615,7 @@ class DoesNotFit(Exception):
     """A container cannot be placed in the zone it is pinned to. The message is a sentence."""
 
 
-def inside_of(state: State, override: Override, container: Container, fence: Constraint) -> Constraint:
+def inside_of(state: State, override: Override, container: Container, constraint: Constraint) -> Constraint:
     """What a container may be placed on by an override.
 
     :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs.
@@ -610,9 +627,9 @@ def inside_of(state: State, override: Override, container: Container, fence: Con
         raise DoesNotFit(
             f"this machine has no zone {override.text}, expected one of {names_text(state.zones)}"
         )
-    inside = Constraint(cpus if fence.cpus is None else cpus & fence.cpus, fence.mems)
+    inside = Constraint(cpus if constraint.cpus is None else cpus & constraint.cpus, constraint.mems)
     if not (inside.cpus or NO_CPUS) & state.node.usable:
-        by = "" if fence.cpus is None else f" that {fence.of} allows"
+        by = "" if constraint.cpus is None else f" that {constraint.of} allows"
         raise DoesNotFit(f"{override.text} has no usable CPU{by}")
     return inside
 
@@ -688,7 +705,7 @@ def _move(state: State, grant: ContainerRecord, override: Override) -> Move:
         raise DoesNotFit(f"{grant.container.path} shares the CPUs of a balloon, which has one place for all")
     if not state.policy.moves_others:
         raise DoesNotFit("the active policy moves no container")
-    inside = inside_of(state, override, grant.container, grant.fence)
+    inside = inside_of(state, override, grant.container, grant.constraint)
     with state.without([grant.key]):
         try:
             decision = state.place(state.request(grant.container, inside, grant.key))

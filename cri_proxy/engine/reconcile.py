@@ -166,11 +166,11 @@ def _grows_with_group(grant: ContainerRecord, placement: Placement) -> bool:
 
     A daemon that starts works that out from the record of the container that the group grows for.
     """
-    was, fence = grant.placement, grant.fence
+    was, constraint = grant.placement, grant.constraint
     is_plain = (
         grant.stance is Management.PLACED
         and grant.displaced is None
-        and (fence.cpus, fence.mems) == (None, None)
+        and (constraint.cpus, constraint.mems) == (None, None)
     )
     return bool(
         is_plain
@@ -191,7 +191,7 @@ def put_placement(state: State, key: str, placement: Placement, why: str = "") -
     grant = state.grants.get(key)
     if grant is None or grant.stance is not Management.PLACED or grant.placement == placement:
         return
-    placement = inside(grant.fence, placement)
+    placement = inside(grant.constraint, placement)
     state.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
@@ -205,12 +205,12 @@ def _shown(place: Placement) -> tuple[object, ...]:
     return place.group, own, place.cpus, *_kind(place)
 
 
-def inside(fence: Constraint, placement: Placement) -> Placement:
-    """A placement without what the caller does not allow: of others' fences a policy knows nothing."""
-    if fence.cpus is None and fence.mems is None:
+def inside(constraint: Constraint, placement: Placement) -> Placement:
+    """A placement without what the caller does not allow: of others' constraints a policy knows nothing."""
+    if constraint.cpus is None and constraint.mems is None:
         return placement
-    cpus = placement.cpus if fence.cpus is None else placement.cpus & fence.cpus
-    mems = placement.mems if fence.mems is None else placement.mems & fence.mems
+    cpus = placement.cpus if constraint.cpus is None else placement.cpus & constraint.cpus
+    mems = placement.mems if constraint.mems is None else placement.mems & constraint.mems
     return replace(placement, cpus=cpus, mems=mems)
 
 
@@ -267,7 +267,7 @@ def _share(state: State, changed: frozenset[int], twins: Mapping[str, object]) -
                 others.add(key)
                 continue
             place = grant.placement
-            signs: tuple[object, ...] = (place.cpus, place.hidden, place.one_thread, grant.fence.cpus)
+            signs: tuple[object, ...] = (place.cpus, place.hidden, place.one_thread, grant.constraint.cpus)
             alike.setdefault(signs if grant.stance is Management.PLACED else (grant.runs_on,), []).append(
                 grant
             )
@@ -276,7 +276,7 @@ def _share(state: State, changed: frozenset[int], twins: Mapping[str, object]) -
             if first.stance is Management.ADOPTED:
                 cpus, has_now = _left_to_adopted(state, home), first.runs_on & state.host.topology.online
             else:
-                cpus, has_now = effective(state, first.placement, first.fence), first.placement.cpus
+                cpus, has_now = effective(state, first.placement, first.constraint), first.placement.cpus
             if not cpus:
                 others.update(grant.key for grant in grants)
             elif cpus != has_now:
@@ -299,7 +299,7 @@ def _shares_plainly(state: State, grant: ContainerRecord) -> bool:
         or not place.mems <= state.node.mems
     ):
         return False
-    if grant.fence.mems is not None and not place.mems <= grant.fence.mems:
+    if grant.constraint.mems is not None and not place.mems <= grant.constraint.mems:
         return False
     # A memory limit that is charged by its place stays so.
     is_charged = place.mems and place.memory_charge
@@ -323,7 +323,7 @@ def _calm(state: State, barred: frozenset[int], twins: Mapping[str, object]) -> 
                 continue
             grant = state.grants[key]
             place = grant.placement
-            cpus = effective(state, place, grant.fence)
+            cpus = effective(state, place, grant.constraint)
             if not cpus or cpus != place.cpus or not place.mems <= node.mems:
                 loud.update(keys)
         found[name] = loud
@@ -390,11 +390,15 @@ def _recompute_placed(
         return
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
-    cpus = effective(state, placement, grant.fence, own)
+    cpus = effective(state, placement, grant.constraint, own)
     if cpus and placement.exclusive.isdisjoint(barred):
         home = placement.home
         if placement.level == "reserved":  # it goes with the configuration, not with the CPUs of before
-            home = state.node.reserved if grant.fence.cpus is None else state.node.reserved & grant.fence.cpus
+            home = (
+                state.node.reserved
+                if grant.constraint.cpus is None
+                else state.node.reserved & grant.constraint.cpus
+            )
         if cpus == placement.cpus and home == placement.home and placement.mems <= state.node.mems:
             return
         now = _on_usable_mems(state, altered(placement, cpus=cpus, home=home), grant)
@@ -409,7 +413,7 @@ def _recompute_placed(
     with state.without(lost):
         anew = _place_anew(state, grant)
     if anew is not None and anew.placement.cpus:
-        kept = keep_memory(state, placement if placement.cpus else first, anew.placement, grant.fence)
+        kept = keep_memory(state, placement if placement.cpus else first, anew.placement, grant.constraint)
         moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")
         state.put(replace(moved, displaced=first))
     elif grant.stance is Management.PLACED:
@@ -437,13 +441,13 @@ def _leave_untouched(state: State, grant: ContainerRecord, first: Placement) -> 
 
 def _on_usable_mems(state: State, placement: Placement, grant: ContainerRecord) -> Placement:
     """A placement without the memory nodes that may not be used (any more); on others where none is left."""
-    allowed = state.node.mems if grant.fence.mems is None else state.node.mems & grant.fence.mems
+    allowed = state.node.mems if grant.constraint.mems is None else state.node.mems & grant.constraint.mems
     mems = placement.mems & allowed
     if mems or not placement.mems:
         return placement if mems == placement.mems else replace(placement, mems=mems)
     with state.without([grant.key]):
-        memory = memory_for(state, placement.cpus, grant.container, grant.fence)
-    anywhere = state.node.mems if grant.fence.mems is None else NO_CPUS
+        memory = memory_for(state, placement.cpus, grant.container, grant.constraint)
+    anywhere = state.node.mems if grant.constraint.mems is None else NO_CPUS
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
 
@@ -490,7 +494,7 @@ def _place_anew(state: State, grant: ContainerRecord, may_own: bool = True) -> O
         container = replace(container, preferences=replace(container.preferences, ownership="shared"))
     with state.without([grant.key]):
         request = replace(
-            state.request(grant.container, grant.fence, grant.key, near=was), container=container
+            state.request(grant.container, grant.constraint, grant.key, near=was), container=container
         )
         for _ in range(2):
             try:
@@ -514,13 +518,13 @@ def _free_again(
         return NO_CPUS
     # As it is without it where it is now: what it owns there decides what others, and so its first place, may share.
     with state.without([grant.key] if grant.exclusive else ()):
-        cpus = effective(state, place, grant.fence, own)
+        cpus = effective(state, place, grant.constraint, own)
     # Its CPUs may have gone one after another: all of those it had last must be there, more are welcome.
     return cpus if cpus >= place.cpus else NO_CPUS
 
 
 def effective(
-    state: State, placement: Placement, fence: Constraint, own: frozenset[int] = NO_CPUS
+    state: State, placement: Placement, constraint: Constraint, own: frozenset[int] = NO_CPUS
 ) -> frozenset[int]:
     """The CPUs of a placement that may be used now."""
     known = state.node.allowed_now
@@ -530,7 +534,7 @@ def effective(
         placement.hidden,
         placement.one_thread,
         placement.level,
-        fence.cpus,
+        constraint.cpus,
     )
     if not own and key in known:
         return known[key]
@@ -542,9 +546,11 @@ def effective(
             placement.exclusive
         )  # as long as it is not in the books these look shared, the hidden ones too
     if placement.one_thread:
-        cpus = state.host.topology.one_thread_per_core(cpus if fence.cpus is None else cpus & fence.cpus)
+        cpus = state.host.topology.one_thread_per_core(
+            cpus if constraint.cpus is None else cpus & constraint.cpus
+        )
     cpus |= (placement.exclusive - placement.hidden) & state.node.usable
-    cpus = cpus if fence.cpus is None else cpus & fence.cpus
+    cpus = cpus if constraint.cpus is None else cpus & constraint.cpus
     if not own:
         known[key] = cpus
     return cpus
@@ -554,18 +560,18 @@ def memory_for(
     state: State,
     cpus: frozenset[int],
     container: Container,
-    fence: Constraint,
+    constraint: Constraint,
     had: MemoryCharge = (),
 ) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
     ``had``: what the container is charged where it is.
     """
-    return memory_of(state.node, cpus, container, state.policy.settings, fence, had)
+    return memory_of(state.node, cpus, container, state.policy.settings, constraint, had)
 
 
 def keep_memory(
-    state: State, old: Placement, new: Placement, fence: Constraint, is_other_limit: bool = False
+    state: State, old: Placement, new: Placement, constraint: Constraint, is_other_limit: bool = False
 ) -> Placement:
     """A change of CPUs inside the memory nodes never touches them; else the old ones stay beside the new.
 
@@ -573,7 +579,7 @@ def keep_memory(
     """
     if not old.mems:
         return replace(new, mems=NO_CPUS, memory_charge=())
-    allowed = state.node.mems if fence.mems is None else state.node.mems & fence.mems
+    allowed = state.node.mems if constraint.mems is None else state.node.mems & constraint.mems
     kept = old.mems & allowed
     if not kept:
         return new

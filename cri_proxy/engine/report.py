@@ -210,9 +210,11 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
 def _explained(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
     row = {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)}
     node = engine.node
-    asked, fence = grant.fence.asked.cpus, grant.fence
+    asked, constraint = grant.constraint.asked.cpus, grant.constraint
     row["fence_cpus"] = None if asked is None else format_cpus(asked)
-    row["pod_cpus"] = None if fence.caller is None or fence.cpus is None else format_cpus(fence.cpus)
+    row["pod_cpus"] = (
+        None if constraint.caller is None or constraint.cpus is None else format_cpus(constraint.cpus)
+    )
     row["domains"] = [
         {
             "name": p.name,

@@ -598,12 +598,12 @@ def _owned(engine: Engine, but: Iterable[str]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class UnannouncedContainer:
-    """A container that no call announced. ``fence``: the cpuset and mems it was created with; ``cpus``, ``mems``:
+    """A container that no call announced. ``constraint``: the cpuset and mems it was created with; ``cpus``, ``mems``:
     those it has now, None = not known. ``started_at_ns``: Unix time, 0 = not known. Not running: created only."""
 
     id: str
     container: Container
-    fence: Constraint = NO_CONSTRAINT
+    constraint: Constraint = NO_CONSTRAINT
     uses: tuple[Use, ...] = ()
     cpus: Optional[frozenset[int]] = None
     mems: Optional[frozenset[int]] = None
@@ -619,7 +619,7 @@ def leave_untouched(engine: Engine, unannounced: UnannouncedContainer, now_s: fl
         container=unannounced.container,
         placement=Placement(),
         stance=Management.UNTOUCHED,
-        fence=unannounced.fence,
+        constraint=unannounced.constraint,
         life=Life.RUNNING if unannounced.is_running else Life.CREATED,
         runs_on=runs_on,
         runs_on_mems=unannounced.mems or NO_CPUS,

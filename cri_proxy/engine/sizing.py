@@ -51,7 +51,7 @@ def sized_sets(state: State) -> tuple[Sized, ...]:
     for key, grant in state.grants.items():
         if not may_be_sized(state, grant) or key in resized:
             continue
-        steps = state.policy.sizes(state.node, grant.container, grant.fence)
+        steps = state.policy.sizes(state.node, grant.container, grant.constraint)
         if steps and grant.placement.cpus:
             found.append(Sized(key, steps, len(grant.placement.cpus) * 1000))
     return tuple(found)
@@ -75,7 +75,7 @@ def shrunk(state: State, only_unsized: bool = False) -> tuple[str, ...]:
         for key, grant in state.grants.items()
         if grant.container.milli_size is not None
         and may_be_sized(state, grant)
-        and not (only_unsized and state.policy.sizes(state.node, grant.container, grant.fence))
+        and not (only_unsized and state.policy.sizes(state.node, grant.container, grant.constraint))
     )
 
 
@@ -106,7 +106,7 @@ def size(state: State, key: str, milli_size: Optional[int], why: str, now_s: flo
     container = altered(old.container, milli_size=milli_size, milli_used=0)
     with state.without([key]):
         try:
-            decision = resized_anew(state, old, container, old.fence)
+            decision = resized_anew(state, old, container, old.constraint)
         except (PlacementRefused, BudgetSpent):
             return False
     place, was = decision.placement, old.placement
@@ -129,7 +129,7 @@ def size(state: State, key: str, milli_size: Optional[int], why: str, now_s: flo
     now = altered(
         old,
         container=container,
-        placement=keep_memory(state, was, place, old.fence),
+        placement=keep_memory(state, was, place, old.constraint),
         displaced=None,
         why=f"{why}: {decision.why}",
         moved_s=now_s if has_left else old.moved_s,
@@ -190,15 +190,15 @@ def _smaller(
 
 def _elsewhere(state: State, grant: ContainerRecord, grower: ContainerRecord) -> Optional[Placement]:
     """A place outside of a grown set that is no worse and has what a container uses left: in its nodes, else in others."""
-    topology, fence = state.host.topology, grant.fence
-    allowed = (state.node.usable if fence.cpus is None else fence.cpus) - grower.placement.home
+    topology, constraint = state.host.topology, grant.constraint
+    allowed = (state.node.usable if constraint.cpus is None else constraint.cpus) - grower.placement.home
     nodes = topology.nodes_of(grant.placement.home)
     near = frozenset().union(*[d.cpus for d in topology.at("numa") if d.nodes & nodes]) & allowed
     return _place_in(state, grant, near) or _place_in(state, grant, allowed - near)
 
 
 def _place_in(state: State, grant: ContainerRecord, cpus: frozenset[int]) -> Optional[Placement]:
-    inside = Constraint(cpus, grant.fence.mems)
+    inside = Constraint(cpus, grant.constraint.mems)
     with state.without([grant.key]):
         try:
             decision = state.place(state.request(grant.container, inside, grant.key))
@@ -213,4 +213,4 @@ def _place_in(state: State, grant: ContainerRecord, cpus: frozenset[int]) -> Opt
         return None
     if len(place.cpus) < len(grant.placement.cpus):
         return None
-    return keep_memory(state, grant.placement, place, grant.fence)
+    return keep_memory(state, grant.placement, place, grant.constraint)

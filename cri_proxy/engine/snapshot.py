@@ -80,7 +80,7 @@ class RecordWriter:
         return _encode(_write_pod(value) if isinstance(value, Pod) else value)
 
     def _grant(self, grant: ContainerRecord) -> str:
-        asked = grant.fence.asked
+        asked = grant.constraint.asked
         fields = {
             "key": grant.key,
             "stance": grant.stance.value,
@@ -373,7 +373,7 @@ def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
         container=_read_container(document["container"]),
         placement=read_placement(document["placement"]),
         stance=Management(document["stance"]),
-        fence=Constraint(_read_set(cpus), _read_set(mems)),
+        constraint=Constraint(_read_set(cpus), _read_set(mems)),
         life=Life(document["life"]),
         runs_on=parse_cpus(document["runs_on"]),
         since_s=float(document["since_s"]),

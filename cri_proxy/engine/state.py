@@ -220,11 +220,11 @@ class State:
         self.store(grant)
 
     def bounded(self, grant: ContainerRecord) -> ContainerRecord:
-        """A grant with the fence that it has on this host."""
-        if not self.host.bounds and grant.fence.caller is None:
+        """A grant with the constraint that it has on this host."""
+        if not self.host.bounds and grant.constraint.caller is None:
             return grant
-        fence = self.host.bounded(grant.fence, grant.container.pod.cgroup_parent)
-        return grant if fence == grant.fence else altered(grant, fence=fence)
+        constraint = self.host.bounded(grant.constraint, grant.container.pod.cgroup_parent)
+        return grant if constraint == grant.constraint else altered(grant, constraint=constraint)
 
     def store(self, grant: ContainerRecord) -> None:
         known = self.grants.get(grant.key)

@@ -48,11 +48,11 @@ CHANGED_PAST_US = "resized past us"
 
 
 def admit(
-    state: State, container: Container, fence: Constraint, now_s: float, enforce: bool = True
+    state: State, container: Container, constraint: Constraint, now_s: float, enforce: bool = True
 ) -> Admission:
     """Reserve a place for a container that is about to be created: ``Engine.admit``."""
-    fence = state.host.bounded(fence, container.pod.cgroup_parent)
-    stance, reason = stance_of(state, container, fence, now_s)
+    constraint = state.host.bounded(constraint, container.pod.cgroup_parent)
+    stance, reason = stance_of(state, container, constraint, now_s)
     # 1. Set aside what this container replaces: earlier attempts, and init containers that have finished.
     replaced = predecessors(state, container)
     keys = {g.key for g in replaced}
@@ -65,7 +65,7 @@ def admit(
     # 2. Decide.
     given_up: tuple[ContainerRecord, ...] = ()
     if stance is Management.PLACED:
-        decision, given_up = decide(state, container, fence, replaced)
+        decision, given_up = decide(state, container, constraint, replaced)
         if not decision.placement.cpus:
             stance = Management.UNTOUCHED
     else:
@@ -76,7 +76,7 @@ def admit(
         stance = Management.OBSERVED
     if stance is not Management.PLACED:
         decision = replace(decision, others={})  # no container makes room for what is not sent
-        allowed = fence.asked if stance is Management.KUBELET else fence
+        allowed = constraint.asked if stance is Management.KUBELET else constraint
         runs_on, runs_on_mems = (
             allowed.cpus or state.host.parent_cpus or state.host.usable,
             allowed.mems or NO_CPUS,
@@ -87,7 +87,7 @@ def admit(
         container,
         decision.placement,
         stance,
-        fence,
+        constraint,
         runs_on=runs_on,
         runs_on_mems=runs_on_mems,
         since_s=now_s,
@@ -192,7 +192,7 @@ def _is_free(state: State, place: Placement, grant: ContainerRecord) -> bool:
     """Whether a place can be had again: neither others own what it owned, nor what it shared."""
     with state.without([grant.key]):
         is_free = place.exclusive.isdisjoint(state.node.exclusive - state.of_group(place.group))
-        return is_free and effective(state, place, grant.fence) >= place.cpus & state.node.usable
+        return is_free and effective(state, place, grant.constraint) >= place.cpus & state.node.usable
 
 
 def doubt(state: State, ticket_id: str) -> None:
@@ -205,11 +205,11 @@ def doubt(state: State, ticket_id: str) -> None:
 
 
 def resize(
-    state: State, container_id: str, resources: Resources, fence: Constraint, now_s: float
+    state: State, container_id: str, resources: Resources, constraint: Constraint, now_s: float
 ) -> Optional[Admission]:
     """Reserve the place a container gets with new resources; its old one stays reserved until ``commit``.
 
-    ``fence``: a cpuset in the request is the new fence. None if the container is not known.
+    ``constraint``: a cpuset in the request is the new constraint. None if the container is not known.
     """
     old = state.grants.get(container_id)
     if old is None or old.life is Life.CREATING:
@@ -220,20 +220,20 @@ def resize(
     open_ones = tuple(replace(t, in_doubt=True, waiting=()) for t in open_ones)
     state.set_aside(superseded, open_ones)
     # 2. Decide, and book it under a ticket.
-    was = old.fence.asked
+    was = old.constraint.asked
     new_fence = state.host.bounded(
-        Constraint(fence.cpus or was.cpus, fence.mems or was.mems), old.container.pod.cgroup_parent
+        Constraint(constraint.cpus or was.cpus, constraint.mems or was.mems), old.container.pod.cgroup_parent
     )
     container = _among_its_pod(state, with_told(old.container, resources))
     old = state.grants[container_id]
     key = state.next_ticket()
-    decision, stance, runs_on = resized(state, old, container, new_fence, fence)
+    decision, stance, runs_on = resized(state, old, container, new_fence, constraint)
     pending = replace(
         old,
         key=key,
         container=container,
         placement=decision.placement,
-        fence=new_fence,
+        constraint=new_fence,
         stance=stance,
         runs_on=runs_on,
         life=Life.CREATING,
@@ -286,7 +286,7 @@ def _commit(state: State, ticket: Ticket) -> None:
     if old is None:  # it was removed meanwhile
         reconcile(state)
         return
-    bound = replace(old, container=pending.container, fence=pending.fence)
+    bound = replace(old, container=pending.container, constraint=pending.constraint)
     # What was released, given up as foreign or taken under management while the request was on its way stays so.
     is_new = pending.stance is not ticket.found and old.stance not in (
         Management.RELEASED,
@@ -305,8 +305,8 @@ def _commit(state: State, ticket: Ticket) -> None:
         state.put(bound)
         reconcile(state)
     else:
-        # Its fence may be another one now.
-        put_and_reconcile(state, replace(bound, placement=inside(bound.fence, bound.placement)))
+        # Its constraint may be another one now.
+        put_and_reconcile(state, replace(bound, placement=inside(bound.constraint, bound.placement)))
     state.outcome(ticket.target, "resized")
 
 
@@ -383,7 +383,7 @@ def _place_in_resized_pod(state: State, old: ContainerRecord, now_s: float, enfo
         state.put(replace(grant, is_outgrown=True))
         return
     try:
-        decision, stance, runs_on = resized(state, old, grant.container, old.fence, NO_CONSTRAINT)
+        decision, stance, runs_on = resized(state, old, grant.container, old.constraint, NO_CONSTRAINT)
     except (PlacementRefused, BudgetSpent) as refusal:
         state.put(replace(grant, why=f"its pod was resized, and it stays where it is: {refusal}"))
         return
@@ -461,8 +461,8 @@ def _keeps_its_place(state: State, grant: ContainerRecord) -> bool:
 
 def _unmanaged_place(state: State, grant: ContainerRecord) -> tuple[frozenset[int], frozenset[int]]:
     return (
-        grant.fence.cpus or state.host.parent_cpus or state.host.usable,
-        grant.fence.mems or state.host.mems,
+        grant.constraint.cpus or state.host.parent_cpus or state.host.usable,
+        grant.constraint.mems or state.host.mems,
     )
 
 
@@ -484,7 +484,7 @@ def manage(state: State, container_id: str) -> bool:
         return False
     grant = replace(grant, container=altered(grant.container, milli_size=None))
     with state.without([container_id]):
-        decision = state.place(state.request(grant.container, grant.fence, container_id))
+        decision = state.place(state.request(grant.container, grant.constraint, container_id))
         decision = with_peers(state, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return False

@@ -175,7 +175,7 @@ class CreateContainer(InterceptedCall):
         if node_state.active() is not engine:  # it was replaced meanwhile
             return Forward()
         started = time.perf_counter()
-        creation = self.placer.create(container, request.fence, node_state.clock(), node_state.enforcing)
+        creation = self.placer.create(container, request.constraint, node_state.clock(), node_state.enforcing)
         node_state.metrics.decision_seconds.observe(time.perf_counter() - started)
         self.creation, self.outcome = creation, creation.outcome
         self.fields["describe"] = creation.describe
@@ -228,7 +228,7 @@ class UpdateContainerResources(InterceptedCall):
             self.namespace = grant.container.pod.namespace
             self.fields["container"] = grant.container.path
         resize = self.placer.resize(
-            request.container_id, request.linux, request.fence, node_state.clock(), node_state.enforcing
+            request.container_id, request.linux, request.constraint, node_state.clock(), node_state.enforcing
         )
         if resize is None:
             return Forward()

@@ -130,7 +130,7 @@ class Placer:
 
         :raises PlacementRefused, BudgetSpent: as ``create``; nothing has changed then.
         """
-        self.create(found.container, found.fence, now_s, enforce).created(found.id, now_s)
+        self.create(found.container, found.constraint, now_s, enforce).created(found.id, now_s)
         why = "placed after its start" if found.is_running else "placed before its start"
         self.engine.saw(
             found.id, cpus=found.cpus or None, mems=found.mems or NO_CPUS, is_lifted=False, cause=why

@@ -40,7 +40,13 @@ class Restores:
             engine,
             [
                 UnannouncedContainer(
-                    key, c.container, c.fence, c.uses, c.fence.cpus, c.fence.mems, is_running=False
+                    key,
+                    c.container,
+                    c.constraint,
+                    c.uses,
+                    c.constraint.cpus,
+                    c.constraint.mems,
+                    is_running=False,
                 )
                 for key, c in made.items()
             ],

@@ -207,15 +207,15 @@ def _read_set(text: str) -> Optional[frozenset[int]]:
 # ---------------------------------------------------------------------- placements
 
 
-def write_adjustment(placement: Placement, fence: Constraint) -> Optional[nri.ContainerAdjustment]:
+def write_adjustment(placement: Placement, constraint: Constraint) -> Optional[nri.ContainerAdjustment]:
     """The adjustment of a new container; None = nothing changes.
 
-    Values it has already (``fence``) are not set again: a field set by one plugin is closed to all others.
+    Values it has already (``constraint``) are not set again: a field set by one plugin is closed to all others.
     """
     cpu = _cpu(placement)
-    if placement.cpus == fence.cpus:
+    if placement.cpus == constraint.cpus:
         cpu.cpus = ""
-    if placement.mems == fence.mems:
+    if placement.mems == constraint.mems:
         cpu.mems = ""
     if not cpu.ByteSize():
         return None

@@ -150,7 +150,7 @@ class SimulatedShell:
         hints = hints_by_address(uses, self.machine.topology.data.devices)
         container = replace(read.container, hints=hints)
         try:
-            creation = self._placer.create(container, read.fence, self.now_s, self.enforcing)
+            creation = self._placer.create(container, read.constraint, self.now_s, self.enforcing)
         except BudgetSpent as error:
             namespace = read.container.pod.namespace
             if any(fnmatchcase(namespace, glob) for glob in self.config["placement.fail_closed_namespaces"]):
@@ -218,7 +218,7 @@ class SimulatedShell:
             return None, "it has no record under this id: the request passes as it is"
         try:
             resize = self._placer.resize(
-                request.container_id, request.linux, request.fence, self.now_s, self.enforcing
+                request.container_id, request.linux, request.constraint, self.now_s, self.enforcing
             )
         except BudgetSpent as error:
             return None, f"failed open: {error}"

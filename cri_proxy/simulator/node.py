@@ -206,7 +206,7 @@ class Process:
         return self.state == "exited"
 
     @property
-    def fence(self) -> Constraint:
+    def constraint(self) -> Constraint:
         """The cpuset and mems it has; None = not set."""
         return read_fence(self.linux)
 
@@ -225,8 +225,8 @@ class Process:
 
     def ask(self, message: bytes, delta: bytes) -> None:
         """An update by kubelet, and what we have added to it."""
-        fence = read_fence(parse(cri.UpdateContainerResourcesRequest, message).linux)
-        self.asked = Constraint(fence.cpus or self.asked.cpus, fence.mems or self.asked.mems)
+        constraint = read_fence(parse(cri.UpdateContainerResourcesRequest, message).linux)
+        self.asked = Constraint(constraint.cpus or self.asked.cpus, constraint.mems or self.asked.mems)
         self.update(message + delta)
 
     def give(self, update: CpusetUpdate) -> None:
@@ -247,7 +247,11 @@ class Process:
             exited=self.exited,
             exit_code=self.exit_code,
         )
-        return seen if self.exited else replace(seen, cpus=self.fence.cpus or NO_CPUS, mems=self.fence.mems)
+        return (
+            seen
+            if self.exited
+            else replace(seen, cpus=self.constraint.cpus or NO_CPUS, mems=self.constraint.mems)
+        )
 
     def details(self, memory_capacity_bytes: int) -> Container:
         """What a runtime tells of a container we have no record of; of its pod what that was made and resized with."""

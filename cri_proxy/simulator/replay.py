@@ -265,8 +265,8 @@ class Simulation:
         grant = self._shell.grant(process)
         if process.exited and grant is None:
             return PlaceText()
-        fence = process.fence
-        cpus, mems = format_cpus(fence.cpus or ()), format_cpus(fence.mems or ())
+        constraint = process.constraint
+        cpus, mems = format_cpus(constraint.cpus or ()), format_cpus(constraint.mems or ())
         if grant is None:
             return PlaceText(cpus, mems)
         level = grant.placement.level if grant.stance is Management.PLACED else "none"

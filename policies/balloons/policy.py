@@ -78,7 +78,7 @@ class Balloons(Policy):
 
         :raises PlacementRefused: its type is unknown or banned on this node, or its annotations demand the impossible.
         """
-        container, fence, keep = request.container, request.constraint, request.keep
+        container, constraint, keep = request.container, request.constraint, request.keep
         if container.preferences.refusal:
             raise PlacementRefused(container.preferences.refusal)
         # 1. Its type. The reserved one runs on the reserved CPUs as long as these have room.
@@ -88,7 +88,7 @@ class Balloons(Policy):
         if stays is not None and keep is not None:
             kind = stays
         elif kind.name == RESERVED and node.reserved:
-            reserved = self._place_reserved(node, container, fence)
+            reserved = self._place_reserved(node, container, constraint)
             if isinstance(reserved, Decision):
                 return reserved
             note = f"{reserved}; "
@@ -104,22 +104,24 @@ class Balloons(Policy):
         self, node: Node, found: FoundBalloons, kind: BalloonType, request: PlacementRequest, note: str
     ) -> Decision:
         """The place of a container in a balloon of its type; ``fits``: that has the CPUs its containers request."""
-        container, fence, keep = request.container, request.constraint, request.keep
+        container, constraint, keep = request.container, request.constraint, request.keep
         milli, waiting = container.resources.milli_request, self._waiting(node, found)
-        balloon = self._kept(found, keep, kind, container, fence)
+        balloon = self._kept(found, keep, kind, container, constraint)
         if balloon is None and keep is not None:
             found = found.without(keep.exclusive)
-        ask = BalloonRequest(container, milli, found.spare, waiting, fence.cpus, self._leaves)
+        ask = BalloonRequest(container, milli, found.spare, waiting, constraint.cpus, self._leaves)
         balloon = balloon or self._chosen(node, found, kind, ask)
         own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, request.affinity)
-        if balloon is not None and self._lets_run(kind, own, container, fence.cpus):
-            return self._decided(node, found, balloon, own, container, fence, note)
+        if balloon is not None and self._lets_run(kind, own, container, constraint.cpus):
+            return self._decided(node, found, balloon, own, container, constraint, note)
         note += f"no balloon of type {kind.name} has a CPU it may use, nor can get one: "
         balloon = self._any(found, ask)
         if balloon is None:
             shared = self._shared.place_shared(node, request)
             return replace(shared, why=note + shared.why, fits=False)
-        return replace(self._decided(node, found, balloon, balloon.cpus, container, fence, note), fits=False)
+        return replace(
+            self._decided(node, found, balloon, balloon.cpus, container, constraint, note), fits=False
+        )
 
     def _with_spare(
         self,
@@ -203,7 +205,7 @@ class Balloons(Policy):
         keep: Optional[Placement],
         kind: BalloonType,
         container: Container,
-        fence: Constraint,
+        constraint: Constraint,
     ) -> Optional[Balloon]:
         """The balloon that a container is in; also if it was alone there, and its CPUs count as idle now."""
         named = parse_name(keep.group) if keep is not None else None
@@ -212,7 +214,7 @@ class Balloons(Policy):
         balloon = found.balloons.get(keep.group)
         if balloon is None:
             balloon = Balloon(kind, named[1], keep.exclusive & found.idle)
-        return balloon if self._lets_run(kind, balloon.cpus, container, fence.cpus) else None
+        return balloon if self._lets_run(kind, balloon.cpus, container, constraint.cpus) else None
 
     def _chosen(
         self, node: Node, found: FoundBalloons, kind: BalloonType, ask: BalloonRequest
@@ -350,17 +352,17 @@ class Balloons(Policy):
         balloon: Balloon,
         own: frozenset[int],
         container: Container,
-        fence: Constraint,
+        constraint: Constraint,
         note: str,
     ) -> Decision:
         free = node.usable - node.reserved - found.foreign.union(own, *found.others(balloon.name))
-        place = self._places.of_container(node, balloon, own, free, container, fence.cpus)
+        place = self._places.of_container(node, balloon, own, free, container, constraint.cpus)
         milli = balloon.milli + container.resources.milli_request
         fits = len(own) * 1000 >= milli
         # Its memory is near the CPUs it can count on.
         settings = replace(self.settings, memory=balloon.kind.memory or self.settings.memory)
         why = f"{note}{self._places.why(balloon, own, milli)}"
-        decision = with_memory(node, container, settings, fence, replace(place, cpus=own), why, fits)
+        decision = with_memory(node, container, settings, constraint, replace(place, cpus=own), why, fits)
         why = "; ".join((decision.why, *container.preferences.notes))
         others = self._places.of_members(node, balloon, own, free)
         for name in found.given_up:
@@ -373,10 +375,10 @@ class Balloons(Policy):
     def ignored(self, container: Container) -> tuple[str, ...]:
         return container.preferences.notes
 
-    def _place_reserved(self, node: Node, container: Container, fence: Constraint) -> object:
+    def _place_reserved(self, node: Node, container: Container, constraint: Constraint) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""
-        place = reserved_place(node, container, fence)
+        place = reserved_place(node, container, constraint)
         if isinstance(place, str):
             return place
         why = "; ".join((f"shares the {len(place.cpus)} reserved CPUs", *container.preferences.notes))
-        return with_memory(node, container, self.settings, fence, place, why)
+        return with_memory(node, container, self.settings, constraint, place, why)

@@ -54,15 +54,15 @@ class Owning:
 
         :raises PlacementRefused: its annotations demand what cannot be had.
         """
-        container, fence, affinity = request.container, request.constraint, request.affinity
+        container, constraint, affinity = request.container, request.constraint, request.affinity
         near, keep = request.near, request.keep
         # 1. What may be owned: never the last shared CPU, nor reserved ones.
         free = node.usable - node.exclusive - node.reserved
-        if fence.cpus is not None:
-            free &= fence.cpus
+        if constraint.cpus is not None:
+            free &= constraint.cpus
         isolated = free & self.topology.data.isolated
         ordinary = free - node.isolated
-        kept, grown = _kept(self.topology, _alone(node, keep, fence), ask.full, free)
+        kept, grown = _kept(self.topology, _alone(node, keep, constraint), ask.full, free)
         # 2. Isolated CPUs, all or none; then the others.
         found: Optional[Pick] = None
         claim = self._claim(node, container, ask, affinity, kept)
@@ -83,7 +83,7 @@ class Owning:
             return f"{ask.full} exclusive CPUs would leave no shared CPU"
         self._check_hints(container, found)
         # 3. The shared CPUs, and the cpuset that is sent.
-        home, level = self._home(node, container, ask, found, fence)
+        home, level = self._home(node, container, ask, found, constraint)
         shared = (home & node.shared) - found.cpus
         if not node.usable - node.exclusive - found.cpus - node.isolated:
             return f"{ask.full} exclusive CPUs would leave none for others"
@@ -102,7 +102,7 @@ class Owning:
         why = found.why + (f", and {ask.milli_shared}m on shared ones" if ask.is_mixed else "")
         emptied = emptied_by(node, found.cpus - kept)
         why = "; ".join(filter(None, (why, emptied, shared_all_the_same(node, found.cpus - kept))))
-        return with_memory(node, container, self.settings, fence, place, why, fits and not emptied)
+        return with_memory(node, container, self.settings, constraint, place, why, fits and not emptied)
 
     def _claim(
         self,
@@ -220,7 +220,7 @@ class Owning:
             )
 
     def _home(
-        self, node: Node, container: Container, ask: CpuDemand, found: Pick, fence: Constraint
+        self, node: Node, container: Container, ask: CpuDemand, found: Pick, constraint: Constraint
     ) -> tuple[frozenset[int], str]:
         """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
         if not ask.is_mixed:
@@ -237,11 +237,11 @@ class Owning:
         ]
         # By size: an L3 may be larger than a NUMA node, and a node larger than a socket.
         for cpus, name in sorted(around, key=lambda domain: len(domain[0])):
-            home = cpus if fence.cpus is None else cpus & fence.cpus
+            home = cpus if constraint.cpus is None else cpus & constraint.cpus
             left = (home & node.shared) - found.cpus
             if left and len(left) * 1000 - node.charge_milli(left) >= ask.milli_shared:
                 return home, name
-        whole = self.topology.root.cpus if fence.cpus is None else fence.cpus
+        whole = self.topology.root.cpus if constraint.cpus is None else constraint.cpus
         return whole, "machine"
 
     def _ideal(self, count: int) -> str:
@@ -254,13 +254,13 @@ class Owning:
         return "machine"
 
 
-def _alone(node: Node, keep: Optional[Placement], fence: Constraint) -> Optional[Placement]:
+def _alone(node: Node, keep: Optional[Placement], constraint: Constraint) -> Optional[Placement]:
     """A placement with what its caller lets it have, and without what others own too: those of another policy's group."""
     if keep is None:
         return None
     group = node.groups.get(keep.group) if keep.group else None
     own = keep.exclusive if group is None else keep.exclusive.difference(*group.sets())
-    return replace(keep, exclusive=own if fence.cpus is None else own & fence.cpus, group="")
+    return replace(keep, exclusive=own if constraint.cpus is None else own & constraint.cpus, group="")
 
 
 def _kept(

@@ -55,7 +55,7 @@ def put(
     """A container that runs there, without a cpuset of the caller's."""
     made = container or make_container(key, limit=cpus, request=cpus)
     run(engine, made, key, within=Constraint(where))
-    engine.amend(replace(engine.grants[key], fence=Constraint()))
+    engine.amend(replace(engine.grants[key], constraint=Constraint()))
 
 
 def ask(engine: Engine, traffic: Traffic = NOBODY, now_s: float = 100.0, **changes: Any) -> PlanningSnapshot:
@@ -137,13 +137,13 @@ def test_one_that_is_not_moved_pulls_from_where_it_is(engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fence", "sites"),
+    ("constraint", "sites"),
     [("0-127", 16), ("0-15,64-79", 4), ("12-15,76-79", 0)],
     ids=["all", "two nodes", "its own CCX"],
 )
-def test_behind_a_fence_only_whole_domains_inside_it_count(engine, fence, sites) -> None:
+def test_behind_a_fence_only_whole_domains_inside_it_count(engine, constraint, sites) -> None:
     put(engine, "x", CCX[0])
-    run(engine, make_container("a", limit=2), "a", within=Constraint(parse_cpus(fence)))
+    run(engine, make_container("a", limit=2), "a", within=Constraint(parse_cpus(constraint)))
     asked = vertices(ask(engine))
     assert len(asked["a"].sites if "a" in asked else ()) == sites
 

@@ -13,7 +13,7 @@ from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import Topology
 from tests.machines import HYGON_7285_2S, KUNPENG_48_2S, machine
-from tests.scenes import engine_on, fence, make_container, make_pod, run
+from tests.scenes import constraint, engine_on, make_container, make_pod, run
 
 OBSERVER = {
     "problem": "",
@@ -32,7 +32,7 @@ def engine() -> Engine:
     engine = engine_on(HYGON_7285_2S)
     for name, cpus in (("web", "0-3,64-67"), ("db", "0-3,64-67"), ("far", "60-63,124-127")):
         container = make_container(name, limit=1, request=1, pod=make_pod(name))
-        run(engine, container, f"id-{name}", within=fence(cpus))
+        run(engine, container, f"id-{name}", within=constraint(cpus))
     return engine
 
 

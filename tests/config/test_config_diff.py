@@ -16,7 +16,7 @@ from policies.model import Qos
 from policies.registry import POLICIES
 from tests.config.configs import AVAILABLE, RESERVED, read
 from tests.machines import HYGON_7285_2S
-from tests.scenes import dump, fence, make_container, make_pod, run, topology
+from tests.scenes import constraint, dump, make_container, make_pod, run, topology
 
 TREE = topology(HYGON_7285_2S)
 
@@ -97,7 +97,7 @@ def test_each_row_says_from_where_to_where_and_why() -> None:
 
 def test_a_container_that_is_being_created_is_in_the_way_and_is_not_told() -> None:
     engine = engine_by("{}")
-    engine.admit(make_container("late", 2), fence(None), 0.0)
+    engine.admit(make_container("late", 2), constraint(None), 0.0)
     found = shifts("{}", f"{AVAILABLE}: exclude-cpuset:0-7,64-71", engine)
     assert found
     assert not any(shift.id.startswith("ticket") for shift in found)

@@ -243,9 +243,9 @@ FENCES = [
 ]
 
 
-@pytest.mark.parametrize(("cpus", "mems", "fence"), FENCES)
-def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, fence: Constraint) -> None:
-    assert messages.read_fence(linux(cpuset_cpus=cpus, cpuset_mems=mems)) == fence
+@pytest.mark.parametrize(("cpus", "mems", "constraint"), FENCES)
+def test_the_callers_cpuset_is_a_fence(cpus: str, mems: str, constraint: Constraint) -> None:
+    assert messages.read_fence(linux(cpuset_cpus=cpus, cpuset_mems=mems)) == constraint
 
 
 # ---------------------------------------------------------------------- the size of a pod
@@ -409,7 +409,7 @@ def test_a_create_request_is_a_container_and_a_fence() -> None:
     assert container.resources == Resources(1000, 2000)
     assert (dict(container.labels), dict(container.annotations)) == ({"l": "1"}, {"a": "2"})
     assert (container.pod.id, container.pod.uid) == ("sandbox-1", "uid")
-    assert request.fence == Constraint(parse_cpus("0-3"))
+    assert request.constraint == Constraint(parse_cpus("0-3"))
 
 
 def test_what_the_request_does_not_say_of_its_pod_is_known_from_before() -> None:
@@ -479,7 +479,7 @@ def test_an_update_request_is_an_id_resources_and_a_fence() -> None:
     ).SerializeToString()
     request = messages.read_update(message)
     assert (request.container_id, request.linux.cpu_shares) == ("c1", 2048)
-    assert request.fence == Constraint(None, frozenset([1]))
+    assert request.constraint == Constraint(None, frozenset([1]))
 
 
 @pytest.mark.parametrize(

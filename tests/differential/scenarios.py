@@ -207,7 +207,7 @@ class Asked:
 class Habits:
     """What the steps of one scenario have in common.
 
-    ``sizes``: in milli-CPUs, None = any. ``wish``, ``fence``, ``fail``: the parts of containers that are annotated, that are
+    ``sizes``: in milli-CPUs, None = any. ``wish``, ``constraint``, ``fail``: the parts of containers that are annotated, are
     given a cpuset by their caller, whose requests do not go well. ``pods``: how many there are at most.
     """
 
@@ -216,7 +216,7 @@ class Habits:
     sizes: Optional[tuple[int, ...]]
     wishes: tuple[dict[str, str], ...]
     wish: float
-    fence: float
+    constraint: float
     fail: float
     pods: int
 
@@ -272,7 +272,7 @@ class Draft:
             sizes=tuple(self._milli() for _ in range(3)) if _chance(random, 0.6) else None,
             wishes=tuple(random.sample(WISHES, 3)) if _chance(random, 0.5) else WISHES,
             wish=random.choice([0, 0.1, 0.3, 0.8]),
-            fence=random.choice([0, 0, 0.15, 0.5]),
+            constraint=random.choice([0, 0, 0.15, 0.5]),
             fail=random.choice([0, 0.15, 0.4]),
             pods=random.choice([1, 3, 8, 30]),
         )
@@ -443,7 +443,7 @@ class Draft:
         if _chance(random, 0.05):
             fields["hugepages"] = ["2Mi"]
         own: frozenset[int] = frozenset()
-        if _chance(random, self.habits.fence):
+        if _chance(random, self.habits.constraint):
             fields.update(self._fence(fields))
             own = self._kubelets(fields) if qos == "guaranteed" else own
         self._ask(Asked("", pod, name, fields, own=own))

@@ -24,8 +24,8 @@ from tests.scenes import (
     TOPOLOGY_AWARE,
     Number,
     Shadow,
+    constraint,
     engine_on,
-    fence,
     host_of,
     make_container,
     milli,
@@ -154,7 +154,7 @@ def test_cpus_that_go_offline_are_a_cause_that_is_no_container() -> None:
     data = machine(HYGON_7285_2S)
     node = engine_on(HYGON_7285_2S)
     run(node, make_container("web", limit=8), "web")
-    run(node, make_container("app", limit=8), "app", within=fence("0-3,64-67"))
+    run(node, make_container("app", limit=8), "app", within=constraint("0-3,64-67"))
     first = why(node, "web")
     for gone in ([1], range(4)):
         tree = Topology(remember(node.host.topology, take_offline(data, gone)))

@@ -43,9 +43,9 @@ from tests.machines import (
 from tests.scenes import (
     Number,
     again,
+    constraint,
     cpus_of,
     engine_on,
-    fence,
     host_of,
     make_container,
     make_pod,
@@ -332,7 +332,7 @@ def test_cpus_that_kubelet_gives_away_leave_the_balloon(engine) -> None:
 
 def test_a_fenced_container_never_leaves_its_fence_when_its_balloon_grows() -> None:
     engine = balloons_on(MONOLITHIC_2S, replace(DB, max_balloons=1))
-    run(engine, asks("fenced", 1), "fenced", within=fence("0-1"))
+    run(engine, asks("fenced", 1), "fenced", within=constraint("0-1"))
     run(engine, asks("a", 4), "a")
     assert engine.grants["fenced"].cpus <= {0, 1}
     assert len(engine.grants["a"].cpus) == 6
@@ -355,7 +355,7 @@ def test_of_a_core_whose_other_thread_is_hidden_a_fenced_container_gets_the_thre
     kind, preferences
 ) -> None:
     engine = balloons_on(HYGON_7285_2S, kind)
-    run(engine, replace(asks("fenced", 8), preferences=preferences), "fenced", within=fence("64-66"))
+    run(engine, replace(asks("fenced", 8), preferences=preferences), "fenced", within=constraint("64-66"))
     assert format_cpus(engine.grants["fenced"].cpus) == "64-66"
     assert broken_invariants(engine) == []
 
@@ -363,7 +363,7 @@ def test_of_a_core_whose_other_thread_is_hidden_a_fenced_container_gets_the_thre
 def test_a_fenced_container_that_made_room_goes_back_with_its_memory_when_the_create_fails() -> None:
     engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
     fenced = replace(asks("fenced", 1), resources=Resources(1000, None, 0, GIB))
-    before = run(engine, fenced, "fenced", within=fence("0-1")).placement
+    before = run(engine, fenced, "fenced", within=constraint("0-1")).placement
     admission = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert engine.grants["fenced"].placement.mems > before.mems
     assert engine.cancel(admission.ticket, 0.0) == ()  # it was not told yet that it gets more
@@ -373,7 +373,7 @@ def test_a_fenced_container_that_made_room_goes_back_with_its_memory_when_the_cr
 def test_who_waits_for_a_create_that_fails_is_told_of_memory_nodes_too() -> None:
     engine = balloons_on(HYGON_7285_2S, replace(DB, max_balloons=1))
     fenced = replace(asks("fenced", 1), resources=Resources(1000, None, 0, GIB))
-    run(engine, fenced, "fenced", within=fence("0"))
+    run(engine, fenced, "fenced", within=constraint("0"))
     first = engine.admit(asks("b", 30), NO_CONSTRAINT, 0.0)
     assert "fenced" in told(first.after)
     # That changes nothing for the fenced one, but it is where it is for it, too.
@@ -397,9 +397,9 @@ def test_a_fenced_container_whose_balloon_has_no_cpu_inside_any_more_is_not_left
     engine = engine_on(
         host, policy=Balloons(host.topology, PlacementSettings(balloons=BalloonSettings((DB,))))
     )
-    run(engine, asks("fenced", 4), "fenced", within=fence("0-1"))
+    run(engine, asks("fenced", 4), "fenced", within=constraint("0-1"))
     static = replace(asks("static", 2), qos=Qos.GUARANTEED)
-    engine.admit(static, fence("0-1"), 1.0)
+    engine.admit(static, constraint("0-1"), 1.0)
     assert engine.grants["fenced"].stance is Management.UNTOUCHED
     assert broken_invariants(engine) == []
 
@@ -421,14 +421,14 @@ def test_kubelets_container_takes_the_cpu_of_the_attempt_before_and_the_others_t
     run(engine, asks("a", 0), "a")
     run(engine, asks("b", 1), "b")
     static = replace(again(asks("b", 1), 1), qos=Qos.GUARANTEED)
-    run(engine, static, "b-1", within=fence("0"))
+    run(engine, static, "b-1", within=constraint("0"))
     assert engine.grants["a"].stance is Management.UNTOUCHED
     assert broken_invariants(engine) == []
 
 
 def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -> None:
     engine = balloons_on(ONE_CPU, DB)
-    run(engine, replace(asks("a", 0.25), qos=Qos.GUARANTEED), "a", within=fence("0"))
+    run(engine, replace(asks("a", 0.25), qos=Qos.GUARANTEED), "a", within=constraint("0"))
     admission = engine.resize("a", Resources(1000, 1000), NO_CONSTRAINT, 0.0)
     assert admission is not None and admission.stance is Management.KUBELET
     assert broken_invariants(engine) == []
@@ -436,7 +436,7 @@ def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -
 
 def test_a_place_that_is_held_is_given_up_whole_also_where_the_caller_lets_it_use_a_part() -> None:
     engine = balloons_on(VM_NO_CACHE_INFO, DB)
-    run(engine, asks("fenced", 8), "fenced", within=fence("4-6"))
+    run(engine, asks("fenced", 8), "fenced", within=constraint("4-6"))
     run(engine, asks("other", 8), "other")
     engine.remove("other")
     assert engine.grants["fenced"].exclusive > engine.grants["fenced"].cpus
@@ -483,7 +483,7 @@ def test_a_balloon_takes_the_cpu_of_a_container_that_was_found_only_where_no_oth
 
 def test_a_cpu_that_changes_hands_while_sets_are_worked_out_is_shared_by_nobody() -> None:
     engine = balloons_on(HYGON_7285_2S, DB, WEB)
-    run(engine, asks("fenced", 1), "fenced", 0.0, within=fence("0"))
+    run(engine, asks("fenced", 1), "fenced", 0.0, within=constraint("0"))
     run(engine, asks("w", 1, "web"), "w", 1.0)
     engine.adopt(found("found", "20", 2.0))
     data = remember(engine.host.topology, take_offline(machine(HYGON_7285_2S), [0, 64]))

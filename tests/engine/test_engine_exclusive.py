@@ -33,9 +33,9 @@ from tests.scenes import (
     TOPOLOGY_AWARE,
     Number,
     again,
+    constraint,
     dump,
     engine_on,
-    fence,
     host_of,
     make_container,
     make_pod,
@@ -190,7 +190,7 @@ def test_a_fraction_stays_in_one_numa_node_where_an_l3_spans_several() -> None:
         assert (format_cpus(grant.cpus), grant.placement.level) == (cpus, "numa")
         assert grant.placement.mems == tree.nodes_of(grant.cpus)
     # Where its node has nothing left to share, the smallest domain around it that has.
-    grant = run(node, own("d", 1.5), "d", within=fence("7-8"))
+    grant = run(node, own("d", 1.5), "d", within=constraint("7-8"))
     assert (format_cpus(grant.cpus), grant.placement.level) == ("7-8", "ccx")
     assert broken_invariants(node) == []
 
@@ -383,7 +383,7 @@ def test_nothing_leaks() -> None:
 
 def test_a_fence_holds_the_cpus_of_its_own_too() -> None:
     node = engine()
-    grant = run(node, own("app", 2), "app", within=fence("8-15"))
+    grant = run(node, own("app", 2), "app", within=constraint("8-15"))
     assert grant.exclusive <= parse_cpus("8-15")
     assert replace(grant.placement, cpus=grant.exclusive) == grant.placement
 
@@ -436,7 +436,7 @@ def test_kubelet_has_the_last_word_also_over_a_container_that_is_being_resized(w
     run(node, own("app", 1), "app")
     mine = format_cpus(node.grants["app"].exclusive)
     node.resize("app", wanted, NO_CONSTRAINT, 1.0)
-    node.admit(own("static", 1), fence(mine), 2.0)
+    node.admit(own("static", 1), constraint(mine), 2.0)
     assert format_cpus(node.grants["app"].cpus) != mine
     assert broken_invariants(node) == []
 
@@ -496,12 +496,12 @@ def two_l3s() -> Engine:
 def bystander(node: Engine, stance: Management, here: str) -> None:
     """A container that has less than the machine: behind a cpuset of its caller, or found where it is."""
     web = make_container("web", request=0.1)
-    run(node, web, "web", within=fence(here))
+    run(node, web, "web", within=constraint(here))
     if stance is not Management.PLACED:
         within = parse_cpus(here)
         home = Placement(home=within) if stance is Management.ADOPTED else Placement()
         found = replace(
-            node.grants["web"], placement=home, stance=stance, runs_on=within, fence=NO_CONSTRAINT
+            node.grants["web"], placement=home, stance=stance, runs_on=within, constraint=NO_CONSTRAINT
         )
         node.amend(found)
 
@@ -543,8 +543,8 @@ def test_where_no_other_is_free_it_is_given_and_said() -> None:
     assert format_cpus(admission.placement.cpus) == "3"
     node.bind(admission.ticket, "one", 1.0)
     tight = engine(machine=VM_NO_CACHE_INFO, usable="0-3")
-    run(tight, make_container("web", request=0.1), "web", within=fence("0"))
-    run(tight, make_container("log", request=0.1), "log", within=fence("1"))
+    run(tight, make_container("web", request=0.1), "web", within=constraint("0"))
+    run(tight, make_container("log", request=0.1), "log", within=constraint("1"))
     run(tight, make_container("any", request=0.1), "any")
     admission = tight.admit(own("three", 3), NO_CONSTRAINT, 1.0)
     assert "CPUs 0 are the last ones that default/pod-of-web/web may run on" in admission.decision.why
@@ -569,8 +569,8 @@ def test_the_next_attempt_of_a_container_that_hides_threads_hides_them_too() -> 
 
 def test_what_it_owns_outside_of_a_new_fence_it_does_not_keep() -> None:
     node = engine()
-    run(node, own("db", 2), "db", within=fence("0-3,64-67"))
-    admission = node.resize("db", node.grants["db"].container.resources, fence("8-11,72-75"), 1.0)
+    run(node, own("db", 2), "db", within=constraint("0-3,64-67"))
+    admission = node.resize("db", node.grants["db"].container.resources, constraint("8-11,72-75"), 1.0)
     assert admission is not None and admission.placement.cpus < parse_cpus("8-11,72-75")
     assert broken_invariants(node) == []
     node.commit(admission.ticket, 2.0)

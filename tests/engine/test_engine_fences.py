@@ -16,13 +16,13 @@ from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
-from tests.scenes import Number, engine_on, fence, host_of, make_container, make_pod, run, told
+from tests.scenes import Number, constraint, engine_on, host_of, make_container, make_pod, run, told
 
 
 def admit(
     engine: Engine, container: Container, cpus: Optional[str] = None, mems: Optional[str] = None
 ) -> Admission:
-    admission = engine.admit(container, fence(cpus, mems), 0.0)
+    admission = engine.admit(container, constraint(cpus, mems), 0.0)
     assert broken_invariants(engine) == []
     return admission
 
@@ -102,7 +102,7 @@ def test_rule_10_and_go_back_when_kubelets_container_ends(engine) -> None:
 
 
 def test_rule_10_with_nothing_left_at_all_a_container_is_left_alone_and_comes_back_later(engine) -> None:
-    first = run(engine, make_container("app", limit=1), "app", within=fence("1-2")).placement
+    first = run(engine, make_container("app", limit=1), "app", within=constraint("1-2")).placement
     admission = admit(engine, guaranteed(cpus=4), "0-3")
     assert admission.before == ()
     grant = engine.grants["app"]
@@ -133,7 +133,7 @@ def test_rule_10_kubelet_owns_reserved_cpus_if_it_says_so() -> None:
 def test_rule_10_a_container_being_given_a_reserved_cpu_of_its_own_is_not_sent_there_before() -> None:
     engine = engine_on(host_of(VM_NO_CACHE_INFO, reserved="0"))
     run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app")
-    admission = engine.resize("app", engine.grants["app"].container.resources, fence("0"), 1.0)
+    admission = engine.resize("app", engine.grants["app"].container.resources, constraint("0"), 1.0)
     assert admission is not None
     assert (admission.stance, admission.before, admission.after) == (Management.KUBELET, (), ())
 
@@ -190,7 +190,7 @@ SYSTEM = "/kubepods/system/podx"
 
 def bounding(where: str = VM_NO_CACHE_INFO, **bounds: str) -> Host:
     """A machine on which the cgroups of some pods allow less; "_" in a path stands for "/"."""
-    sets = {path.replace("_", "/"): fence(cpus) for path, cpus in bounds.items()}
+    sets = {path.replace("_", "/"): constraint(cpus) for path, cpus in bounds.items()}
     return replace(host_of(where), bounds={"": NO_CONSTRAINT, **sets})
 
 
@@ -205,11 +205,11 @@ def test_a_pod_is_fenced_by_its_own_parents_cpus_and_others_are_not() -> None:
     free = engine_on(VM_NO_CACHE_INFO)
     other = in_pod("/kubepods/burstable/pody", "other", limit=4)
     assert admit(engine, other).placement.cpus == admit(free, other).placement.cpus
-    assert engine.grants["ticket-2"].fence == NO_CONSTRAINT
+    assert engine.grants["ticket-2"].constraint == NO_CONSTRAINT
 
 
 def test_the_nearest_cgroup_that_is_known_counts_and_for_pods_elsewhere_kubelets() -> None:
-    bounds = {"": fence("0-3"), "kubepods": fence("0-5"), "kubepods/system": fence("4-5")}
+    bounds = {"": constraint("0-3"), "kubepods": constraint("0-5"), "kubepods/system": constraint("4-5")}
     host = replace(bounding(), bounds=bounds)
     parents = {
         "/kubepods/burstable/podx": "0-5",
@@ -248,8 +248,8 @@ def test_callers_and_cgroups_fences_hold_together(caller, sent, why) -> None:
     # A resize keeps both; the state file has the caller's alone.
     engine.bind(admission.ticket, "app", 1.0)
     grant = engine.grants["app"]
-    assert grant.fence.asked == fence(caller)
-    assert read_record("grant", write_record(grant)).fence == fence(caller)
+    assert grant.constraint.asked == constraint(caller)
+    assert read_record("grant", write_record(grant)).constraint == constraint(caller)
     resized = engine.resize("app", Resources(milli_limit=3000), NO_CONSTRAINT, 2.0)
     assert resized is not None
     engine.commit(resized.ticket, 3.0)
@@ -278,7 +278,7 @@ def test_containers_follow_what_their_pods_cgroup_allows() -> None:
         assert broken_invariants(engine) == []
     assert engine.grants["other"].placement == place
     engine.rehost(host_of(VM_NO_CACHE_INFO))
-    assert engine.grants["app"].fence == NO_CONSTRAINT
+    assert engine.grants["app"].constraint == NO_CONSTRAINT
 
 
 def test_adopted_and_restored_containers_are_fenced_as_well() -> None:
@@ -291,7 +291,7 @@ def test_adopted_and_restored_containers_are_fenced_as_well() -> None:
         "late", in_pod(SYSTEM, "late", limit=1), UNTOUCHED, Management.ADOPTED, runs_on=parse_cpus("4-5")
     )
     engine.adopt(late)
-    assert engine.grants["late"].fence.cpus == parse_cpus("4-5")
+    assert engine.grants["late"].constraint.cpus == parse_cpus("4-5")
 
 
 def test_rule_10_mems_in_a_request_are_a_fence_too(engine) -> None:

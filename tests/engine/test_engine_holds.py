@@ -14,7 +14,7 @@ from cri_proxy.engine.model import Admission, Life, Management
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
-from tests.scenes import Owning, again, dump, engine_on, fence, make_container, make_pod, run, topology
+from tests.scenes import Owning, again, constraint, dump, engine_on, make_container, make_pod, run, topology
 
 
 def crash(
@@ -170,7 +170,7 @@ def test_rule_4_the_next_attempt_gets_the_same_cpus_whatever_is_better_by_now(en
     app = make_container("app", limit=3, request=2, memory=1)
     crash(engine, app, "app-0")
     for i in range(4):
-        engine.admit(make_container(f"c{i}", limit=8, request=1), fence("0-3,64-67"), 10.0)
+        engine.admit(make_container(f"c{i}", limit=8, request=1), constraint("0-3,64-67"), 10.0)
     before = engine.grants["app-0"].placement
     admission = restart(engine, app)
     assert admission.placement == before
@@ -207,7 +207,7 @@ def test_rule_4_the_latest_of_several_attempts_counts(engine) -> None:
 def test_rule_4_an_attempt_with_other_wishes_is_placed_anew(engine, resources, within) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
-    admission = engine.admit(replace(again(app, 1), resources=resources), fence(within), 10.0)
+    admission = engine.admit(replace(again(app, 1), resources=resources), constraint(within), 10.0)
     assert "held for it" not in admission.decision.why
     assert list(engine.grants) == [admission.ticket]
 
@@ -227,7 +227,7 @@ def test_rule_4_a_larger_memory_limit_widens_the_nodes_of_the_same_place(engine)
 def test_rule_4_another_memory_fence_is_kept_at_the_same_place(engine) -> None:
     app = make_container("app", limit=3, memory=1)
     crash(engine, app, "app-0")
-    admission = engine.admit(again(app, 1), fence(mems="3"), 10.0)
+    admission = engine.admit(again(app, 1), constraint(mems="3"), 10.0)
     assert format_cpus(admission.placement.mems) == "3"
     assert broken_invariants(engine) == []
 
@@ -235,7 +235,7 @@ def test_rule_4_another_memory_fence_is_kept_at_the_same_place(engine) -> None:
 def test_rule_4_what_is_offline_of_the_held_place_is_left_out(engine) -> None:
     app = make_container("app", limit=3)
     crash(engine, app, "app-0")
-    run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own", within=fence("1"))
+    run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own", within=constraint("1"))
     assert format_cpus(restart(engine, app).placement.cpus) == "0,2-3,64-67"
 
 
@@ -302,7 +302,7 @@ def test_rule_4_no_more_holds_are_given_up_than_it_takes() -> None:
 def test_rule_4_holds_elsewhere_are_not_given_up_because_they_are_older() -> None:
     engine = full_of_holds()
     # Node 1 only: the older hold is on node 0 and does not help.
-    admission = engine.admit(make_container("new", limit=2, request=2), fence("4-7"), 30.0)
+    admission = engine.admit(make_container("new", limit=2, request=2), constraint("4-7"), 30.0)
     assert set(engine.grants) == {"older", admission.ticket}
 
 
@@ -310,7 +310,7 @@ def test_rule_4_a_hold_is_given_up_rather_than_a_higher_rung_taken(engine) -> No
     crash(engine, make_container("held", limit=8, request=4), "held")
     for index in range(1, 16):
         cpus = format_cpus(engine.host.topology.leaves[index].cpus)
-        run(engine, make_container(f"c{index}", limit=8, request=6), f"c{index}", within=fence(cpus))
+        run(engine, make_container(f"c{index}", limit=8, request=6), f"c{index}", within=constraint(cpus))
     admission = engine.admit(make_container("new", limit=8, request=5), NO_CONSTRAINT, 10.0)
     assert admission.placement.level == "ccx"
     assert "held" not in engine.grants

@@ -118,7 +118,7 @@ class Call:
 
     admission: Admission
     container: Container
-    fence: Constraint
+    constraint: Constraint
     target: str = ""
 
 
@@ -186,7 +186,7 @@ class Node_(RuleBasedStateMachine):
         memory=st.sampled_from([0, 1, 3, 70]),
         qos=st.sampled_from(list(Qos)),
         kube_system=st.booleans(),
-        fence=st.sampled_from(["", "", "", "half", "few", "kubelet", "mems", "nowhere"]),
+        constraint=st.sampled_from(["", "", "", "half", "few", "kubelet", "mems", "nowhere"]),
         enforce=st.sampled_from([True, True, True, True, False]),
         where=index,
         at_once=st.sampled_from([True, True, False]),
@@ -202,7 +202,7 @@ class Node_(RuleBasedStateMachine):
         memory: int,
         qos: Qos,
         kube_system: bool,
-        fence: str,
+        constraint: str,
         enforce: bool,
         where: int,
         at_once: bool,
@@ -218,7 +218,7 @@ class Node_(RuleBasedStateMachine):
         self.attempts[pod_.uid, name] = attempt
         resources = self._resources(request, limit, memory * machines.GIB)
         container = Container(pod_, name, attempt, qos, resources, preferences=preferences)
-        within = self._fence(fence, where, request, qos)
+        within = self._fence(constraint, where, request, qos)
         before = dict(self.engine.grants)
         try:
             admission = self.engine.admit(container, within, self.now_s, enforce)
@@ -274,8 +274,8 @@ class Node_(RuleBasedStateMachine):
         self.count += 1
         key = f"id-{self.count}"
         sent = call.admission.placement
-        cpus = sent.cpus or call.fence.cpus or self._everything()
-        self.runtime[key] = Running(call.container, cpus, sent.mems or call.fence.mems or NO_CPUS)
+        cpus = sent.cpus or call.constraint.cpus or self._everything()
+        self.runtime[key] = Running(call.container, cpus, sent.mems or call.constraint.mems or NO_CPUS)
         return key
 
     def _take(self, which: int) -> Call:
@@ -290,8 +290,8 @@ class Node_(RuleBasedStateMachine):
             if call.target in self.runtime:
                 there, sent = self.runtime[call.target], call.admission.placement
                 there.container = call.container
-                there.cpus = sent.cpus or call.fence.cpus or there.cpus
-                there.mems = sent.mems or call.fence.mems or there.mems
+                there.cpus = sent.cpus or call.constraint.cpus or there.cpus
+                there.mems = sent.mems or call.constraint.mems or there.mems
             if call.admission.ticket not in self.engine.tickets:
                 self.unknown.add(call.target)  # its container was taken for gone meanwhile
             updates = self.engine.commit(call.admission.ticket, self.now_s)
@@ -314,15 +314,17 @@ class Node_(RuleBasedStateMachine):
         if call.target and arrived and call.target in self.runtime:
             there, sent = self.runtime[call.target], call.admission.placement
             there.container = call.container
-            there.cpus = sent.cpus or call.fence.cpus or there.cpus
-            there.mems = sent.mems or call.fence.mems or there.mems
+            there.cpus = sent.cpus or call.constraint.cpus or there.cpus
+            there.mems = sent.mems or call.constraint.mems or there.mems
         elif not call.target and arrived:
             self._arrive(call)
 
     # ------------------------------------------------------------------ living
 
-    @rule(which=index, limit=st.sampled_from(LIMITS), memory=st.sampled_from([None, 0, 2, 80]), fence=st.sampled_from(["", "", "half", "few", "mems", "kubelet"]), where=index)  # fmt: skip
-    def resize(self, which: int, limit: Optional[int], memory: Optional[int], fence: str, where: int) -> None:
+    @rule(which=index, limit=st.sampled_from(LIMITS), memory=st.sampled_from([None, 0, 2, 80]), constraint=st.sampled_from(["", "", "half", "few", "mems", "kubelet"]), where=index)  # fmt: skip
+    def resize(
+        self, which: int, limit: Optional[int], memory: Optional[int], constraint: str, where: int
+    ) -> None:
         key = self._pick(which)
         if key is None or key not in self.engine.grants or any(c.target == key for c in self.calls):
             return
@@ -332,7 +334,7 @@ class Node_(RuleBasedStateMachine):
             limit or 0 if container.qos is Qos.GUARANTEED else min(limit or 500, old.milli_request or 500)
         )
         bytes_ = old.memory_limit_bytes if memory is None else memory * machines.GIB
-        within = self._fence(fence, where, request, container.qos)
+        within = self._fence(constraint, where, request, container.qos)
         try:
             resources = Resources(request, limit, 0, bytes_)
             admission = self.engine.resize(key, resources, within, self.now_s)

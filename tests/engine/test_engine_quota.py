@@ -29,7 +29,7 @@ from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
 from tests.lifting import Lifting
 from tests.machines import HYGON_7285_2S
-from tests.scenes import engine_on, fence, host_of, make_container, run, topology
+from tests.scenes import constraint, engine_on, host_of, make_container, run, topology
 
 TWO = Quota(200_000, 100_000)
 
@@ -119,7 +119,7 @@ def test_a_resize_that_is_refused_leaves_it_lifted(node) -> None:
 
 def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back(node) -> None:
     lifted(node)
-    admission = node.resize("c1", resources(2000), fence("4-5"), 1.0)
+    admission = node.resize("c1", resources(2000), constraint("4-5"), 1.0)
     assert admission is not None
     assert (admission.stance, admission.placement, admission.give_back) == (
         Management.KUBELET,

@@ -22,8 +22,8 @@ from tests import machines
 from tests.scenes import (
     HYGON,
     Owning,
+    constraint,
     engine_on,
-    fence,
     host_of,
     make_container,
     make_pod,
@@ -43,7 +43,7 @@ def populate(engine: Engine) -> None:
     run(engine, make_container("app", limit=6, request=2, pod=pod), "app")
     run(engine, make_container("sidecar", limit=2, request=1, pod=pod), "sidecar")
     some = format_cpus(sorted(engine.node.usable)[::3])
-    run(engine, make_container("fenced", limit=2), "fenced", within=fence(some))
+    run(engine, make_container("fenced", limit=2), "fenced", within=constraint(some))
     system = make_container("dns", request=0.1, pod=make_pod("dns", namespace="kube-system"))
     run(engine, system, "dns")
     assert broken_invariants(engine) == []
@@ -152,7 +152,7 @@ def test_rule_11_a_container_left_with_no_cpu_is_placed_anew_near_its_memory() -
     node = Machine(machines.HYGON_7285_2S)
     run(node.engine, make_container("app", limit=2, memory=1), "app", within=NO_CONSTRAINT)
     # Its CCX goes; the other one of its node is the busiest by far.
-    run(node.engine, make_container("busy", limit=8, request=5), "busy", within=fence("4-7,68-71"))
+    run(node.engine, make_container("busy", limit=8, request=5), "busy", within=constraint("4-7,68-71"))
     assert node.offline(parse_cpus("0-3,64-67")) == {"app": "4-7,68-71"}
     grant = node.engine.grants["app"]
     assert grant.why.startswith("its CPUs are gone: 2 CPUs wanted")
@@ -182,7 +182,7 @@ def test_rule_11_held_places_and_containers_on_their_way_follow_silently() -> No
 
 def test_rule_11_a_container_behind_a_fence_that_is_offline_waits_for_it() -> None:
     node = Machine(machines.VM_NO_CACHE_INFO)
-    run(node.engine, make_container("app", limit=1), "app", within=fence("2"))
+    run(node.engine, make_container("app", limit=1), "app", within=constraint("2"))
     assert node.offline([2]) == {}
     assert node.engine.grants["app"].stance is Management.UNTOUCHED
     assert node.offline([]) == {"app": "2"}
@@ -191,7 +191,7 @@ def test_rule_11_a_container_behind_a_fence_that_is_offline_waits_for_it() -> No
 
 def test_rule_11_one_that_had_no_place_when_it_was_created_is_told_when_it_gets_one() -> None:
     engine = engine_on(machines.VM_NO_CACHE_INFO)
-    admission = engine.admit(make_container("app", limit=1), fence("0-3"), 0.0)
+    admission = engine.admit(make_container("app", limit=1), constraint("0-3"), 0.0)
     for usable in ("1", "4-7"):
         engine.rehost(host_of(machines.VM_NO_CACHE_INFO, usable=usable))
     assert engine.bind(admission.ticket, "app", 1.0) == ()
@@ -265,7 +265,7 @@ def test_rule_11_a_cpu_that_joins_does_not_join_what_held_only_a_part_of_its_dom
     full = machines.machine(machines.HYGON_7285_2S)
     tree = Topology(without(full, [3]))
     engine = engine_on(host_of(tree), policy=Hygon(tree, HYGON))
-    run(engine, make_container("fenced", limit=2), "fenced", within=fence("0-1"))
+    run(engine, make_container("fenced", limit=2), "fenced", within=constraint("0-1"))
     assert engine.rehost(host_of(full)) == ()
 
 
@@ -314,7 +314,7 @@ def test_rule_11_and_share_the_new_ones_with_kubelet_too() -> None:
     system = make_container("dns", request=0.1, pod=make_pod("dns", namespace="kube-system"))
     run(engine, system, "dns")
     engine.rehost(host_of(machines.VM_NO_CACHE_INFO, reserved="4-5"))
-    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("4"), 1.0)
+    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("4"), 1.0)
     assert told(own.before) == {"dns": "5"}
     assert told(engine.cancel(own.ticket, 2.0)) == {"dns": "4-5"}
 
@@ -342,7 +342,7 @@ def test_rule_11_memory_nodes_that_the_cgroup_loses_are_left() -> None:
 
 def test_rule_11_memory_nodes_outside_the_callers_fence_are_never_the_way_out() -> None:
     engine = engine_on(machines.VM_NO_CACHE_INFO)
-    run(engine, make_container("app", limit=1, memory=1), "app", within=fence(mems="0"))
+    run(engine, make_container("app", limit=1, memory=1), "app", within=constraint(mems="0"))
     mems_of(engine, "1")
     assert not engine.grants["app"].placement.mems
     assert broken_invariants(engine) == []
@@ -364,7 +364,7 @@ def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
     app = make_container("app", limit=1, memory=20)
     assert format_cpus(run(engine, app, "app").placement.mems) == "0-1"
     engine.rehost(host_of(tree, usable="4-7"))
-    resized = engine.resize("app", app.resources, fence(mems="1"), 0.0)
+    resized = engine.resize("app", app.resources, constraint(mems="1"), 0.0)
     assert resized is not None
     engine.commit(resized.ticket, 0.0)
     engine.rehost(host_of(tree))
@@ -375,7 +375,7 @@ def test_rule_11_nor_to_those_that_the_caller_has_fenced_off_since() -> None:
 
 def test_rule_11_limits_are_charged_to_nodes_that_are_left_at_once_and_not_by_the_next_start() -> None:
     engine = engine_on(machines.VM_NO_CACHE_INFO)
-    run(engine, make_container("app", limit=1, memory=1), "app", within=fence("4000"))
+    run(engine, make_container("app", limit=1, memory=1), "app", within=constraint("4000"))
     assert engine.grants["app"].stance is Management.UNTOUCHED
     mems_of(engine, "1")
     assert (engine.node.memory_charged(0), engine.node.memory_charged(1)) == (0, machines.GIB)
@@ -405,7 +405,7 @@ def test_a_restart_with_cpus_gone_shrinks_and_places_anew() -> None:
 
 def test_a_restart_on_another_machine_places_anew_what_names_unknown_cpus() -> None:
     before = engine_on(machines.HYGON_7285_2S)
-    run(before, make_container("stays", limit=2), "stays", within=fence("0-3"))
+    run(before, make_container("stays", limit=2), "stays", within=constraint("0-3"))
     run(before, make_container("goes", limit=2), "goes", within=NO_CONSTRAINT)
     assert format_cpus(before.grants["goes"].placement.cpus) == "4-7,68-71"
     after = engine_on(machines.VM_NO_CACHE_INFO)
@@ -432,7 +432,7 @@ def test_a_demand_that_an_offline_cpu_makes_impossible_keeps_no_container_on_it(
     other = make_container(
         "other", limit=2, request=2, preferences=PlacementPreferences(ownership="exclusive")
     )
-    run(node.engine, other, "other", within=fence("4-7"))
+    run(node.engine, other, "other", within=constraint("4-7"))
     db = make_container("db", limit=4, request=4, preferences=preferences)
     assert run(node.engine, db, "db").exclusive == parse_cpus("0-3")
     told = node.offline(range(4))

@@ -16,9 +16,9 @@ from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Number,
     Owning,
+    constraint,
     dump,
     engine_on,
-    fence,
     host_of,
     make_container,
     milli,
@@ -112,7 +112,7 @@ def test_a_container_released_meanwhile_stays_released(engine) -> None:
 def test_what_changed_on_the_way_is_told_after_commit(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
     admission = resize(engine, 9)
-    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("5"), 50.5)
+    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("5"), 50.5)
     assert own.before == ()  # its present CPUs do not change, and the others are not known to the runtime
     [update] = engine.commit(admission.ticket, 51.0)
     assert (update.id, format_cpus(update.placement.cpus)) == ("app", "0-4,6-7,64-71")
@@ -153,7 +153,7 @@ def test_the_same_rung_means_the_same_cpus(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
     assert cpus(engine) == "4-7,68-71"
     for _ in range(3):
-        run(engine, make_container("crowd", limit=1, request=1), f"c{_}", within=fence("4-7,68-71"))
+        run(engine, make_container("crowd", limit=1, request=1), f"c{_}", within=constraint("4-7,68-71"))
     admission = resize(engine, 8, request=2)
     assert admission.placement == engine.grants["app"].placement
     assert (
@@ -164,20 +164,20 @@ def test_the_same_rung_means_the_same_cpus(engine) -> None:
 
 def test_a_change_of_the_request_alone_moves_nothing(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
-    run(engine, make_container("full", limit=8, request=7), "full", within=fence("0-3,64-67"))
+    run(engine, make_container("full", limit=8, request=7), "full", within=constraint("0-3,64-67"))
     assert format_cpus(resize(engine, 2, request=2).placement.cpus) == "0-3,64-67"
 
 
 def test_without_room_on_its_rung_any_more_it_moves(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app")
-    run(engine, make_container("full", limit=8, request=7), "full", within=fence("0-3,64-67"))
+    run(engine, make_container("full", limit=8, request=7), "full", within=constraint("0-3,64-67"))
     admission = resize(engine, 4, request=3)
     assert format_cpus(admission.placement.cpus) == "4-7,68-71"
 
 
 def test_a_larger_n_climbs_to_the_domain_around_its_place(engine) -> None:
     run(engine, make_container("app", limit=2, request=1), "app", within=NO_CONSTRAINT)
-    run(engine, make_container("busy", limit=9, request=9), "busy", within=fence("0-7,64-71"))
+    run(engine, make_container("busy", limit=9, request=9), "busy", within=constraint("0-7,64-71"))
     # Node 0 is the busiest by far, but it has room and its memory and caches are there.
     assert format_cpus(resize(engine, 9, request=2).placement.cpus) == "0-7,64-71"
 
@@ -186,7 +186,7 @@ def test_a_smaller_n_climbs_down_inside_its_place(engine) -> None:
     run(engine, make_container("other", limit=9), "other")
     run(engine, make_container("app", limit=9, request=1), "app")
     assert cpus(engine) == "8-15,72-79"
-    run(engine, make_container("c", limit=1, request=1), "c", within=fence("8-11,72-75"))
+    run(engine, make_container("c", limit=1, request=1), "c", within=constraint("8-11,72-75"))
     assert format_cpus(resize(engine, 2, request=1).placement.cpus) == "12-15,76-79"
 
 
@@ -203,8 +203,8 @@ def test_its_own_charge_is_not_in_its_way() -> None:
 
 def test_other_containers_lose_what_it_owns_before_it_runs_there() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
-    run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app", within=fence("0-3"))
-    run(engine, make_container("other", limit=2), "other", within=fence("0-3"))
+    run(engine, make_container("app", limit=1, qos=Qos.GUARANTEED), "app", within=constraint("0-3"))
+    run(engine, make_container("other", limit=2), "other", within=constraint("0-3"))
     admission = engine.resize("app", Resources(2000, 2000), NO_CONSTRAINT, 50.0)
     assert admission is not None
     assert broken_invariants(engine) == []
@@ -235,7 +235,7 @@ def test_a_change_of_cpus_inside_a_node_never_touches_mems(engine) -> None:
 
 def test_across_nodes_the_old_memory_nodes_stay_beside_the_new(engine) -> None:
     run(engine, make_container("app", limit=9, request=8, memory=1), "app")
-    run(engine, make_container("full", limit=16, request=8), "full", within=fence("0-7,64-71"))
+    run(engine, make_container("full", limit=16, request=8), "full", within=constraint("0-7,64-71"))
     after = resize(engine, 10, request=9, memory=1).placement
     assert format_cpus(after.cpus) == "8-15,72-79"
     assert format_cpus(after.mems) == "0-1"
@@ -275,25 +275,25 @@ def test_mems_stay_when_the_memory_limit_is_lifted(engine) -> None:
 
 def test_a_cpuset_in_the_request_is_the_new_fence(engine) -> None:
     run(engine, make_container("app", limit=2), "app")
-    admission = resize(engine, 2, within=fence("4-20"))
+    admission = resize(engine, 2, within=constraint("4-20"))
     assert format_cpus(admission.placement.cpus) == "4-7"
     engine.commit(admission.ticket, 51.0)
-    assert engine.grants["app"].fence.cpus == parse_cpus("4-20")
+    assert engine.grants["app"].constraint.cpus == parse_cpus("4-20")
     assert format_cpus(resize(engine, 30).placement.cpus) == "4-20"
 
 
 def test_a_request_without_a_cpuset_keeps_the_fence(engine) -> None:
-    run(engine, make_container("app", limit=2), "app", within=fence("1-2", "0"))
+    run(engine, make_container("app", limit=2), "app", within=constraint("1-2", "0"))
     admission = resize(engine, 3, memory=1)
     assert admission.placement.cpus <= {1, 2}
     engine.commit(admission.ticket, 51.0)
-    assert engine.grants["app"].fence == fence("1-2", "0")
+    assert engine.grants["app"].constraint == constraint("1-2", "0")
 
 
 def test_mems_in_the_request_are_the_new_memory_fence(engine) -> None:
     run(engine, make_container("app", limit=2, memory=1), "app")
     for limit in (2, 9):
-        admission = resize(engine, limit, memory=1, within=fence(mems="3"))
+        admission = resize(engine, limit, memory=1, within=constraint(mems="3"))
         assert format_cpus(admission.placement.mems) == "3"
         engine.cancel(admission.ticket, 51.0)
 
@@ -301,7 +301,7 @@ def test_mems_in_the_request_are_the_new_memory_fence(engine) -> None:
 def test_a_fence_without_usable_cpus_leaves_the_request_untouched() -> None:
     engine = engine_on(host_of(HYGON_7285_2S, usable="0-63"))
     run(engine, make_container("app", limit=2), "app")
-    admission = resize(engine, 2, within=fence("100-101"))
+    admission = resize(engine, 2, within=constraint("100-101"))
     assert (admission.stance, admission.placement.cpus) == (Management.UNTOUCHED, frozenset())
     engine.commit(admission.ticket, 51.0)
     assert format_cpus(engine.grants["app"].cpus) == "100-101"
@@ -310,8 +310,8 @@ def test_a_fence_without_usable_cpus_leaves_the_request_untouched() -> None:
 def test_kubelet_giving_it_cpus_of_its_own_passes_as_it_is() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
-    run(engine, make_container("other", limit=2), "other", within=fence("0-3"))
-    admission = resize(engine, 2, request=2, within=fence("1-2"))
+    run(engine, make_container("other", limit=2), "other", within=constraint("0-3"))
+    admission = resize(engine, 2, request=2, within=constraint("1-2"))
     assert (admission.stance, admission.placement.cpus) == (Management.KUBELET, frozenset())
     # The container itself is not told to leave what it is about to get.
     assert told(admission.before) == {"other": "0,3"}
@@ -323,9 +323,9 @@ def test_kubelet_giving_it_cpus_of_its_own_passes_as_it_is() -> None:
 def test_kubelet_refusing_it_after_all_gives_everything_back() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app")
-    run(engine, make_container("other", limit=2), "other", within=fence("0-3"))
+    run(engine, make_container("other", limit=2), "other", within=constraint("0-3"))
     before = dump(engine)
-    admission = resize(engine, 2, request=2, within=fence("1-2"))
+    admission = resize(engine, 2, request=2, within=constraint("1-2"))
     updates = engine.cancel(admission.ticket, 51.0)
     assert told(updates) == {"other": "0-3"}
     assert dump(engine) == before
@@ -333,9 +333,9 @@ def test_kubelet_refusing_it_after_all_gives_everything_back() -> None:
 
 def test_a_container_that_kubelet_gives_its_shared_cpus_again_is_ours_again() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app", within=fence("1-2"))
+    run(engine, make_container("app", limit=2, qos=Qos.GUARANTEED), "app", within=constraint("1-2"))
     assert engine.grants["app"].stance is Management.KUBELET
-    admission = resize(engine, 2, request=2, within=fence("0-6"))
+    admission = resize(engine, 2, request=2, within=constraint("0-6"))
     assert (admission.stance, format_cpus(admission.placement.cpus)) == (Management.PLACED, "0-3")
     engine.commit(admission.ticket, 51.0)
     assert not engine.node.exclusive
@@ -348,7 +348,7 @@ def test_containers_that_are_not_ours_are_only_charged_anew(stance) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     grant = run(engine, make_container("app", limit=2, request=1), "app")
     engine.amend(replace(grant, stance=stance, runs_on=parse_cpus("0-7")))
-    admission = resize(engine, 4, request=4, within=fence("2-5"))
+    admission = resize(engine, 4, request=4, within=constraint("2-5"))
     assert not admission.placement.cpus
     assert engine.commit(admission.ticket, 51.0) == ()
     assert engine.grants["app"].stance is stance
@@ -388,7 +388,7 @@ def test_an_adopted_container_that_is_resized_is_placed_by_its_new_resources() -
 
 def test_an_adopted_container_that_the_caller_gives_a_cpuset_is_placed_in_it() -> None:
     engine = adopted_engine()
-    admission = resize(engine, 2, request=1, memory=1, within=fence("3-6"))
+    admission = resize(engine, 2, request=1, memory=1, within=constraint("3-6"))
     assert (admission.stance, format_cpus(admission.placement.cpus)) == (Management.PLACED, "4-6")
     assert not admission.placement.mems  # its memory is anywhere
     engine.commit(admission.ticket, 51.0)

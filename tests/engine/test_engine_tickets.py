@@ -32,9 +32,9 @@ from tests.scenes import (
     Owning,
     Shadow,
     again,
+    constraint,
     dump,
     engine_on,
-    fence,
     host_of,
     make_container,
     make_pod,
@@ -91,14 +91,14 @@ def test_rule_3_a_reply_gives_the_place_its_containers_id(engine) -> None:
 def test_rule_3_bind_returns_what_the_container_missed_on_its_way(engine) -> None:
     admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     own = make_container("k", limit=1, qos=Qos.GUARANTEED)
-    assert engine.admit(own, fence("1"), 0.0).before == ()  # the runtime does not know it yet
+    assert engine.admit(own, constraint("1"), 0.0).before == ()  # the runtime does not know it yet
     [update] = engine.bind(admission.ticket, "id-1", 1.0)
     assert (update.id, format_cpus(update.placement.cpus), update.shrink) == ("id-1", "0,2-3", True)
 
 
 def test_rule_3_a_container_that_missed_nothing_gets_nothing(engine) -> None:
     admission = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
-    passing = engine.admit(make_container("k", limit=1, qos=Qos.GUARANTEED), fence("1"), 0.0)
+    passing = engine.admit(make_container("k", limit=1, qos=Qos.GUARANTEED), constraint("1"), 0.0)
     engine.cancel(passing.ticket, 0.5)
     assert engine.bind(admission.ticket, "id-1", 1.0) == ()
 
@@ -132,7 +132,7 @@ def busy_engine() -> Engine:
     run(engine, make_container("crashed", limit=2, request=1, pod=pod), "crashed-0")
     run(engine, make_container("init", limit=2, request=1, pod=pod), "init-0")
     run(engine, make_container("lazy"), "lazy-0")
-    run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own-0", within=fence("13"))
+    run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own-0", within=constraint("13"))
     engine.exited("crashed-0", 1, 10.0)
     engine.exited("init-0", 0, 10.0)
     lost = engine.admit(make_container("lost", limit=2, pod=pod), NO_CONSTRAINT, 10.0)
@@ -168,11 +168,11 @@ NEWCOMERS = {
     "one that needs a held place": (make_container("new", limit=28, request=22), NO_CONSTRAINT, True),
     "kubelet's, of whom others must leave": (
         make_container("new", limit=4, qos=Qos.GUARANTEED),
-        fence("0-1,14-15"),
+        constraint("0-1,14-15"),
         True,
     ),
-    "one behind a fence": (make_container("new", limit=2), fence("3-9"), True),
-    "one behind an empty fence": (make_container("new", limit=2), fence("100"), True),
+    "one behind a fence": (make_container("new", limit=2), constraint("3-9"), True),
+    "one behind an empty fence": (make_container("new", limit=2), constraint("100"), True),
     "one that is observed only": (make_container("new", limit=2), NO_CONSTRAINT, False),
     "one that opted out": (
         make_container("new", pod=make_pod("quiet", annotations={"cri-resmgr.io/manage": "false"})),
@@ -414,7 +414,7 @@ class Failing(Policy):
 def failing_engine(error: Exception) -> tuple[Engine, Failing]:
     policy = Failing(error)
     engine = engine_on(host_of(VM_NO_CACHE_INFO, reserved="0"), policy=policy)
-    run(engine, make_container("narrow", limit=1), "narrow", within=fence("1"))
+    run(engine, make_container("narrow", limit=1), "narrow", within=constraint("1"))
     run(engine, make_container("app", limit=2, request=2), "app")
     run(engine, make_container("adopted", limit=2), "adopted")
     engine.release("adopted")
@@ -430,7 +430,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     ),
     # Takes the only CPU of "narrow" (behind the fence "1"), which then has to be placed anew.
     "admit, displacing others": lambda e: e.admit(
-        make_container("own", limit=1, qos=Qos.GUARANTEED), fence("1"), 2.0
+        make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("1"), 2.0
     ),
     "resize": lambda e: e.resize("job", Resources(500, 6000), NO_CONSTRAINT, 2.0),
     "manage": lambda e: e.manage("adopted"),
@@ -470,7 +470,7 @@ def test_rule_3_a_refusal_leaves_no_trace_and_says_why(error) -> None:
 def test_rule_3_a_refusal_to_place_another_anew_does_not_fail_the_request_at_hand() -> None:
     engine, policy = failing_engine(BudgetSpent("too many"))
     policy.countdown = 1
-    engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("1"), 2.0)
+    engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("1"), 2.0)
     assert engine.grants["narrow"].stance is Management.UNTOUCHED
     assert engine.grants["narrow"].displaced is not None
 
@@ -537,7 +537,7 @@ def test_the_history_keeps_what_was_undone() -> None:
     engine, policy = failing_engine(ZeroDivisionError("a bug"))
     policy.countdown = 1
     with pytest.raises(ZeroDivisionError):
-        engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("1"), 2.0)
+        engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("1"), 2.0)
     assert engine.history[-1].outcome == "undone: an error in cri-resmgr"
 
 

@@ -12,7 +12,7 @@ from cri_proxy.engine.model import Admission, Life, Management, Move, Plan
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
-from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, told, topology
+from tests.scenes import Owning, constraint, engine_on, host_of, make_container, run, told, topology
 
 
 def own(name: str, cpus: int = 1) -> Container:
@@ -21,7 +21,7 @@ def own(name: str, cpus: int = 1) -> Container:
 
 def kubelets(engine: Engine, cpus: str, name: str = "own") -> Admission:
     """A container whose cpuset kubelet's static CPU manager has chosen."""
-    return engine.admit(own(name, len(parse_cpus(cpus))), fence(cpus), 100.0)
+    return engine.admit(own(name, len(parse_cpus(cpus))), constraint(cpus), 100.0)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_rule_5_who_loses_cpus_is_told_before_the_create(engine) -> None:
 
 def test_rule_5_who_is_moved_away_loses_cpus_too(engine) -> None:
     # Behind the fence 2-3,5 on node 0; kubelet takes all of that node.
-    run(engine, make_container("app", limit=2), "app", within=fence("2-3,5-6"))
+    run(engine, make_container("app", limit=2), "app", within=constraint("2-3,5-6"))
     admission = kubelets(engine, "0-3")
     assert told(admission.before) == {"app": "5-6"}
 
@@ -88,11 +88,11 @@ def test_rule_5_who_gains_cpus_is_told_afterwards() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     held = own("held", 2)
     run(engine, held, "held")
-    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    run(engine, make_container("app", limit=4), "app", within=constraint("0-3"))
     assert format_cpus(engine.grants["app"].placement.cpus) == "2-3"
     engine.exited("held", 1, 10.0)
     smaller = replace(held, attempt=1, resources=Resources(1000, 1000))
-    admission = engine.admit(smaller, fence("4-7"), 20.0)
+    admission = engine.admit(smaller, constraint("4-7"), 20.0)
     assert admission.before == ()
     assert told(admission.after) == {"app": "0-3"}
     assert not admission.after[0].shrink
@@ -150,9 +150,9 @@ def test_rule_5_observing_sends_nothing_to_anybody(engine) -> None:
 def test_rule_5_one_container_gets_one_update_however_often_it_was_changed_on_the_way() -> None:
     """An exclusive container that must leave shrinks others again, in the same transition."""
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
-    run(engine, own("pinned", 2), "pinned", within=fence("0-6"))
-    run(engine, make_container("near", limit=1), "near", within=fence("2-3"))
-    run(engine, make_container("far", limit=1), "far", within=fence("4-7"))
+    run(engine, own("pinned", 2), "pinned", within=constraint("0-6"))
+    run(engine, make_container("near", limit=1), "near", within=constraint("2-3"))
+    run(engine, make_container("far", limit=1), "far", within=constraint("4-7"))
     updates = kubelets(engine, "0-1").before
     assert len({u.id for u in updates}) == len(updates)
     assert told(updates).keys() == {"pinned", "far"}
@@ -204,7 +204,7 @@ def test_release_leaves_mems_alone_where_we_have_not_set_them(engine) -> None:
 
 
 def test_release_gives_back_the_callers_cpuset_where_there_was_one(engine) -> None:
-    run(engine, make_container("app", limit=1, memory=1), "app", within=fence("1-5", "0"))
+    run(engine, make_container("app", limit=1, memory=1), "app", within=constraint("1-5", "0"))
     update = engine.release("app")
     assert update is not None
     assert (format_cpus(update.placement.cpus), format_cpus(update.placement.mems)) == ("1-5", "0")
@@ -243,7 +243,7 @@ def test_release_of_a_foreign_container_keeps_what_is_known_of_it(engine) -> Non
 def test_exclusive_cpus_of_a_released_container_are_shared_again() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     run(engine, own("app", 2), "app")
-    run(engine, make_container("other", limit=4), "other", within=fence("0-3"))
+    run(engine, make_container("other", limit=4), "other", within=constraint("0-3"))
     engine.release("app")
     assert told(engine.tick(1.0)) == {"other": "0-3"}
 
@@ -258,7 +258,7 @@ def test_manage_takes_a_released_container_back(engine) -> None:
 
 
 def test_manage_keeps_inside_the_callers_cpuset(engine) -> None:
-    run(engine, make_container("app", limit=1), "app", within=fence("3-6"))
+    run(engine, make_container("app", limit=1), "app", within=constraint("3-6"))
     engine.release("app")
     (update,) = engine.manage("app")
     assert format_cpus(update.placement.cpus) == "3"
@@ -323,7 +323,7 @@ def test_a_move_off_the_usable_cpus_is_dropped() -> None:
 
 
 def test_a_move_keeps_to_the_callers_cpuset(engine) -> None:
-    run(engine, make_container("a", limit=1), "a", within=fence("0-5"))
+    run(engine, make_container("a", limit=1), "a", within=constraint("0-5"))
     assert planned(engine, ("a", "4-7")) == {"a": "4-5"}
 
 

@@ -12,7 +12,7 @@ from cri_proxy.engine.invariants import broken_invariants
 from policies.machine.cpus import format_cpus
 from policies.model import Container
 from tests.machines import HYGON_7285_2S
-from tests.scenes import cpus_of, dump, engine_on, fence, host_of, make_container, run, told
+from tests.scenes import constraint, cpus_of, dump, engine_on, host_of, make_container, run, told
 
 #: NUMA node 0 of the Hygon machine alone: two CCXs of 8 CPUs.
 CCX_0, CCX_1 = "0-3,64-67", "4-7,68-71"
@@ -34,7 +34,7 @@ def scattered(options: EngineOptions = EngineOptions(), small: float = 1) -> Eng
 
 def test_who_is_in_the_way_moves_and_is_told_before_the_create() -> None:
     engine = scattered()
-    admission = engine.admit(app("new", 3), fence(), 10.0)
+    admission = engine.admit(app("new", 3), constraint(), 10.0)
     assert format_cpus(admission.placement.cpus) == CCX_0
     assert told(admission.before) == {"c": CCX_1}
     assert "moved to make room" in admission.decision.why
@@ -45,14 +45,14 @@ def test_who_is_in_the_way_moves_and_is_told_before_the_create() -> None:
 def test_a_refused_create_gives_the_first_places_back() -> None:
     engine = scattered()
     before = cpus_of(engine)
-    admission = engine.admit(app("new", 3), fence(), 10.0)
+    admission = engine.admit(app("new", 3), constraint(), 10.0)
     assert told(engine.cancel(admission.ticket, 11.0)) == {"c": CCX_0}
     assert cpus_of(engine) == before
 
 
 def test_what_was_moved_and_has_gone_or_changed_since_is_not_moved_back() -> None:
     engine = scattered()
-    admission = engine.admit(app("new", 3), fence(), 10.0)
+    admission = engine.admit(app("new", 3), constraint(), 10.0)
     engine.remove("c")
     assert engine.cancel(admission.ticket, 11.0) == ()
     assert broken_invariants(engine) == []
@@ -68,7 +68,7 @@ def test_what_was_moved_and_has_gone_or_changed_since_is_not_moved_back() -> Non
 def test_nobody_is_moved_if(what: str, options: EngineOptions, request_cpus: int) -> None:
     engine = scattered(options)
     before = cpus_of(engine)
-    admission = engine.admit(app("new", request_cpus), fence(), 10.0)
+    admission = engine.admit(app("new", request_cpus), constraint(), 10.0)
     assert not admission.decision.others
     assert (*admission.before, *admission.after) == ()
     assert {key: cpus for key, cpus in cpus_of(engine).items() if key in before} == before
@@ -80,8 +80,8 @@ def test_containers_that_have_ended_or_are_fenced_in_stay(why: str) -> None:
     if why == "held":
         engine.exited("c", 9.0, 1)
     else:
-        engine.amend(replace(engine.grants["c"], fence=fence(CCX_0)))
-    admission = engine.admit(app("new", 3), fence(), 10.0)
+        engine.amend(replace(engine.grants["c"], constraint=constraint(CCX_0)))
+    admission = engine.admit(app("new", 3), constraint(), 10.0)
     assert "c" not in admission.decision.others
 
 
@@ -90,14 +90,14 @@ def test_the_same_container_is_not_moved_to_and_fro() -> None:
     run(engine, app("new", 3), "new", 10.0)
     before = cpus_of(engine)
     for number in range(3):
-        engine.cancel(engine.admit(app(f"more-{number}", 3), fence(), 20.0).ticket, 21.0)
+        engine.cancel(engine.admit(app(f"more-{number}", 3), constraint(), 20.0).ticket, 21.0)
     assert cpus_of(engine) == before
 
 
 def test_a_failed_create_leaves_no_trace() -> None:
     engine = scattered()
     before = dump(engine)
-    engine.cancel(engine.admit(app("new", 3), fence(), 10.0).ticket, 11.0)
+    engine.cancel(engine.admit(app("new", 3), constraint(), 10.0).ticket, 11.0)
     after = dump(engine)
     # The reason of a container that was moved and came back says so.
     for state in (before, after):

@@ -45,8 +45,8 @@ def full_engine(random: Random, policy: str, name: str) -> Engine:
         container = some_container(random, number, largest)
         left -= container.resources.milli_request
         few = frozenset(random.sample(sorted(tree.online), len(tree.online) // 2 + 1))
-        fence = Constraint(few if random.random() < 0.1 and container.qos is Qos.BURSTABLE else None)
-        admission = engine.admit(container, fence, float(number))
+        constraint = Constraint(few if random.random() < 0.1 and container.qos is Qos.BURSTABLE else None)
+        admission = engine.admit(container, constraint, float(number))
         engine.bind(admission.ticket, f"c{number}", float(number))
         number += 1
     for key in random.sample(sorted(engine.grants), number // 20):

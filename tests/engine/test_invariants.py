@@ -13,7 +13,7 @@ from cri_proxy.engine.model import ContainerRecord, Management
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import VM_NO_CACHE_INFO
-from tests.scenes import Owning, engine_on, fence, host_of, make_container, run, topology
+from tests.scenes import Owning, constraint, engine_on, host_of, make_container, run, topology
 
 
 def healthy() -> Engine:
@@ -21,9 +21,9 @@ def healthy() -> Engine:
     tree = topology(VM_NO_CACHE_INFO)
     assigned = {("uid-later", "app"): parse_cpus("7")}
     engine = engine_on(host_of(tree, reserved="3", kubelet_exclusive=assigned), policy=Owning(tree))
-    run(engine, make_container("a", limit=1, qos=Qos.GUARANTEED), "a", within=fence("0-2"))
-    run(engine, make_container("b", limit=1, qos=Qos.GUARANTEED), "b", within=fence("4-6"))
-    run(engine, make_container("shared", limit=2, memory=1), "shared", within=fence("0-3", "0"))
+    run(engine, make_container("a", limit=1, qos=Qos.GUARANTEED), "a", within=constraint("0-2"))
+    run(engine, make_container("b", limit=1, qos=Qos.GUARANTEED), "b", within=constraint("4-6"))
+    run(engine, make_container("shared", limit=2, memory=1), "shared", within=constraint("0-3", "0"))
     run(engine, make_container("adopted", limit=2), "adopted")
     engine.amend(replace(engine.grants["adopted"], stance=Management.ADOPTED, runs_on=parse_cpus("5-6")))
     engine.resize("a", engine.grants["a"].container.resources, NO_CONSTRAINT, 1.0)

@@ -20,7 +20,7 @@ from policies.memory import MemoryCharge
 from policies.model import Constraint, Container
 from policies.settings import PlacementSettings
 from tests.machines import GIB, HYGON_7285_2S, machine
-from tests.scenes import engine_on, fence, host_of, make_container, make_pod, run
+from tests.scenes import constraint, engine_on, host_of, make_container, make_pod, run
 from tests.told_at_once import resync
 
 MIB = 1024**2
@@ -90,9 +90,9 @@ def test_whatever_its_stance_it_is_charged(stance) -> None:
         engine = engine_on(
             host_of(HYGON_7285_2S, kubelet_exclusive={(BIG.pod.uid, BIG.name): frozenset([4])})
         )
-        within = fence("4")
+        within = constraint("4")
     elif stance == "untouched":
-        within = fence("900")
+        within = constraint("900")
     run(engine, container, "big", within=within)
     if stance == "released":
         engine.release("big")
@@ -113,7 +113,7 @@ def test_whatever_its_stance_it_is_charged(stance) -> None:
 
 def test_the_callers_memory_nodes_are_charged_before_the_first_comparison(engine) -> None:
     opted_out = replace(BIG, annotations={"cri-resmgr.io/manage": "false"})
-    run(engine, opted_out, "big", within=fence(mems="2"))
+    run(engine, opted_out, "big", within=constraint(mems="2"))
     assert charged(engine) == {2: 16}
 
 

@@ -20,9 +20,9 @@ from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
 from tests.scenes import (
     TOPOLOGY_AWARE,
+    constraint,
     dump,
     engine_on,
-    fence,
     host_of,
     make_container,
     make_pod,
@@ -111,7 +111,7 @@ def busy() -> Engine:
     node = aware()
     own(node, "a", 2)
     own(node, "b", 1)
-    run(node, make_container("shared", limit=2, request=0.1), "shared", within=fence("3-5"))
+    run(node, make_container("shared", limit=2, request=0.1), "shared", within=constraint("3-5"))
     run(node, make_container("other", limit=2, request=0.1), "other")
     return node
 
@@ -173,7 +173,7 @@ def test_where_nothing_is_broken_nothing_changes() -> None:
 
 def opted_out(node: Engine, here: str) -> None:
     pod = make_pod("pod-of-web", annotations={"cri-resmgr.io/manage": "false"})
-    run(node, make_container("web", request=0.1, pod=pod), "web", within=fence(here))
+    run(node, make_container("web", request=0.1, pod=pod), "web", within=constraint(here))
     assert node.grants["web"].stance is Management.OPTED_OUT
 
 
@@ -196,7 +196,7 @@ def test_and_a_container_that_was_left_untouched_is_placed_there() -> None:
     node = aware()
     own(node, "three", 3)
     here = sorted(node.grants["three"].exclusive)
-    run(node, make_container("web", request=0.1), "web", within=fence(format_cpus(here[:2])))
+    run(node, make_container("web", request=0.1), "web", within=constraint(format_cpus(here[:2])))
     assert node.grants["web"].stance is Management.UNTOUCHED
     mended = node.mend(10.0)
     assert told(mended.updates).keys() == {"three", "web"}
@@ -210,7 +210,7 @@ def test_where_no_cpu_is_free_it_is_told_and_no_container_is_moved() -> None:
     own(node, "four", 4)
     own(node, "three", 3)
     last = next(iter(TWO_L3S.online - node.node.exclusive))
-    run(node, make_container("log", request=0.1), "log", within=fence(str(last)))
+    run(node, make_container("log", request=0.1), "log", within=constraint(str(last)))
     here = sorted(node.grants["three"].exclusive)
     opted_out(node, str(here[0]))
     before = cpus_of(node)

@@ -29,7 +29,7 @@ def shared(*placed: tuple[str, int], cpus: Number = 4, memory: int = 1) -> Engin
         within = Constraint(CCX[ccx])
         run(engine, make_container(key, limit=cpus, request=cpus, memory=memory), key, within=within)
         grant = engine.grants[key]
-        engine.amend(replace(grant, fence=Constraint()))
+        engine.amend(replace(grant, constraint=Constraint()))
     return engine
 
 
@@ -38,7 +38,7 @@ def owning(*placed: tuple[str, int], cpus: int = 2) -> Engine:
     for key, ccx in placed:
         within = Constraint(CCX[ccx])
         run(engine, make_container(key, limit=cpus, qos=Qos.GUARANTEED), key, within=within)
-        engine.amend(replace(engine.grants[key], fence=Constraint()))
+        engine.amend(replace(engine.grants[key], constraint=Constraint()))
     return engine
 
 

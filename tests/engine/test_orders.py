@@ -36,7 +36,16 @@ from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.domain_names import domain_text
 from policies.model import NO_CONSTRAINT, Placement, PlacementRefused, Qos, Resources
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, VM_NO_CACHE_INFO
-from tests.scenes import TOPOLOGY_AWARE, engine_on, fence, host_of, make_container, make_pod, run, topology
+from tests.scenes import (
+    TOPOLOGY_AWARE,
+    constraint,
+    engine_on,
+    host_of,
+    make_container,
+    make_pod,
+    run,
+    topology,
+)
 
 
 def pin(pod: str, container: str, zone: str, namespace: str = "default") -> Override:
@@ -174,7 +183,7 @@ def test_a_container_with_cpus_of_its_own_has_them_in_its_zone() -> None:
 def test_a_container_that_does_not_fit_its_zone_is_placed_as_if_it_were_not_pinned(zone, within, why) -> None:
     engine, plain = pinned(pin("web", "app", zone)), engine_on(HYGON_7285_2S)
     container = make_container("app", limit=12, pod=make_pod("web"))
-    allowed = fence(within) if within else NO_CONSTRAINT
+    allowed = constraint(within) if within else NO_CONSTRAINT
     grants = [run(each, container, "a", within=allowed) for each in (engine, plain)]
     assert grants[0].placement == grants[1].placement
     assert f"not in {domain_text(zone)}, where an override pins it: {why}" in grants[0].why
@@ -361,7 +370,7 @@ def test_a_refused_create_is_an_event_and_leaves_no_other_trace(engine) -> None:
 
 
 def test_a_container_that_loses_its_last_cpu_is_an_event_once(engine) -> None:
-    run(engine, make_container("app", limit=1), "a", within=fence("0-3"))
+    run(engine, make_container("app", limit=1), "a", within=constraint("0-3"))
     gone = host_of(HYGON_7285_2S, usable="4-127")
     engine.rehost(gone)
     engine.rehost(gone)
@@ -371,7 +380,7 @@ def test_a_container_that_loses_its_last_cpu_is_an_event_once(engine) -> None:
 
 
 def test_a_container_that_cannot_be_placed_is_an_event(engine) -> None:
-    run(engine, make_container("app", limit=1), "a", within=fence("500"))
+    run(engine, make_container("app", limit=1), "a", within=constraint("500"))
     [event] = engine.notable.since(None)["events"]
     assert event["reason"] == "Unplaced"
     assert engine.grants["a"].placement == Placement()

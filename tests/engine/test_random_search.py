@@ -232,7 +232,7 @@ class Searched(Node_):
         for key in self.engine.grants.keys() - before:
             grant = self.engine.grants[key]
             if grant.container.resources.hugepage_sizes and grant.stance is Management.PLACED:
-                allowed = with_pages if grant.fence.mems is None else with_pages & grant.fence.mems
+                allowed = with_pages if grant.constraint.mems is None else with_pages & grant.constraint.mems
                 again = grant.why.startswith("the place of attempt")
                 assert again or not grant.placement.mems or allowed <= grant.placement.mems, grant.why
 
@@ -277,7 +277,7 @@ class Searched(Node_):
     def resize(self, which: int, limit: Optional[int], **asked: Any) -> None:
         """As it is; but no caller's cpuset becomes as large as a request: those are kubelet's, which has given them once."""
         grant = self.engine.grants.get(self._pick(which) or "")
-        if grant is None or grant.fence.cpus is None or len(grant.fence.cpus) * 1000 != limit:
+        if grant is None or grant.constraint.cpus is None or len(grant.constraint.cpus) * 1000 != limit:
             super().resize(which=which, limit=limit, **asked)
 
     def check_mended(self) -> None:
@@ -299,7 +299,7 @@ class Searched(Node_):
             if grant.stance is not Management.PLACED or not is_plain or ask.full != len(grant.exclusive):
                 continue
             free = node.shared - node.reserved - node.isolated - here
-            free = free if grant.fence.cpus is None else free & grant.fence.cpus
+            free = free if grant.constraint.cpus is None else free & grant.constraint.cpus
             bound = [bounds & node.shared for bounds, _ in node.bounds]
             free -= frozenset().union(*[cpus for cpus in bound if len(cpus) == 1])
             assert not free or ask.milli_shared, (
@@ -328,7 +328,7 @@ def _admit(random: Random) -> dict[str, Any]:
         "memory": random.choice([0, 1, 3, 70]),
         "qos": random.choice(list(Qos)),
         "kube_system": random.random() < 0.2,
-        "fence": random.choice(FENCES),
+        "constraint": random.choice(FENCES),
         "enforce": random.random() < 0.9,
         "where": _index(random),
         "at_once": random.random() < 0.8,
@@ -350,7 +350,7 @@ def _habits(random: Random) -> dict[str, Any]:
     if random.random() < 0.7:
         habits["limit"] = random.sample([1000, 1000, 2000, 2000, 3000, 4000, 6000, *LIMITS], 3)
     if random.random() < 0.7:
-        habits["fence"] = random.sample(["", "", "few", *FENCES], 2)
+        habits["constraint"] = random.sample(["", "", "few", *FENCES], 2)
     return habits
 
 
@@ -365,7 +365,7 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "refused": (3, _one),
     "nobody_knows": (3, lambda r: {"which": _index(r), "arrived": r.random() < 0.5}),
     "resize": (14, lambda r: {"which": _index(r), "limit": r.choice(LIMITS), "memory": r.choice([None, 0, 2, 80]),
-                             "fence": r.choice(["", "", "half", "few", "mems", "kubelet"]), "where": _index(r)}),
+                             "constraint": r.choice(["", "", "half", "few", "mems", "kubelet"]), "where": _index(r)}),
     "start": (2, _one),
     "fail_to_start": (1, _one),
     "exit": (5, lambda r: {"which": _index(r), "code": r.choice([0, 1, None])}),

@@ -14,7 +14,7 @@ from cri_proxy.engine.model import ContainerRecord, Life, Management
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Placement, Qos
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO
-from tests.scenes import Owning, engine_on, fence, host_of, make_container, make_pod, run, topology
+from tests.scenes import Owning, constraint, engine_on, host_of, make_container, make_pod, run, topology
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def engine() -> Engine:
     """Containers web/app and db/app, of ids aa1 and ab2, and db/late on its way."""
     engine = engine_on(VM_NO_CACHE_INFO)
     run(engine, make_container("app", limit=2, request=1, pod=make_pod("web")), "aa1")
-    run(engine, make_container("app", pod=make_pod("db")), "ab2", within=fence("0-1"))
+    run(engine, make_container("app", pod=make_pod("db")), "ab2", within=constraint("0-1"))
     engine.admit(make_container("late", limit=1, pod=make_pod("db")), NO_CONSTRAINT, 1.0)
     return engine
 

@@ -30,9 +30,9 @@ from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,
     again,
+    constraint,
     dump,
     engine_on,
-    fence,
     host_of,
     make_container,
     make_pod,
@@ -207,7 +207,7 @@ def test_what_it_inherits_is_what_its_own_cgroup_says_and_not_what_kubelets_has(
 def test_an_adopted_container_gives_way_to_grants_and_gets_its_cpus_back() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     adopted(engine, APP, "")
-    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("7"), 1.0)
+    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("7"), 1.0)
     assert told(own.before) == {"found": "0-6"}
     engine.bind(own.ticket, "own", 2.0)
     assert told(engine.remove("own")) == {"found": "0-7"}
@@ -216,14 +216,14 @@ def test_an_adopted_container_gives_way_to_grants_and_gets_its_cpus_back() -> No
 def test_an_adopted_container_whose_cpus_are_all_taken_is_placed() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     adopted(engine, APP, "7")
-    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), fence("7"), 1.0)
+    own = engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("7"), 1.0)
     assert told(own.before) == {"found": "4-6"}
     assert engine.grants["found"].stance is Management.PLACED
 
 
 def test_a_container_found_on_cpus_that_belong_to_another_leaves_them_at_once() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
-    run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own", within=fence("7"))
+    run(engine, make_container("own", limit=1, qos=Qos.GUARANTEED), "own", within=constraint("7"))
     others = seen("own", engine.grants["own"].container, "7")
     result = look(engine, others, seen("found", APP, "4-7"), details={"found": APP})
     assert told(result.updates) == {"found": "4-6"}
@@ -237,7 +237,7 @@ def test_an_adopted_container_that_nobody_can_place_waits_for_its_cpus() -> None
             engine,
             make_container(key, limit=len(parse_cpus(cpus)), qos=Qos.GUARANTEED),
             key,
-            within=fence(cpus),
+            within=constraint(cpus),
         )
     assert engine.grants["found"].stance is Management.UNTOUCHED
     assert broken_invariants(engine) == []
@@ -251,7 +251,7 @@ def test_an_adopted_container_that_loses_its_cpus_is_placed_whatever_it_demands(
     adopted(engine, make_container("app", limit=4, preferences=PlacementPreferences(numa="require")), "6-7")
     for key, cpus in (("two", "0"), ("one", "6-7")):
         limit = len(parse_cpus(cpus))
-        run(engine, make_container(key, limit=limit, qos=Qos.GUARANTEED), key, within=fence(cpus))
+        run(engine, make_container(key, limit=limit, qos=Qos.GUARANTEED), key, within=constraint(cpus))
     grant = engine.grants["found"]
     assert (grant.stance, format_cpus(grant.cpus)) == (Management.PLACED, "1-5")
     assert "so without what it demands" in grant.why
@@ -319,7 +319,7 @@ def test_kubelet_has_the_last_word_over_what_looked_exclusive() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     exclusive = make_container("g", limit=2, qos=Qos.GUARANTEED)
     adopted(engine, exclusive, "2-3", key="g")
-    run(engine, make_container("static", limit=2, qos=Qos.GUARANTEED), "static", within=fence("3-4"))
+    run(engine, make_container("static", limit=2, qos=Qos.GUARANTEED), "static", within=constraint("3-4"))
     assert format_cpus(engine.grants["g"].cpus) == "2"
     assert broken_invariants(engine) == []
 
@@ -496,7 +496,7 @@ def test_rule_10_exclusive_cpus_of_a_foreign_container_are_shared_again() -> Non
     engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
     own, other = make_container("own", limit=2, qos=Qos.GUARANTEED), make_container("other", limit=2)
     run(engine, own, "own")
-    run(engine, other, "other", within=fence("0-3"))
+    run(engine, other, "other", within=constraint("0-3"))
     there = seen("other", other, "2-3")
     for i in range(FLIPS):
         look(engine, seen("own", own, "0-7"), there, now_s=100.0 + i)
@@ -507,7 +507,7 @@ def test_rule_10_what_we_took_from_an_adopted_container_can_drift_too() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     own = make_container("own", limit=1, qos=Qos.GUARANTEED)
     adopted(engine, APP, "")
-    run(engine, own, "own", within=fence("7"))
+    run(engine, own, "own", within=constraint("7"))
     there = seen("own", own, "7")
     for i in range(FLIPS):
         assert told(look(engine, seen("found", APP, ""), there, now_s=100.0 + i).updates) == {"found": "0-6"}
@@ -526,8 +526,8 @@ def test_rule_10_the_cpusets_of_others_are_followed(engine, stance) -> None:
 def test_rule_10_kubelet_moving_its_exclusive_container_moves_the_others() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     own, other = make_container("own", limit=1, qos=Qos.GUARANTEED), make_container("other", limit=2)
-    run(engine, own, "own", within=fence("1"))
-    run(engine, other, "other", within=fence("0-3"))
+    run(engine, own, "own", within=constraint("1"))
+    run(engine, other, "other", within=constraint("0-3"))
     result = look(engine, seen("own", own, "2"), seen("other", other, "0,2-3"))
     assert told(result.updates) == {"other": "0-1,3"}
     assert engine.node.exclusive == {2}
@@ -753,7 +753,7 @@ def test_what_is_found_out_about_a_container_leaves_what_it_was_told(news) -> No
     look(engine, seen("found", APP, "0-7"), details={"found": APP}, now_s=90.0)
     with engine.quiet():
         own = make_container("own", limit=1, qos=Qos.GUARANTEED)
-        engine.bind(engine.admit(own, fence("7"), 91.0).ticket, "own", 92.0)
+        engine.bind(engine.admit(own, constraint("7"), 91.0).ticket, "own", 92.0)
         item = replace(
             seen("found", APP, "0-7"), runs_in="/elsewhere" if news == "where its processes are" else None
         )

@@ -13,7 +13,7 @@ from policies.model import NO_CONSTRAINT, Container, PlacementPreferences, Qos
 from policies.settings import PlacementSettings
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
-from tests.scenes import Shadow, dump, engine_on, fence, host_of, make_container, make_pod, run
+from tests.scenes import Shadow, constraint, dump, engine_on, host_of, make_container, make_pod, run
 
 
 def pool(members: int) -> Engine:
@@ -24,7 +24,7 @@ def pool(members: int) -> Engine:
         container = make_container(
             f"c{number}", request=0.01, limit=2, pod=make_pod(f"p{number % 3}"), memory=number % 2
         )
-        within = fence("0-6") if number % 3 == 0 else fence("0-7,64-71")
+        within = constraint("0-6") if number % 3 == 0 else constraint("0-7,64-71")
         run(engine, container, f"c{number}", within=within)
     return engine
 
@@ -38,7 +38,7 @@ def owner() -> Container:
 def test_each_that_loses_cpus_is_told_once_and_has_them_back_when_the_owner_goes(members: int) -> None:
     engine, shadow = pool(members), Shadow()
     before = dump(engine)
-    admission = engine.admit(owner(), fence("0-7"), 10.0)
+    admission = engine.admit(owner(), constraint("0-7"), 10.0)
     updates = admission.before + engine.bind(admission.ticket, "own", 11.0)
     own = engine.grants["own"].exclusive
     hit = {key for key, grant in before["grants"].items() if grant.cpus & own}  # type: ignore[attr-defined]

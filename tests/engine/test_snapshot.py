@@ -32,7 +32,7 @@ from cri_proxy.engine.state import JournalValue
 from policies.machine.cpus import parse_cpus
 from policies.model import Constraint, Container, Placement, Pod, PodSize, Qos, Resources
 from tests.machines import VM_NO_CACHE_INFO
-from tests.scenes import engine_on, fence, make_container, run
+from tests.scenes import constraint, engine_on, make_container, run
 
 SET = parse_cpus
 TWO_MIB = 2 << 20
@@ -52,7 +52,7 @@ GRANT = ContainerRecord(
     container=CONTAINER,
     placement=PLACEMENT,
     stance=Management.KUBELET,
-    fence=Constraint(SET("1-2"), None),
+    constraint=Constraint(SET("1-2"), None),
     life=Life.HELD,
     runs_on=SET("4"),
     since_s=1.5,
@@ -79,7 +79,7 @@ VALUES: dict[str, tuple[str, JournalValue]] = {
     "a bare grant": ("grant", BARE),
     "a fence that is empty": (
         "grant",
-        ContainerRecord("c", CONTAINER, PLACEMENT, Management.ADOPTED, fence("", "")),
+        ContainerRecord("c", CONTAINER, PLACEMENT, Management.ADOPTED, constraint("", "")),
     ),
     "a full ticket": (
         "ticket",
@@ -118,11 +118,11 @@ def test_what_is_written_is_read_back(case: str) -> None:
 
 
 def test_a_set_and_no_set_are_not_the_same() -> None:
-    for given in (fence("", None), fence(None, "")):
+    for given in (constraint("", None), constraint(None, "")):
         grant = read_record(
             "grant", write_record(ContainerRecord("c", CONTAINER, PLACEMENT, Management.PLACED, given))
         )
-        assert grant.fence == given
+        assert grant.constraint == given
 
 
 def test_sets_are_written_for_people() -> None:
@@ -134,7 +134,7 @@ def test_everything_is_named_as_the_journal_names_it() -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     engine.add_pod(POD)
     run(engine, make_container("a", limit=2, pod=POD), "id-a")
-    engine.admit(make_container("b", limit=1), fence("1"), 3.0)
+    engine.admit(make_container("b", limit=1), constraint("1"), 3.0)
     engine.start_failed("id-a", "no such device: cpuset", 4.0)
     journal = {key: value for key, value in engine.drain().items() if value is not None}
     assert everything(engine) == journal

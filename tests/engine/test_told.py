@@ -13,7 +13,7 @@ from cri_proxy.engine.told import SHARED_CPUS, told_by, update_of
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Placement, Qos, Quota, Resources
 from tests.machines import VM_NO_CACHE_INFO
-from tests.scenes import TOPOLOGY_AWARE, engine_on, fence, make_container, run, told
+from tests.scenes import TOPOLOGY_AWARE, constraint, engine_on, make_container, run, told
 
 SET = parse_cpus
 PLACE = Placement(cpus=SET("0-3"), mems=SET("0"), level="ccx", home=SET("0-3"))
@@ -94,21 +94,21 @@ def test_what_is_told_is_what_differs(case: str) -> None:
 
 def test_a_container_that_changes_many_times_is_told_the_last_of_it() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
-    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    run(engine, make_container("app", limit=4), "app", within=constraint("0-3"))
     owners = [make_container(f"owner-{n}", limit=1, qos=Qos.GUARANTEED) for n in range(2)]
     state = engine
     before = state.told["app"]
     for owner in owners:
-        engine.admit(owner, fence(str(owners.index(owner))), 1.0)
+        engine.admit(owner, constraint(str(owners.index(owner))), 1.0)
     assert before.cpus is not None and state.told["app"].cpus == engine.grants["app"].cpus < before.cpus
     assert not state.unsettled or told(engine.tick(2.0)) == {}
 
 
 def test_what_a_refused_request_had_others_told_is_told_back_and_what_they_were_not_told_is_not() -> None:
     engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
-    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    run(engine, make_container("app", limit=4), "app", within=constraint("0-3"))
     whole = engine.grants["app"].cpus
-    admission = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), fence("0-1"), 1.0)
+    admission = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), constraint("0-1"), 1.0)
     assert set(told(admission.before)) == {"app"}
     [back] = engine.cancel(admission.ticket, 2.0)
     assert (back.id, back.placement.cpus, back.shrink) == ("app", whole, False)
@@ -118,11 +118,11 @@ def test_what_a_refused_request_had_others_told_is_told_back_and_what_they_were_
 def test_a_resize_in_doubt_hides_no_loss_of_its_container() -> None:
     """Found by tests.differential: what an owner takes meanwhile it was not told."""
     engine = engine_on(VM_NO_CACHE_INFO, TOPOLOGY_AWARE)
-    run(engine, make_container("app", limit=4), "app", within=fence("0-3"))
+    run(engine, make_container("app", limit=4), "app", within=constraint("0-3"))
     admission = engine.resize("app", Resources(500, 4000), NO_CONSTRAINT, 1.0)
     assert admission is not None
     engine.doubt(admission.ticket)
-    taken = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), fence("0-1"), 2.0)
+    taken = engine.admit(make_container("owner", limit=1, qos=Qos.GUARANTEED), constraint("0-1"), 2.0)
     sent: dict[str, CpusetUpdate] = {update.id: update for update in taken.before}
     assert sent["app"].placement.cpus.isdisjoint(taken.placement.exclusive)
 

@@ -13,7 +13,7 @@ from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S
-from tests.scenes import Owning, dump, engine_on, fence, host_of, make_container, run, topology
+from tests.scenes import Owning, constraint, dump, engine_on, host_of, make_container, run, topology
 from tests.told_at_once import ToldAtOnce
 
 ALL = "0-127"
@@ -90,10 +90,10 @@ def test_who_has_ended_before_it_was_told_is_told_nothing() -> None:
 
 
 def test_a_cpuset_it_was_created_with_is_a_fence(engine) -> None:
-    app = unannounced(make_container("app", limit=2), "2-20", fence=fence("2-20"))
+    app = unannounced(make_container("app", limit=2), "2-20", constraint=constraint("2-20"))
     [(_, cpuset)] = come(engine, app)
     assert parse_cpus(cpuset) < parse_cpus("2-20")
-    assert engine.grants["new"].fence == fence("2-20")
+    assert engine.grants["new"].constraint == constraint("2-20")
 
 
 def test_one_that_cannot_be_placed_leaves_no_trace_and_is_then_known_as_it_is(engine) -> None:

@@ -299,7 +299,7 @@ class Late(CriCalls):
             read = read_create(request.SerializeToString(), self.engine.pods, self.state.memory_bytes)
             self.updates.tell(key, frozenset(), frozenset())
             await self.late.place(
-                self.engine, [UnannouncedContainer(key, read.container, read.fence, read.uses)]
+                self.engine, [UnannouncedContainer(key, read.container, read.constraint, read.uses)]
             )
 
 

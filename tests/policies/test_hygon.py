@@ -23,7 +23,7 @@ from tests.machines import (
     VM_NO_CACHE_INFO,
     machine,
 )
-from tests.scenes import HYGON, TOPOLOGY_AWARE, Number, Scene, fence, make_container, make_pod, shown
+from tests.scenes import HYGON, TOPOLOGY_AWARE, Number, Scene, constraint, make_container, make_pod, shown
 
 # ---------------------------------------------------------------------- n
 
@@ -339,13 +339,13 @@ def test_peers_pull_a_whole_pod_to_their_ccx(scene) -> None:
 
 
 def test_a_fence_bounds_cpus_and_home() -> None:
-    decision = Scene(HYGON_7285_2S).place(make_container(limit=4), within=fence("2-5,66-69"))
+    decision = Scene(HYGON_7285_2S).place(make_container(limit=4), within=constraint("2-5,66-69"))
     assert shown(decision.placement) == ("ccx", "2-3,66-67")
     assert decision.placement.home == decision.placement.cpus
 
 
 def test_a_fence_without_usable_cpus_leaves_the_container_untouched() -> None:
-    decision = Scene(HYGON_7285_2S, usable="0-63").place(make_container(limit=4), within=fence("64-70"))
+    decision = Scene(HYGON_7285_2S, usable="0-63").place(make_container(limit=4), within=constraint("64-70"))
     assert not decision.placement.cpus
     assert decision.why == "none of the CPUs the caller allows (64-70) may be used"
 
@@ -442,8 +442,8 @@ def test_others_use_reserved_cpus_when_no_shared_cpu_is_left_at_all() -> None:
 
 def test_a_fence_bounds_reserved_cpus_too() -> None:
     scene = Scene(HYGON_7285_2S, reserved="0-3,64-67")
-    assert shown(scene.place(in_kube_system(), within=fence("2-20")).placement) == ("reserved", "2-3")
-    assert scene.place(in_kube_system(limit=1), within=fence("8-20")).placement.level == "ccx"
+    assert shown(scene.place(in_kube_system(), within=constraint("2-20")).placement) == ("reserved", "2-3")
+    assert scene.place(in_kube_system(limit=1), within=constraint("8-20")).placement.level == "ccx"
 
 
 def test_a_reserved_cpu_that_kubelet_gave_to_one_container_is_not_shared() -> None:

@@ -28,7 +28,7 @@ def climb(
     floor: str = "ccx",
     pod: Optional[str] = None,
     affinity: Optional[Callable[[frozenset[int]], float]] = None,
-    fence: Optional[str] = None,
+    constraint: Optional[str] = None,
 ) -> RungChoice:
     """``pod``: the CPUs of the leaves that are the pod's domain."""
     tree = scene.node.topology
@@ -36,7 +36,7 @@ def climb(
     if pod is not None:
         leaves = frozenset(i for i, leaf in enumerate(tree.leaves) if leaf.cpus & parse_cpus(pod))
     want = Climb(round(cpus * 1000), round(request * 1000), floor, leaves, affinity)
-    capacity = scene.node.capacity(None if fence is None else parse_cpus(fence))
+    capacity = scene.node.capacity(None if constraint is None else parse_cpus(constraint))
     return ladder(tree, kind).climb(capacity, scene.node, want)
 
 
@@ -400,7 +400,7 @@ def test_more_than_the_machine_gets_all_of_it(scene) -> None:
 def test_no_usable_cpu_at_all_is_an_error() -> None:
     scene = Scene(machines.HYGON_7285_2S, usable="0-63")
     with pytest.raises(LookupError, match="no CPU may be used"):
-        climb(scene, 1, fence="64-127")
+        climb(scene, 1, constraint="64-127")
 
 
 # ---------------------------------------------------------------------- what may be used
@@ -430,9 +430,9 @@ def test_reserved_cpus_are_used_when_no_shared_cpu_is_left_at_all() -> None:
 
 
 def test_a_fence_bounds_both_the_choice_and_the_capacity(scene) -> None:
-    choice = climb(scene, 8, fence="2-15")
+    choice = climb(scene, 8, constraint="2-15")
     assert (choice.site.level, format_cpus(choice.cpus)) == ("numa", "8-15")
-    assert format_cpus(climb(scene, 4, fence="2-15").cpus) == "4-7"
+    assert format_cpus(climb(scene, 4, constraint="2-15").cpus) == "4-7"
 
 
 def test_offline_cpus_belong_to_the_home_but_are_not_sent() -> None:

@@ -23,7 +23,7 @@ from tests.machines import (
     VM_NO_CACHE_INFO,
     machine,
 )
-from tests.scenes import Scene, fence, make_container, make_pod, node_of, topology
+from tests.scenes import Scene, constraint, make_container, make_pod, node_of, topology
 
 
 def choose(
@@ -315,7 +315,7 @@ def test_the_policy_reads_mode_and_named_nodes_from_its_settings() -> None:
 
 
 def test_the_policy_keeps_inside_the_callers_mems() -> None:
-    decision = Scene(HYGON_7285_2S).place(make_container(limit=2, memory=1), within=fence(mems="5"))
+    decision = Scene(HYGON_7285_2S).place(make_container(limit=2, memory=1), within=constraint(mems="5"))
     assert decision.placement.mems == {5}
 
 

@@ -26,9 +26,9 @@ def resident(
     return Resident(pod, request, request, parse_cpus(cpus), parse_cpus(exclusive), memory)
 
 
-def recount(node: Node, fence: frozenset[int]) -> Capacity:
+def recount(node: Node, constraint: frozenset[int]) -> Capacity:
     """The capacity by the book: added up from all residents."""
-    leaves = tuple(leaf.cpus & node.shared & fence for leaf in node.topology.leaves)
+    leaves = tuple(leaf.cpus & node.shared & constraint for leaf in node.topology.leaves)
     charge, order = [0] * len(leaves), [0] * len(leaves)
     for r in node.residents.values():
         for index, leaf in enumerate(leaves):
@@ -111,7 +111,7 @@ def test_removing_gives_back_exactly_what_adding_took(data) -> None:
 def test_a_survey_is_what_adding_up_all_containers_gives(data) -> None:
     node = node_of(HYGON_7285_2S, reserved="0,64")
     cpu_sets = st.frozensets(st.integers(0, 130), max_size=40)
-    fences = [frozenset(range(128)), frozenset(range(1, 60)), NO_CPUS]
+    constraints = [frozenset(range(128)), frozenset(range(1, 60)), NO_CPUS]
     for i in range(20):
         if node.residents and data.draw(st.booleans()):
             node.remove(data.draw(st.sampled_from(sorted(node.residents))))
@@ -119,16 +119,16 @@ def test_a_survey_is_what_adding_up_all_containers_gives(data) -> None:
             cpus = data.draw(cpu_sets)
             exclusive = cpus & node.shared if data.draw(st.integers(0, 4)) == 0 else NO_CPUS
             node.add(f"c{i}", Resident("uid", data.draw(st.integers(0, 9999)), 0, cpus, exclusive))
-        for fence in fences:
-            assert node.capacity(fence) == recount(node, fence)
-        assert node.capacity() == recount(node, fences[0])
+        for constraint in constraints:
+            assert node.capacity(constraint) == recount(node, constraint)
+        assert node.capacity() == recount(node, constraints[0])
 
 
 def test_many_fences_do_not_pile_up(node) -> None:
     node.add("a", resident("0-7", 1000))
     for last in range(3 * CONSTRAINTS_KEPT):
-        fence = frozenset(range(last + 1))
-        assert node.capacity(fence) == recount(node, fence)
+        constraint = frozenset(range(last + 1))
+        assert node.capacity(constraint) == recount(node, constraint)
     assert len(node._sums) <= CONSTRAINTS_KEPT
 
 

@@ -23,7 +23,7 @@ from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Placement, Qos
 from tests.machines import HYGON_7285_2S
-from tests.scenes import TOPOLOGY_AWARE, fence, host_of, make_container, run
+from tests.scenes import TOPOLOGY_AWARE, constraint, host_of, make_container, run
 
 WAIT_S = 20.0
 UNAVAILABLE, INTERNAL, NOT_FOUND = (
@@ -299,7 +299,7 @@ OWNER = make_container("own", limit=1, qos=Qos.GUARANTEED)
 async def test_an_owner_waits_until_others_have_left_its_cpus(scene, end) -> None:
     scene.add("app")
     cpus = scene.engine.grants["app"].cpus
-    run(scene.engine, OWNER, "own", within=fence(str(min(cpus))))
+    run(scene.engine, OWNER, "own", within=constraint(str(min(cpus))))
     assert scene.engine.grants["own"].exclusive and scene.engine.not_alone("own") == ("app",)
     alone = asyncio.ensure_future(
         scene.updates.alone("own", 0.05 if end in ("refused", "no answer") else WAIT_S)

@@ -21,7 +21,7 @@ from cri_proxy.state.file import FILE, PAGE_BYTES, StateLocked
 from cri_proxy.state.store import RETRY_S, Store
 from policies.model import Placement
 from tests.machines import VM_NO_CACHE_INFO
-from tests.scenes import engine_on, fence, make_container, make_pod, run
+from tests.scenes import constraint, engine_on, make_container, make_pod, run
 
 POD = make_pod("web", annotations={"a": "b"}, size=(1, 2))
 NOBODY = 65534
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_back_by_the_next_daemon(store: Store) -> None:
     engine = engine_on(VM_NO_CACHE_INFO)
     engine.add_pod(POD)
     run(engine, make_container("a", limit=2, pod=POD), "id-a")
-    engine.admit(make_container("b", limit=1), fence("1"), 3.0)
+    engine.admit(make_container("b", limit=1), constraint("1"), 3.0)
     records = everything(engine)
     assert {kind for kind, _ in records} == {"pod", "grant", "ticket", "record"}
     store.load()

@@ -21,7 +21,7 @@ from cri_proxy.state.store import Store
 from policies.machine.cpus import format_cpus
 from policies.model import Qos
 from tests.machines import HYGON_7285_2S
-from tests.scenes import again, fence, host_of, make_container, make_pod, run
+from tests.scenes import again, constraint, host_of, make_container, make_pod, run
 
 FOLDER = Path(__file__).parent
 #: The records' boot, which the reading daemon is started in.
@@ -49,11 +49,11 @@ def busy_engine(active: str = "topology-aware") -> Engine:
     engine.start_failed("id-004", "runc: cpuset.cpus: invalid argument", 202.0)
     engine.end_pod("sandbox-web-5")
     resources = engine.grants["id-006"].container.resources
-    resize = engine.resize("id-006", resources, fence("0-31"), 203.0)
+    resize = engine.resize("id-006", resources, constraint("0-31"), 203.0)
     assert resize is not None
     engine.doubt(resize.ticket)
-    engine.admit(again(engine.grants["id-001"].container, 1), fence(), 204.0)
-    late = engine.admit(make_container("late", 3, pod=make_pod("late")), fence(), 205.0)
+    engine.admit(again(engine.grants["id-001"].container, 1), constraint(), 204.0)
+    late = engine.admit(make_container("late", 3, pod=make_pod("late")), constraint(), 205.0)
     engine.doubt(late.ticket)
     return engine
 

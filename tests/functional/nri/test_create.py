@@ -106,12 +106,12 @@ async def test_resources_are_given_to_the_container_that_was_made(agent, client,
 
 
 async def test_a_cpuset_of_a_plugins_is_a_fence_for_the_engine(agent, client, runtime, pod) -> None:
-    fence = "40-47"
-    asked = adjust(linux={"resources": {"cpu": {"cpus": fence}}})
+    constraint = "40-47"
+    asked = adjust(linux={"resources": {"cpu": {"cpus": constraint}}})
     async with plugin(agent, CreateContainer=[asked, {}]):
         container = await client.create(pod, "c", cpu_limit=2000)
         given = parse_cpus(only(runtime).resources.cpuset_cpus)
-        assert given and given <= parse_cpus(fence)
+        assert given and given <= parse_cpus(constraint)
         [row] = await ask(agent, "placements")
         assert (row["id"], parse_cpus(row["cpus"])) == (container, given)
         # A larger one, and the next container is placed as ever.

@@ -26,7 +26,7 @@ from policies.model import (
 from policies.node import Resident
 from policies.settings import PlacementSettings
 from tests import machines
-from tests.scenes import Number, fence, make_container, make_pod, node_of
+from tests.scenes import Number, constraint, make_container, make_pod, node_of
 
 DB = BalloonType("db", namespaces=("db",))
 NO_PREFERENCES = PlacementPreferences()
@@ -39,11 +39,11 @@ class Pools:
         self.node = node_of(where, reserved=reserved)
         settings = PlacementSettings(balloons=BalloonSettings(types), memory=memory)
         self.policy = Balloons(self.node.topology, settings)
-        self.fences: dict[str, Constraint] = {}
+        self.constraints: dict[str, Constraint] = {}
 
     def put(self, container: Container, within: Constraint = NO_CONSTRAINT) -> Decision:
         decision = self.policy.place(self.node, PlacementRequest(container, within))
-        self.fences[container.name] = within
+        self.constraints[container.name] = within
         self.book(container.name, container, decision)
         for key, placement in decision.others.items():
             self._move(key, placement)
@@ -55,7 +55,7 @@ class Pools:
                                     place.memory_charge, container, place))  # fmt: skip
 
     def _move(self, key: str, placement: Placement) -> None:
-        was, fenced = self.node.remove(key), self.fences[key].cpus
+        was, fenced = self.node.remove(key), self.constraints[key].cpus
         cpus = placement.cpus if fenced is None else placement.cpus & fenced
         placement = replace(placement, cpus=cpus)
         self.node.add(key, replace(was, cpus=cpus, exclusive=placement.exclusive, placement=placement))
@@ -329,7 +329,7 @@ def test_memory_nodes_are_added_when_a_balloon_grows_out_of_its_node(pools) -> N
 
 def test_a_fenced_container_gets_a_balloon_inside_its_fence(pools) -> None:
     pools.put(asks("a", 2))
-    fenced = pools.put(asks("b", 2), fence("32-63"))
+    fenced = pools.put(asks("b", 2), constraint("32-63"))
     assert fenced.placement.group == "db[1]"
     assert fenced.placement.cpus <= parse_cpus("32-63")
 
@@ -337,14 +337,14 @@ def test_a_fenced_container_gets_a_balloon_inside_its_fence(pools) -> None:
 def test_a_fenced_container_may_join_a_balloon_it_can_partly_use() -> None:
     pools = Pools(machines.MONOLITHIC_2S, replace(DB, max_balloons=1))
     pools.put(asks("a", 4))
-    fenced = pools.put(asks("b", 0), fence("0,20"))
+    fenced = pools.put(asks("b", 0), constraint("0,20"))
     assert (fenced.placement.group, format_cpus(fenced.placement.cpus)) == ("db[0]", "0")
 
 
 def test_a_shrinking_balloon_keeps_a_cpu_for_a_fenced_container() -> None:
     pools = Pools(machines.MONOLITHIC_2S, replace(DB, max_balloons=1))
     pools.put(asks("a", 6))
-    pools.put(asks("fenced", 0), fence("34"))
+    pools.put(asks("fenced", 0), constraint("34"))
     pools.put(asks("c", 1))
     pools.remove("a")
     assert 34 in parse_cpus(pools.own("fenced"))

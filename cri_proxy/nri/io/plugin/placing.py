@@ -143,13 +143,13 @@ class NriPlacing:
         # 2. Its place.
         with node_state.updates.held():
             now_s = node_state.clock()
-            creation = Placer(engine).create(container, read.fence, now_s, node_state.enforcing)
+            creation = Placer(engine).create(container, read.constraint, now_s, node_state.enforcing)
             node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
             flying = self._creating[request.container.id] = _Flying(creation, now_s)
             # 3. The answer, with updates of containers that make room, before it is made.
             _tell(told, creation)
             await self._written(engine)
-            adjust = reader.write_adjustment(creation.placement, read.fence)
+            adjust = reader.write_adjustment(creation.placement, read.constraint)
             reply: Message = nri.CreateContainerResponse(
                 adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
             )
