@@ -706,6 +706,8 @@ def _size_of(
 ) -> Optional[PodSize]:
     pod = state.pods.get(sandbox_id)
     if pod is None:
-        known = [g.container.pod for g in grants] + ([newcomer.pod] if newcomer is not None else [])
+        # As the one says that was told last.
+        newest = sorted(grants, key=lambda g: (-g.since_s, g.key))
+        known = ([newcomer.pod] if newcomer is not None else []) + [g.container.pod for g in newest]
         pod = next((p for p in known if p.size is not None), None)
     return None if pod is None else pod.size

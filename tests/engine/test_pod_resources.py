@@ -19,6 +19,7 @@ from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import ContainerRecord, ListedContainer, Management
+from cri_proxy.engine.reconcile import reconcile
 from cri_proxy.engine.report import placement_row
 from cri_proxy.engine.resources import CgroupReading, has_news, resources_read, size_read
 from cri_proxy.engine.resync import Listing
@@ -99,6 +100,17 @@ def restarted(engine: Engine, texts: Optional[Iterable[tuple[str, str, str]]] = 
         grants, records.get("ticket", {}).values(), records.get("pod", {}).values(), [], dict[tuple[str, str], float]()
     )  # fmt: skip
     return again
+
+
+def test_of_a_pod_that_no_record_tells_of_its_size_is_the_one_its_newest_container_was_told() -> None:
+    """After an end whose records were lost: containers of the pod know it as it was when they came."""
+    engine = engine_with(sized(12_000, 12_000), *[(12_000, 12_000)] * 4)
+    for number, grant in enumerate(list(engine.grants.values())):
+        pod = sized(3000 * (number + 1), 12_000)
+        engine.put(replace(grant, since_s=float(number), container=replace(grant.container, pod=pod)))
+    del engine.pods["sandbox-p"]
+    reconcile(engine, force=True)
+    assert sum(charges(engine).values()) == 12_000
 
 
 # ---------------------------------------------------------------------- requests under way
