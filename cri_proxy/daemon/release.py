@@ -14,7 +14,6 @@ from cri_proxy.engine.build import make_engine, make_host
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import CpusetUpdate, Life, Management
 from cri_proxy.engine.report import find_one, path_of
-from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
@@ -122,7 +121,7 @@ def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:
     quotas = Quotas(root, node.log, lambda text: node.store.write({}, {QUOTAS_KEY: text}))
     if loaded.meta.get(BOOT_KEY) == read_boot_id():
         quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
-    quotas.give_back(quotas.taken.keys() - unlimited_pods(engine.around_lifted()))
+    quotas.give_back(quotas.taken.keys() - engine.unlimited_pods())
 
 
 def _row(engine: Engine, update: CpusetUpdate, result: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from cri_proxy.engine.model import (
     resident_of,
 )
 from cri_proxy.engine.reconcile import grown, put_and_reconcile, reconcile
-from cri_proxy.engine.resources import lifts_to_end
+from cri_proxy.engine.resources import lifts_to_end, unlimited_pods
 from cri_proxy.engine.state import MESSAGE_CHARS, State, note_changes
 from cri_proxy.engine.told import told_by
 from policies.affinity.graph.traffic import Traffic
@@ -65,7 +65,7 @@ def _transition(method: _Method) -> _Method:
         if self.undo is not None:  # it is a part of another one
             return method(self, *args, **kwargs)
         self.undo = {}
-        newest, reconciled = self.newest_record, self.reconciled
+        newest, reconciled = (self.history[-1].number if self.history else 0), self.reconciled
         self.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", self.now_s)
         try:
             returned = method(self, *args, **kwargs)
@@ -102,10 +102,10 @@ class Engine(State):
         """Decide by this picture of the traffic from now on. No container is moved by it, and nothing is written down."""
         self.observed = Observed(traffic)
 
-    def around_lifted(self) -> tuple[ContainerRecord, ...]:
-        """The grants of the pods with a container whose placement takes its CPU quota away."""
+    def unlimited_pods(self) -> frozenset[str]:
+        """The ``cgroup_parent`` of every pod whose quota should be lifted."""
         pods = {self.grants[key].container.pod.uid for key in self.lifting}
-        return tuple(
+        return unlimited_pods(
             self.grants[key] for pod in sorted(pods) for key in self.node.of_pod(pod) if key in self.grants
         )
 

@@ -150,7 +150,9 @@ def decide(
     if again is not None:
         return again, ()
     decision, given_up = _decide_anew(state, container, constraint)
-    return with_peers(state, container, decision), given_up
+    if not state.observed.is_empty:
+        decision = with_peers(state, container, decision)
+    return decision, given_up
 
 
 def _decide_pinned(

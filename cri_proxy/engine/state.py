@@ -555,11 +555,6 @@ class State:
         if self.derived:
             self.derived.pop((kind, key), None)
 
-    @property
-    def has_derived(self) -> bool:
-        """Whether ``drain`` has left something for later."""
-        return bool(self.derived)
-
     def drain(self, at_once: bool = False) -> dict[JournalKey, JournalValue]:
         """What has changed since the last call, to be written down: the last value of each record, None = gone.
 

@@ -13,7 +13,6 @@ from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import NO_ORDERS, ContainerRecord, DecisionRecord, Orders
-from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
@@ -150,17 +149,18 @@ class NodeState:
             self.store.write_together(self.engine.drain())
 
     def _save(self, write: Callable[[Journal], None]) -> None:
-        if self.engine is None:
+        engine = self.engine
+        if engine is None:
             return
-        changes = self.engine.drain(at_once=True)
+        changes = engine.drain(at_once=True)
         write(changes)
-        if self.engine.has_derived and self._later is None:
+        if engine.derived and self._later is None:
             self._later = asyncio.get_running_loop().call_later(TOGETHER_S, self.save_derived)
         if changes:
             records = [value for value in changes.values() if isinstance(value, DecisionRecord)]
             if records:
                 self.metrics.counterparts.note(records)
-                self.on_records(records, self.engine.grants)
+                self.on_records(records, engine.grants)
             self.follow_quotas(
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, ContainerRecord)}
             )
@@ -174,9 +174,10 @@ class NodeState:
     def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
         if self.engine is not None and self.quotas is not None and self.enforcing:
-            self.quotas.follow(unlimited_pods(self.engine.around_lifted()), changed)
+            engine = self.engine
+            self.quotas.follow(engine.unlimited_pods() if engine.lifting else (), changed)
 
     def give_back_quotas(self, pods: Iterable[str]) -> None:
         """Give the quotas of these pods' cgroups back where no container needs them lifted, in every mode."""
         if self.engine is not None and self.quotas is not None:
-            self.quotas.give_back(frozenset(pods) - unlimited_pods(self.engine.around_lifted()))
+            self.quotas.give_back(frozenset(pods) - self.engine.unlimited_pods())

@@ -41,6 +41,7 @@ class Observed:
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
+        self.is_empty = not traffic.edges and not traffic.owners
         self._rates: Optional[dict[tuple[str, str], Edge]] = None
 
     def rates(self, a: str, b: str) -> Optional[Edge]:
@@ -57,7 +58,7 @@ class Observed:
         ``replicas``: keys by owner, also of containers not in the books. ``key``: the container's own, if it has one.
         """
         traffic = self.traffic
-        if not traffic.edges and not traffic.owners:
+        if self.is_empty:
             return ()
         pod = POD_PREFIX + container.pod.uid
         if key in traffic.edges or pod in traffic.edges:
