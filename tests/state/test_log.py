@@ -11,11 +11,14 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cri_proxy.engine.ledger import JournalKey
 from cri_proxy.engine.snapshot import write_record
@@ -429,3 +432,61 @@ def test_a_line_can_be_read_by_a_person(store: Store) -> None:
     [_, line] = log_of(store.path).read_text().splitlines()
     written = write_record(POD)
     assert line[9:] == f'{{"records":[["pod","{POD.id}",{written}]],"meta":{{"mode": "off"}}}}'
+
+
+# ---------------------------------------------------------------------- any of it, in any order
+
+KEYS = st.sampled_from("abcd")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("write"), st.dictionaries(KEYS, st.none() | st.integers(0, 9).map(float), min_size=1)
+        ),
+        st.tuples(
+            st.sampled_from(
+                ("take in", "kill", "kill before the log is shortened", "end", "log gone", "an older version")
+            ),
+            st.just({}),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_whatever_happens_to_a_daemon_the_next_finds_what_was_written_last(steps: list[Any]) -> None:
+    expected: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as root:
+        folders = (Path(root) / str(number) for number in itertools.count())
+        store = Store(next(folders))
+        store.load()
+        for step, changes in steps:
+            log, before = log_of(store.path), b""
+            if step == "write":
+                assert store.write({("distrust", key): value for key, value in changes.items()})
+                expected = {k: v for k, v in {**expected, **changes}.items() if v is not None}
+            elif step == "log gone":
+                log.unlink(missing_ok=True)
+                assert store.write({}, {"seen": "1"})
+            if step == "kill before the log is shortened":
+                before = log.read_bytes() if log.exists() else b""
+            if step in ("take in", "kill before the log is shortened", "an older version"):
+                store.checkpoint()
+            if step.startswith("kill") or step in ("end", "an older version"):
+                if step == "end":
+                    store.close()
+                folder = next(folders)
+                shutil.copytree(store.directory, folder)
+                store.close()
+                if before:
+                    log_in(folder).write_bytes(before)
+                if step == "an older version":
+                    db = sqlite3.connect(folder / FILE)
+                    db.execute("INSERT OR REPLACE INTO records VALUES ('distrust', 'a', '5.0')")
+                    db.commit()
+                    db.close()
+                    expected["a"] = 5.0
+                store = Store(folder)
+                loaded = store.load()
+                assert (loaded.of("distrust"), loaded.lost) == (expected, "")
+        store.close()
