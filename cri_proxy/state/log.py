@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from cri_proxy.engine.ledger import JournalKey
 
@@ -34,6 +34,9 @@ from cri_proxy.engine.ledger import JournalKey
 SUFFIX, NEW_SUFFIX = "-log", "-log.new"
 #: The key of the mark in ``meta``, and in the log's first line.
 MARK = "log"
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _UNMARK = f"BEGIN DELETE FROM meta WHERE key = '{MARK}'; END"
 #: What removes the mark, by name. ``INSERT OR REPLACE`` is an insert for them.
@@ -64,6 +67,18 @@ class Changes:
         """Have what came later take the place of what is there."""
         self.records.update(later.records)
         self.meta.update(later.meta)
+
+    def copy(self) -> Changes:
+        return Changes(dict(self.records), dict(self.meta))
+
+    def remove(self, taken: Changes) -> None:
+        """Leave out what is the same there: a copy of this, before later changes were added."""
+        self.records = _without(self.records, taken.records)
+        self.meta = _without(self.meta, taken.meta)
+
+
+def _without(values: dict[_Key, _Value], taken: dict[_Key, _Value]) -> dict[_Key, _Value]:
+    return {key: value for key, value in values.items() if key not in taken or taken[key] is not value}
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Store:
             try:
                 log = self._open(LOAD_WAIT_S)
                 assert self._db is not None
-                loaded = read_all(self._db, self.path, log)
+                loaded = read_all(self._db, self.path, replace(log, lost=self._lost))
                 self._take_in_found(log)
                 self.problem = self._lost = ""
                 self._begin_anew = False
@@ -202,8 +202,8 @@ class Store:
             raise
         self._file = identity_of(self.path)
         self._logged, self._mark = found.changes, found.mark
-        self._lost = "; ".join(filter(None, [self._lost, found.lost]))
-        return replace(found, lost=self._lost)
+        self._lost = self._lost or found.lost
+        return found
 
     def _files(self, suffixes: tuple[str, ...] = (*OWN, SUFFIX, NEW_SUFFIX)) -> list[Path]:
         return [self.path.with_name(FILE + suffix) for suffix in suffixes]
@@ -466,16 +466,16 @@ class Store:
 
     def _take_in(self) -> None:
         with self._in_use:
-            taken, self._logged = self._logged, Changes()
+            taken = self._logged.copy()
         error = self._commit_logged(taken)
         with self._in_use:
-            if error is not None:
-                taken.add(self._logged)
-                self._logged = taken
-            if error is not None and not is_environment(error):
+            if error is None:
+                self._logged.remove(taken)
+            elif not is_environment(error):
                 self._note_failure(error)
                 self._try_to_write(reopens=True)
-            elif taken:
+                return
+            if taken:
                 self._shorten_log()
         if self._db is not None:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cri_proxy.engine.ledger import JournalKey
 from cri_proxy.engine.snapshot import write_record
 from cri_proxy.state.file import FILE, LoadedState, read_unwritable
-from cri_proxy.state.log import SUFFIX, log_of
+from cri_proxy.state.log import SUFFIX, Changes, log_of
 from cri_proxy.state.store import RETRY_S, Store
 from tests.agent import ROOT
 from tests.scenes import make_pod
@@ -275,6 +275,33 @@ def test_a_checkpoint_shortens_the_log_to_what_came_meanwhile(store: Store) -> N
     assert read_by_sqlite(killed(store, "checked"))[0] == {POD.id}
     store.write(change("b"))
     assert values(load(killed(store))) == {**change("b"), ("pod", POD.id): POD}
+
+
+class Meanwhile(Store):
+    """Changes come while the file takes the log in."""
+
+    changes: Values = {}
+
+    def _commit(self, changes: Changes, mark_text: str) -> None:
+        super()._commit(changes, mark_text)
+        if changes:
+            coming, self.changes = self.changes, {}
+            assert self.write(coming)
+
+
+def test_what_comes_while_the_file_takes_the_log_in_stays_in_the_log(tmp_path: Path) -> None:
+    store = Meanwhile(tmp_path / "state")
+    store.load()
+    store.write({**change("a"), **change("b"), **change("c")})
+    store.changes = {**change("a", None), **change("b", 2.0), **change("d")}
+    store.checkpoint()
+    expected = {**change("b", 2.0), **change("c"), **change("d")}
+    assert values(load(killed(store))) == expected
+    assert read_by_sqlite(killed(store, "seen"))[0] == {"a", "b", "c"}
+    store.checkpoint()
+    assert values(load(killed(store, "later"))) == expected
+    assert log_of(store.path).read_bytes().count(b"\n") == 1
+    store.close()
 
 
 def test_while_another_program_locks_the_file_appends_go_on_and_it_takes_them_in_later(store: Store) -> None:
