@@ -3,13 +3,12 @@
 One engine (``hygon``, 128 CPUs) creates containers; what it journals at each create's admission and binding is
 written to several state files in turn, so that whatever else the machine does meanwhile meets all of them:
 
-- NORMAL: as the daemon does; a change survives the end of the process at any instant, not a power cut;
-- FULL: an fsync at each commit; it survives a power cut;
-- each on the disk and in a tmpfs;
-- thread: NORMAL, handed over to the thread that writes and waited for in the event loop, as a create does it.
+- by the thread that measures, as far as the disk and the log go;
+- thread: handed over to the thread that writes and waited for in the event loop, as a create does it;
+- both on the disk and in a tmpfs.
 
-Wall-clock time, as a create waits for it, and CPU time of the event loop's thread. System calls are counted by strace
-in runs of their own.
+Wall-clock time, as a create waits for it, and CPU time of the event loop's thread; and what it takes to have the file
+take in the log of all these creates. System calls are counted by strace in runs of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -41,25 +39,19 @@ from tests.scenes import engine_on
 
 CONTAINERS = (0, 100, 400, 1000)
 TMPFS = Path("/dev/shm")
-CALLS = ("pwrite64", "fsync", "fdatasync")
+CALLS = ("write", "pwrite64", "newfstatat", "fsync", "fdatasync")
 
 Journal = dict[JournalKey, JournalValue]
 
 
 class Way(Store):
-    """One state file; ``synchronous``: SQLite's setting of that name."""
+    """One state file."""
 
-    def __init__(self, name: str, folder: Path, synchronous: str) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         super().__init__(folder)
-        self.name = f"{name} {synchronous}"
-        self._synchronous = synchronous
+        self.name = name
         self.wall_s: list[float] = []
         self.cpu_s: list[float] = []
-
-    def _open(self, wait_s: float) -> sqlite3.Connection:
-        db = super()._open(wait_s)
-        db.execute(f"PRAGMA synchronous={self._synchronous}")
-        return db
 
     async def timed(self, journal: Journal) -> tuple[float, float]:
         """Seconds of wall-clock and of CPU time for one write."""
@@ -72,8 +64,7 @@ class Handed(Way):
     """The same by the thread that writes."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        super().__init__(name, folder, "NORMAL")
-        self.name = f"{name} thread"
+        super().__init__(f"{name} thread", folder)
         self.writer = StateWriter(self, Metrics("bench"), logging.getLogger())
 
     async def timed(self, journal: Journal) -> tuple[float, float]:
@@ -141,14 +132,14 @@ async def table(ways: list[Way], creates: int) -> None:
             print(f"| {way.name} | {containers} | {cells} |", flush=True)
 
 
-def calls_of_a_create(folder: Path, synchronous: str) -> dict[str, float]:
+def calls_of_a_create(folder: Path) -> dict[str, float]:
     """System calls of one create, by the difference of a run with more and one with fewer."""
     few, many = 50, 150
     counts = []
     for creates in (few, many):
         report = folder / f"strace-{creates}"
         words = ["strace", "-f", "-c", "-e", f"trace={','.join(CALLS)}", "-o", str(report)]
-        own = ["-m", "bench.state_write", "--only", str(folder / str(creates)), synchronous, str(creates)]
+        own = ["-m", "bench.state_write", "--only", str(folder / str(creates)), str(creates)]
         subprocess.run([*words, sys.executable, *own], check=True, capture_output=True)
         # % time, seconds, microseconds a call, calls, errors if any, name
         rows = [line.split() for line in report.read_text().splitlines()]
@@ -156,9 +147,9 @@ def calls_of_a_create(folder: Path, synchronous: str) -> dict[str, float]:
     return {name: (counts[1].get(name, 0) - counts[0].get(name, 0)) / (many - few) for name in CALLS}
 
 
-def only(folder: Path, synchronous: str, creates: int) -> None:
+def only(folder: Path, creates: int) -> None:
     """So many creates and no more, for strace."""
-    way, node = Way("", folder, synchronous), Node()
+    way, node = Way("", folder), Node()
     way.load()
     for _ in range(creates):
         for journal in node.create():
@@ -170,12 +161,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where the disk is; default: where temporary files go")
     parser.add_argument("--creates", type=int, default=100, help="measured for each number of containers")
-    parser.add_argument(
-        "--only", nargs=3, metavar=("FOLDER", "SYNCHRONOUS", "CREATES"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--only", nargs=2, metavar=("FOLDER", "CREATES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
-        only(Path(options.only[0]), options.only[1], int(options.only[2]))
+        only(Path(options.only[0]), int(options.only[1]))
         return
     print(machine_line())
     with contextlib.ExitStack() as stack:
@@ -183,23 +172,15 @@ def main() -> None:
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="state-write-", dir=where)))
             for where in (options.folder, TMPFS)
         )
-        ways = [
-            Way(name, folder / synchronous, synchronous)
-            for name, folder in (("disk", disk), ("tmpfs", memory))
-            for synchronous in ("NORMAL", "FULL")
-        ]
+        ways = [Way("disk", disk / "own"), Way("tmpfs", memory / "own")]
         ways += [Handed("disk", disk / "thread"), Handed("tmpfs", memory / "thread")]
         for way in ways:
             way.load()
             stack.callback(way.close)
         asyncio.run(table(ways, options.creates))
-        for synchronous in ("NORMAL", "FULL") if shutil.which("strace") else ():
-            calls = calls_of_a_create(disk, synchronous)
-            print(
-                f"{synchronous}: "
-                + ", ".join(f"{number:.1f} {name}" for name, number in calls.items())
-                + " a create"
-            )
+        if shutil.which("strace"):
+            calls = calls_of_a_create(disk)
+            print(", ".join(f"{number:.1f} {name}" for name, number in calls.items()) + " a create")
 
 
 if __name__ == "__main__":

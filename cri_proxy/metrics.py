@@ -65,7 +65,7 @@ class Metrics:
             ("repaired", "foreign", "resized", "pod resized"))
         self.state_failures = counter("cri_resmgr_state_write_failures_total", "",
             "Changes that could not be made durable at once")
-        self.state_unsaved = gauge("cri_resmgr_state_unsaved", "", "Changes that are not in the state file yet")
+        self.state_unsaved = gauge("cri_resmgr_state_unsaved", "", "Changes that are not durable yet")
         self.state_late = counter("cri_resmgr_state_late_total", "",
             "Waits for a record that ended before it was durable: the call went on")
         self.state_dropped = counter("cri_resmgr_state_records_dropped_total", "kind",

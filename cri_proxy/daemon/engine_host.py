@@ -138,7 +138,7 @@ class Assembly:
                     services.machine.note_cgroup(parent)
                 machine = await asyncio.to_thread(services.machine.read, None, parents)
                 engine = await self._build(self.host(machine), loaded)
-                services.reconciler.is_newer |= self._mark.is_set()
+                services.reconciler.is_newer |= self._mark.is_set() or loaded.is_outdated
             except StateLocked:
                 services.health.note("state", services.store.problem)
                 return False

@@ -1,4 +1,4 @@
-"""What a state file is in SQLite: how it is opened, what is in it, and what an error says of it."""
+"""What a state file is in SQLite: how it is opened, what is in it and its log, and what an error says of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 from cri_proxy.engine.snapshot import FORMAT, GROUP, WITH_GROUPS, UnreadableRecord, read_records
 from cri_proxy.engine.state import JournalKey
+from cri_proxy.state.log import MARK, LogFound, read_log
 
 FILE = "state.db"
 #: Another program's lock (a sqlite3 shell, a backup) may cost a request this much, not more.
 LOCK_WAIT_S = 0.1
-#: A change writes whole pages. At SQLite's own 4,096 bytes a create takes three times as much to the log.
+#: What takes the log in writes whole pages. At SQLite's own 4,096 bytes it writes three times as much.
 PAGE_BYTES = 1024
 
 Records = dict[str, dict[str, Any]]
@@ -25,11 +26,12 @@ Records = dict[str, dict[str, Any]]
 
 @dataclass
 class LoadedState:
-    """What a state file held, by kind and key, and sentences about what was wrong with it.
+    """What a state file and its log held, by kind and key, and sentences about what was wrong with them.
 
     ``dropped``: the records that could not be read, and why. ``unknown``: keys of kinds that a later version writes; they
     stay in the file. ``leftover``: keys of records that an earlier version has not kept up, to be removed. ``lost``: a
-    sentence about what there should have been and is not; "" if nothing is missing.
+    sentence about what there should have been and is not; "" if nothing is missing. ``is_outdated``: the last changes are
+    missing, so what runs is right where a record says otherwise.
     """
 
     records: Records = field(default_factory=dict)
@@ -39,6 +41,7 @@ class LoadedState:
     unknown: tuple[JournalKey, ...] = ()
     leftover: tuple[JournalKey, ...] = ()
     lost: str = ""
+    is_outdated: bool = False
 
     def of(self, kind: str) -> dict[str, Any]:
         """The records of one kind."""
@@ -99,8 +102,8 @@ def read_tables(db: sqlite3.Connection) -> set[str]:
     return tables
 
 
-def read_all(db: sqlite3.Connection, path: Path) -> LoadedState:
-    """All that can be read, record by record.
+def read_all(db: sqlite3.Connection, path: Path, log: LogFound) -> LoadedState:
+    """All that can be read, record by record. ``log``: what is read over what the file has.
 
     :raises sqlite3.Error, UnreadableRecord, UnicodeDecodeError: the file is damaged.
     """
@@ -108,18 +111,23 @@ def read_all(db: sqlite3.Connection, path: Path) -> LoadedState:
     if damage != "ok":
         raise UnreadableRecord(damage)
     # As bytes: a text that is none must not keep the others from being read.
-    rows = db.execute("SELECT kind, key, CAST(value AS BLOB) FROM records ORDER BY kind, key")
-    meta = dict(db.execute("SELECT key, value FROM meta"))
-    found = rows.fetchall()
+    rows = db.execute("SELECT kind, key, CAST(value AS BLOB) FROM records")
+    in_file = {(kind, key): _text(value) for kind, key, value in rows}
+    found = sorted(
+        (key, text) for key, text in {**in_file, **log.changes.records}.items() if text is not None
+    )
+    meta = {**dict(db.execute("SELECT key, value FROM meta")), **log.changes.meta}
+    meta.pop(MARK, None)
     # Of any other version those of groups were left by one before it, and containers' own records have changed since.
     has_groups = meta.get("format") == WITH_GROUPS
-    leftover = tuple((kind, key) for kind, key, _ in found if kind == GROUP)
-    read = read_records(
-        (kind, key, _text(value)) for kind, key, value in found if has_groups or kind != GROUP
-    )
+    leftover = tuple(key for key, _ in found if key[0] == GROUP)
+    read = read_records((*key, text) for key, text in found if has_groups or key[0] != GROUP)
     lost = read.sentence(str(path))
-    notes = [note for note in (_about_version(path, meta, read.unknown), lost) if note]
-    return LoadedState(read.records, meta, tuple(notes), read.dropped, read.unknown, leftover, lost)
+    notes = [note for note in (_about_version(path, meta, read.unknown), lost, log.note, log.lost) if note]
+    lost = "; ".join(filter(None, [lost, log.lost]))
+    return LoadedState(
+        read.records, meta, tuple(notes), read.dropped, read.unknown, leftover, lost, bool(log.lost)
+    )
 
 
 def _text(value: bytes) -> str:
@@ -148,13 +156,13 @@ def read_unwritable(path: Path) -> LoadedState:
             return LoadedState()
         with contextlib.closing(sqlite3.connect(address_of(path, "ro") + "&immutable=1", uri=True)) as db:
             read_tables(db)
-            return read_all(db, path)
+            return read_all(db, path, read_log(db, path))
     except (sqlite3.Error, UnreadableRecord, UnicodeDecodeError, OSError):
         return LoadedState()
 
 
 def address_of(path: Path, mode: str) -> str:
-    """For SQLite: the log's index is in our own memory, not in a file that is mapped.
+    """For SQLite: the index of its WAL is in our own memory, not in a file that is mapped.
 
     Where a file system gives a mapped page its place on the disk late (btrfs, ext4 with small blocks), writing to one
     on a full disk ends the process (SIGBUS, seen). So no other process can read the file while the daemon runs.

@@ -1,14 +1,14 @@
-"""The state file: the engine's records in SQLite, one small transaction for each change.
+"""The state file: the engine's records in SQLite, and beside it a log (``log.py``) to which each flush appends a line.
 
 Nearly all in here waits for the disk: the daemon's ``StateWriter`` has it done by a thread. ``add`` does not wait.
 
-WAL with ``synchronous=NORMAL``: a committed change survives ``kill -9`` of the daemon at any instant (it is
-in the page cache), without an fsync in the path of a pod start. After a power cut the last changes may be
-missing; all containers are then gone too, and the boot id sends the records away. Checkpoints, which do
-fsync, run outside the event loop (``checkpoint``).
+An appended change survives ``kill -9`` of the daemon at any instant (it is in the page cache), without an fsync in the
+path of a pod start. After a power cut the last changes may be missing; all containers are then gone too, and the boot
+id sends the records away. The file takes the log in beside the appends (``checkpoint``, which does fsync), after a start
+and at a clean end; where it cannot, the log grows. Both are read, the log over the file.
 
-A file that is corrupt, empty or foreign is set aside (renamed, never deleted); of any other all is read that can
-be, record by record, whatever version has written it. One that another program has open is neither used nor set
+A file that is corrupt, empty or foreign is set aside with its log (renamed, never deleted); of any other all is read that
+can be, record by record, whatever version has written it. One that another program has open is neither used nor set
 aside. Without a directory that can be written the daemon runs on without durability, says so in its status and
 keeps trying. A file that vanishes under it, or could not be read at its start, is begun anew with all records.
 """
@@ -16,7 +16,9 @@ keeps trying. A file that vanishes under it, or could not be read at its start, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -33,7 +35,6 @@ from cri_proxy.state.file import (
     LOCK_WAIT_S,
     LoadedState,
     StateLocked,
-    address_of,
     connect,
     identity_of,
     is_environment,
@@ -41,17 +42,22 @@ from cri_proxy.state.file import (
     read_all,
     read_unwritable,
 )
+from cri_proxy.state.log import NEW_SUFFIX, SUFFIX, Changes, LogFound, StateLog, log_of, mark, read_log
 
 #: How long a lock is waited for at a start: callers wait as long for that (``START_BEHIND_S`` of the relays).
 LOAD_WAIT_S = 2.0
 #: How long after a failure the next write is tried: what waits by then may take some 10 ms to write.
 RETRY_S = 1.0
+#: How much the log grows before the file takes it in: some 150 creates.
+LONG_BYTES = 1 << 20
+#: What SQLite's files are called after the first.
+OWN = ("", "-wal", "-shm")
 
 Journal = Mapping[JournalKey, JournalValue]
 
 
 class Store:
-    """One state file. ``problem`` is "" while changes are durable, else one sentence."""
+    """One state file and its log. ``problem`` is "" while changes are durable, else one sentence."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory = directory
@@ -63,6 +69,15 @@ class Store:
         self._file = (0, 0)
         #: Whether what is on disk, if anything, is not what the changes were made from.
         self._begin_anew = False
+        #: None: it is begun before the next change is written.
+        self._log: Optional[StateLog] = None
+        #: What the log holds and the file does not, and the mark that both have; "": there is no log.
+        self._logged = Changes()
+        self._mark = ""
+        #: What was missing of logs that were opened, until it is told by ``load``.
+        self._lost = ""
+        #: The length at which the log is to be taken in.
+        self._long_bytes = LONG_BYTES
         #: What became of the last that was set aside.
         self._aside = ""
         #: Changes that are not written yet, the last value of each.
@@ -72,17 +87,19 @@ class Store:
         self._leaving: dict[JournalKey, JournalValue] = {}
         #: How often all was forgotten.
         self._age = 0
-        #: Records that no text can be made of, and why: they are not in the file.
+        #: Records that no text can be made of, and why: they are not kept.
         self._unwritable: dict[JournalKey, str] = {}
-        #: All records in the file, for one that has to be begun anew. What is not among them need not be removed from
-        #: it. None: one that was not read.
+        #: All records in file and log, for one that has to be begun anew. What is not among them need not be removed from
+        #: them. None: one that was not read.
         self._stored: dict[JournalKey, JournalValue] = {}
         self._stored_meta: dict[str, str] = {}
         self._clock = clock
         self._retry_at_s = 0.0
         #: Held while changes are moved about, never while the disk is waited for.
         self._moving = threading.Lock()
-        #: Held while the file is read or written, which may hang with the disk.
+        #: Held while the file is opened, taken from its place or takes the log in; before ``_in_use``.
+        self._in_file = threading.Lock()
+        #: Held while the log is written, or is another one. Both may be held as long as the disk hangs.
         self._in_use = threading.Lock()
 
     # ------------------------------------------------------------------ opening
@@ -94,7 +111,7 @@ class Store:
 
         :raises StateLocked: another program has it open; nothing has changed.
         """
-        with self._in_use:
+        with self._in_file, self._in_use:
             loaded = self._load()
             self._know(loaded)
             return loaded
@@ -119,8 +136,11 @@ class Store:
             notes.append(f"{self.path} is gone")
         for attempt in range(2):
             try:
-                loaded = read_all(self._open(LOAD_WAIT_S), self.path)
-                self.problem = ""
+                log = self._open(LOAD_WAIT_S)
+                assert self._db is not None
+                loaded = read_all(self._db, self.path, replace(log, lost=self._lost))
+                self._take_in_found(log)
+                self.problem = self._lost = ""
                 self._begin_anew = False
                 lost = "; ".join(filter(None, [*notes, loaded.lost]))
                 return replace(loaded, notes=(*notes, *loaded.notes), lost=lost)
@@ -134,7 +154,8 @@ class Store:
                 if is_environment(error) or attempt:
                     break
                 try:
-                    notes.append(f"{self.path} could not be read ({error}); {self.set_aside()}")
+                    notes.append(f"{self.path} could not be read ({error}); {self._move_away()}")
+                    self._forget()
                 except OSError as obstacle:
                     problem = self._sentence(obstacle)
                     break
@@ -145,6 +166,15 @@ class Store:
         lost = f"{self.path} could not be read at the start" if is_lost else "; ".join([*notes, loaded.lost])
         return replace(loaded, notes=(*notes, *loaded.notes, problem), lost=lost)
 
+    def _take_in_found(self, log: LogFound) -> None:
+        """Have the file take in what was found in the log, if it can be changed; a damaged log is kept aside then."""
+        if self._commit_logged(self._logged) is not None:
+            return
+        self._logged = Changes()
+        if log.lost:
+            with contextlib.suppress(OSError):
+                log_of(self.path).rename(self._free_name(SUFFIX))
+
     def _sentence(self, error: Exception) -> str:
         reason = str(error)
         if isinstance(error, FileExistsError):
@@ -152,23 +182,31 @@ class Store:
         elif isinstance(error, OSError):
             reason = error.strerror or str(error)
         where = self.directory if isinstance(error, OSError) else self.path
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            where, reason = self.path, "the disk is full"
         return f"state is not being kept, so a restart would lose it: {where}: {reason}"
 
-    def _open(self, wait_s: float) -> sqlite3.Connection:
-        """Connect, waiting that long for a lock; what was made on the way to a failure is removed again."""
+    def _open(self, wait_s: float) -> LogFound:
+        """Connect, waiting that long for a lock, and read the log; what was made on the way to a failure goes again."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         existed = self.path.exists()
         try:
             self._db = connect(self.path, wait_s)
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(log_of(self.path), 0o600)
+            found = read_log(self._db, self.path)
         except BaseException:
-            for path in [] if existed else self._files():
+            self._disconnect()
+            for path in [] if existed else self._files(OWN):
                 path.unlink(missing_ok=True)
             raise
         self._file = identity_of(self.path)
-        return self._db
+        self._logged, self._mark = found.changes, found.mark
+        self._lost = self._lost or found.lost
+        return found
 
-    def _files(self) -> list[Path]:
-        return [self.path.with_name(FILE + suffix) for suffix in ("", "-wal", "-shm")]
+    def _files(self, suffixes: tuple[str, ...] = (*OWN, SUFFIX, NEW_SUFFIX)) -> list[Path]:
+        return [self.path.with_name(FILE + suffix) for suffix in suffixes]
 
     def set_aside(self) -> str:
         """Rename the file out of the way; a phrase that says where to.
@@ -177,7 +215,8 @@ class Store:
 
         :raises OSError: it cannot be renamed; nothing has changed then.
         """
-        phrase = self._move_away()
+        with self._in_file, self._in_use:
+            phrase = self._move_away()
         self._forget()
         return phrase
 
@@ -186,7 +225,7 @@ class Store:
 
         :raises OSError: it cannot be renamed; it will be before anything is written.
         """
-        with self._in_use:
+        with self._in_file, self._in_use:
             return self._move_away() if self._begin_anew else self._aside
 
     def _move_away(self) -> str:
@@ -225,18 +264,22 @@ class Store:
     def _rename(self) -> str:
         if not self.path.exists():
             return "there was none"
-        number = 1
-        while (target := self.path.with_name(f"{FILE}.aside-{number}")).exists():
-            number += 1
+        target = self._free_name()
         for path in self._files():
             with contextlib.suppress(FileNotFoundError):
                 path.rename(target.with_name(path.name.replace(FILE, target.name)))
         return f"set aside as {target.name}"
 
+    def _free_name(self, suffix: str = "") -> Path:
+        number = 1
+        while (target := self.path.with_name(f"{FILE}.aside-{number}{suffix}")).exists():
+            number += 1
+        return target
+
     # ------------------------------------------------------------------ writing
 
     def write(self, journal: Journal, meta: Optional[Mapping[str, str]] = None) -> bool:
-        """Make changes durable in one transaction.
+        """Make changes durable together.
 
         False: they wait in memory for a later call, or there is a record that cannot be written.
         """
@@ -267,12 +310,18 @@ class Store:
 
     @property
     def unsaved(self) -> frozenset[JournalKey]:
-        """The records that are not in the file as they are."""
+        """The records that are not on disk as they are."""
         with self._moving:
             return frozenset([*self._pending, *self._leaving, *self._unwritable])
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the log has grown so much that ``checkpoint`` should be called."""
+        log = self._log
+        return log is not None and log.size_bytes >= self._long_bytes
+
     def flush(self, is_last: bool = False) -> bool:
-        """Write what waits, in one transaction; as ``write``. ``is_last``: also a moment after a failure.
+        """Write what waits, by one append; as ``write``. ``is_last``: also a moment after a failure.
 
         May wait for the disk.
         """
@@ -281,41 +330,73 @@ class Store:
                 return not self._unwritable
             if not is_last and self._clock() < self._retry_at_s:
                 return False
-            return self._try_to_write()
+            if self._is_in_place():
+                return self._try_to_write()
+        with self._in_file, self._in_use:
+            return self._try_to_write(reopens=True)
 
-    def _try_to_write(self) -> bool:
+    def _is_in_place(self) -> bool:
+        """Whether an append goes to the log at our path, beside its file; else ``_reopen`` says why not."""
         try:
-            self._reopen()
+            return not self._begin_anew and self._has_file() and self._has_log()
+        except OSError:
+            return False
+
+    def _has_file(self) -> bool:
+        return self._db is not None and identity_of(self.path) == self._file
+
+    def _has_log(self) -> bool:
+        log = self._log
+        return log is not None and not log.is_torn and identity_of(log.path) == log.identity
+
+    def _try_to_write(self, reopens: bool = False) -> bool:
+        try:
+            if reopens:
+                self._reopen()
             self._write_pending()
         except (sqlite3.Error, OSError, UnreadableRecord) as error:
-            self.problem = self._sentence(error)
-            if self._db is not None and self._db.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-            if is_environment(error):
-                self._retry_at_s = self._clock() + RETRY_S
-            else:
-                self._disconnect()
-                self._begin_anew = True
+            self._note_failure(error)
             return False
         self.problem = ""
         for (kind, key), why in self._unwritable.items():
             self.problem = f"{kind} {key} is not being kept in the state, so a restart would lose it: {why}"
         return not self.problem
 
+    def _note_failure(self, error: Exception) -> None:
+        self.problem = self._sentence(error)
+        if is_environment(error):
+            self._retry_at_s = self._clock() + RETRY_S
+        else:
+            self._disconnect()
+            self._begin_anew = True
+
     def _reopen(self) -> None:
-        """Have a connection to the file that is at our path now."""
-        if self._db is not None and identity_of(self.path) != self._file:
+        """Have a connection to the file that is at our path now, and its log."""
+        if self._db is not None and not self._has_file():
             # Removed or replaced under us: what we have written since went nowhere.
             self._disconnect()
             self._begin_anew = True
         if self._begin_anew:
             self._move_away()
-        elif self._db is not None:
-            return
-        self._open(LOCK_WAIT_S)
-        if self._begin_anew:
-            self._write_all_again()
+        if self._db is None:
+            self._open(LOCK_WAIT_S)
+            if self._begin_anew:
+                self._write_all_again()
+        if not self._has_log():
+            self._begin_log()
+
+    def _begin_log(self) -> None:
+        """In place of one that is gone, torn or another's, and with what that held."""
+        self._let_go_of_log()
+        self._mark = self._mark or secrets.token_hex(8)
+        log = StateLog(log_of(self.path), self._mark, self._logged)
+        try:
+            # Last: a mark without its log says that the log is lost.
+            self._commit(Changes(), self._mark)
+        except BaseException:
+            log.close()
+            raise
+        self._log, self._long_bytes = log, log.size_bytes + LONG_BYTES
 
     def _write_all_again(self) -> None:
         """Let all wait that was in the file before, which is not there any more."""
@@ -328,23 +409,25 @@ class Store:
             self._begin_anew = False
 
     def _write_pending(self) -> None:
+        assert self._log is not None
         with self._moving:
             journal, self._pending = self._pending, {}
             meta, self._pending_meta = self._pending_meta, {}
             self._leaving, age = journal, self._age
         try:
-            gone, kept = self._texts(journal)
-            self._commit(gone, kept, meta)
+            changes = Changes(self._texts(journal), meta)
+            self._log.append(changes)
         except BaseException:
             self._arrive(age, {}, {}, journal, meta)
             raise
-        there = {**dict.fromkeys(gone), **{(kind, key): journal[kind, key] for kind, key, _ in kept}}
+        self._logged.add(changes)
+        there = {key: None if text is None else journal[key] for key, text in changes.records.items()}
         self._arrive(age, there, meta, {}, {})
 
     def _arrive(
         self, age: int, written: Journal, meta: Mapping[str, str], back: Journal, back_meta: Mapping[str, str]
     ) -> None:
-        """What was being written is in the file now (None: is not in it any more), or waits again."""
+        """What was being written is on disk now (None: is not there any more), or waits again."""
         with self._moving:
             if age != self._age:
                 return  # it was forgotten meanwhile
@@ -358,48 +441,104 @@ class Store:
             self._pending_meta = {**back_meta, **self._pending_meta}
             self._leaving = {}
 
-    def _commit(
-        self, gone: list[JournalKey], kept: list[tuple[str, str, str]], meta: Mapping[str, str]
-    ) -> None:
-        assert self._db is not None
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        if gone:
-            db.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone)
-        if kept:
-            db.executemany("INSERT OR REPLACE INTO records (kind, key, value) VALUES (?, ?, ?)", kept)
-        if meta:
-            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", list(meta.items()))
-        db.execute("COMMIT")
-
-    def _texts(self, journal: Journal) -> tuple[list[JournalKey], list[tuple[str, str, str]]]:
-        """What is to be removed, and what to be written."""
-        gone: list[JournalKey] = []
-        kept: list[tuple[str, str, str]] = []
-        for (kind, key), value in journal.items():
-            self._unwritable.pop((kind, key), None)
+    def _texts(self, journal: Journal) -> dict[JournalKey, Optional[str]]:
+        """What is to be written, None: to be removed."""
+        texts: dict[JournalKey, Optional[str]] = {}
+        for key, value in journal.items():
+            self._unwritable.pop(key, None)
             try:
-                if value is not None:
-                    kept.append((kind, key, self._writer.text(value)))
-                    continue
+                texts[key] = None if value is None else self._writer.text(value)
             except Exception as error:  # of one record, which must not keep all others from being written
-                self._unwritable[kind, key] = f"{type(error).__name__}: {error}"
-            gone.append((kind, key))
-        return gone, kept
+                self._unwritable[key] = f"{type(error).__name__}: {error}"
+                texts[key] = None
+        return texts
+
+    # ------------------------------------------------------------------ the log taken in
 
     def checkpoint(self) -> None:
-        """Move the WAL into the file. May wait for the disk: call it from a thread."""
-        address = address_of(self.path, "rw")  # never makes a file
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as db:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        """Have the file take the log in, on the disk. Appends go on meanwhile; where the file cannot be changed the log
+        stays. May wait for the disk: call it from a thread.
+        """
+        with self._in_file, contextlib.suppress(OSError, sqlite3.Error):
+            # One that is not at its path any more is put right by the next change.
+            if self._has_file():
+                self._take_in()
+
+    def _take_in(self) -> None:
+        with self._in_use:
+            taken = self._logged.copy()
+        error = self._commit_logged(taken)
+        with self._in_use:
+            if error is None:
+                self._logged.remove(taken)
+            elif not is_environment(error):
+                self._note_failure(error)
+                self._try_to_write(reopens=True)
+                return
+            if taken:
+                self._shorten_log()
+        if self._db is not None:
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _shorten_log(self) -> None:
+        """Leave out of the log what the file has taken in and what later changes replace. One that cannot be begun anew
+        is as good, and longer.
+        """
+        if self._log is None:
+            return
+        with contextlib.suppress(OSError):
+            log = StateLog(self._log.path, self._mark, self._logged)
+            self._let_go_of_log()
+            self._log = log
+        self._long_bytes = self._log.size_bytes + LONG_BYTES
+
+    def _commit_logged(self, changes: Changes) -> Optional[sqlite3.Error]:
+        """Enter changes in the file, if there are any; what keeps them out of it."""
+        try:
+            if changes and self._db is not None:
+                self._commit(changes, self._mark)
+        except sqlite3.Error as error:
+            return error
+        return None
+
+    def _commit(self, changes: Changes, mark_text: str) -> None:
+        assert self._db is not None
+        db = self._db
+        gone = [key for key, text in changes.records.items() if text is None]
+        kept = [(*key, text) for key, text in changes.records.items() if text is not None]
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            db.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone)
+            db.executemany("INSERT OR REPLACE INTO records (kind, key, value) VALUES (?, ?, ?)", kept)
+            meta = list(changes.meta.items())
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", meta)
+            mark(db, mark_text)
+            db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
-        """Write what still waits, if that works by now, and let go of the file. May wait for the disk."""
+        """Write what still waits, if that works by now, have the file take the log in and let go of both. May wait for
+        the disk. An older version, which reads the file only, then finds all of it.
+        """
         self.flush(is_last=True)
-        with self._in_use:
+        with self._in_file, self._in_use:
+            with contextlib.suppress(sqlite3.Error, OSError):
+                if self._mark and self._has_file():
+                    self._commit(self._logged, "")
+                    os.unlink(log_of(self.path))
             self._disconnect()
 
     def _disconnect(self) -> None:
+        self._let_go_of_log()
+        self._logged, self._mark = Changes(), ""
         if self._db is not None:
             self._db.close()
             self._db = None
+
+    def _let_go_of_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None

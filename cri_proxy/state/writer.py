@@ -185,6 +185,8 @@ class StateWriter:
             self._late_for = 0
         self._set_timer()
         self._tell_change()
+        if self.store.is_long:
+            self._begin_checkpoint()
 
     def _run_out(self) -> None:
         """The first that waits has waited long enough: none waits any more."""
@@ -262,23 +264,21 @@ class StateWriter:
         self._tell_change()
 
     async def checkpoint(self) -> None:
-        """Move the log into the file, beside the writing. Returns when that is done, or takes long."""
+        """Have the file take the log in, beside the writing. Returns when that is done, or takes long."""
+        await asyncio.wait({self._begin_checkpoint()}, timeout=self.wait_s)
+
+    def _begin_checkpoint(self) -> asyncio.Future[None]:
         if self._checkpoint is None or self._checkpoint.done():
             self._checkpoint = asyncio.ensure_future(asyncio.to_thread(self.store.checkpoint))
-        await asyncio.wait({self._checkpoint}, timeout=self.wait_s)
+        return self._checkpoint
 
     async def close(self) -> None:
         """Write what still waits and let go of the file, if the disk answers in time."""
         try:
-            await wait_within(END_S, self.run(self._close))
+            await wait_within(END_S, self.run(self.store.close))
         except asyncio.TimeoutError:
             self._log.error("the disk has not answered before the end", unsaved=self.store.waiting)
         self.let_go()
-
-    def _close(self) -> None:
-        self.store.flush(is_last=True)
-        self.store.checkpoint()
-        self.store.close()
 
     def let_go(self) -> None:
         """Nothing more will come: the thread ends when it has done what it has."""

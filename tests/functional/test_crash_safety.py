@@ -274,6 +274,25 @@ async def test_what_of_the_state_is_lost_is_a_reason(runtime, agent, loss) -> No
     assert not list(agent.state.glob("*.aside-*"))
 
 
+async def test_a_log_that_is_gone_is_a_reason_and_what_runs_is_right(runtime, agent) -> None:
+    async with CriClient(agent.socket) as client:
+        for name in ("a", "b"):
+            await run_pod_with(client, name, cpu_limit=8000)
+    await agent.kill()
+    at_the_runtime = cpusets(runtime)
+    # As if the file had taken nothing in by then.
+    with contextlib.closing(sqlite3.connect(agent.state / "state.db", isolation_level=None)) as db:
+        mark = db.execute("SELECT * FROM meta WHERE key = 'log'").fetchone()
+        db.execute("DELETE FROM records")
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", mark)
+    (agent.state / "state.db-log").unlink()
+    status = await start(agent)
+    reason = status["degraded"]["lost state"]
+    assert "state.db-log is gone" in reason and "no record, or an older one, of 2 containers" in reason
+    assert status["containers"] == {"adopted": 2}
+    assert (cpusets(runtime), updates(runtime)) == (at_the_runtime, 0)
+
+
 async def test_what_a_release_without_daemon_finds_lost_is_told_by_the_next(agent) -> None:
     async with CriClient(agent.socket) as client:
         await run_pod_with(client, "a", cpu_limit=8000)
@@ -412,7 +431,7 @@ async def test_a_reboot_ends_holds_and_records(runtime, agent) -> None:
         _, ended = await run_pod_with(client, "ended", cpu_limit=8000)
         _, running = await run_pod_with(client, "running", cpu_limit=8000)
         await client.stop(ended)
-    await agent.kill()
+    assert await agent.terminate() == 0
     _change(agent.state / "state.db", "UPDATE meta SET value = 'another' WHERE key = 'boot_id'")
     status = await start(agent)
     assert (status["held"], status["containers"]) == (0, {"adopted": 1})

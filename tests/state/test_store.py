@@ -1,4 +1,4 @@
-"""The state file gives back what was written; one that cannot be read is set aside, never deleted."""
+"""The state file, with its log, gives back what was written; one that cannot be read is set aside, never deleted."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_all_is_well_when_a_record_that_could_not_be_written(store: Store, value
     assert records_in(store.directory) == ({} if value is None else ONE_POD)
 
 
-def test_changes_wait_for_somebody_elses_lock(store: Store) -> None:
+def test_the_first_changes_wait_for_another_programs_lock(store: Store) -> None:
     store.load()
     other = sqlite3.connect(store.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

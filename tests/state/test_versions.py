@@ -12,6 +12,7 @@ import pytest
 
 from cri_proxy.daemon.engine_host import BOOT_KEY, restore
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.model import Management
 from cri_proxy.engine.snapshot import FORMAT, UnreadableRecord, read_record, write_record
 from cri_proxy.state.file import FILE, LoadedState
 from cri_proxy.state.store import Store
@@ -131,6 +132,24 @@ def test_what_a_group_owned_before_a_downgrade_is_not_believed_after_it(tmp_path
     assert store.write(engine.drain())
     store.close()
     assert load(tmp_path)[1].of("group") == {}
+
+
+def test_what_a_group_owns_by_a_record_of_its_own_is_what_its_containers_own(tmp_path: Path) -> None:
+    path = recorded(tmp_path)
+    placed = [k for k, grant in load(tmp_path)[0].grants.items() if grant.stance is Management.PLACED][:2]
+
+    def of_pool(kind: str, key: str, document: Any) -> Any:
+        if kind == "grant" and key in placed:
+            document["placement"]["group"] = "pool[0]"
+        return document
+
+    change(path, of_pool)
+    record = json.dumps({"exclusive": "0-3", "apart": {placed[0]: "0-1"}})
+    sql(path, "INSERT INTO records VALUES ('group', 'pool[0]', ?)", record)
+    sql(path, "UPDATE meta SET value = '2' WHERE key = 'format'")
+    found = Store(tmp_path).load()
+    assert [format_cpus(found.of("grant")[key].exclusive) for key in placed] == ["0-1", "0-3"]
+    assert found.leftover == (("group", "pool[0]"),) and found.notes == ()
 
 
 def test_a_record_that_cannot_be_read_costs_no_other(tmp_path: Path) -> None:

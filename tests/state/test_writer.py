@@ -245,6 +245,18 @@ async def test_other_files_are_kept_in_their_turn_and_one_that_fails_stops_nothi
     assert records_in(it.store.directory) == {"a"}
 
 
+async def test_a_log_that_has_grown_is_taken_in_beside_the_calls(it, monkeypatch) -> None:
+    monkeypatch.setattr("cri_proxy.state.store.LONG_BYTES", 100)
+    lines = 0
+    for number in range(100):
+        it.writer.write(change(str(number)))
+        await it.writer.settled()
+        lines += 1
+    log = it.store.directory / "state.db-log"
+    await it.until(lambda: log.read_bytes().count(b"\n") < lines)
+    assert records_in(it.store.directory) == {str(number) for number in range(100)}
+
+
 async def test_a_bug_in_the_thread_is_a_problem_and_does_not_end_it(it, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(it.store, "_reopen", lambda: 1 / 0)

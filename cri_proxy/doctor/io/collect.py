@@ -46,6 +46,7 @@ from cri_proxy.doctor.io.parts import (
 from cri_proxy.engine.snapshot import UnreadableRecord
 from cri_proxy.machine_root import below, machine_root
 from cri_proxy.state.file import FILE, is_environment, read_tables
+from cri_proxy.state.log import SUFFIX, read_log
 
 Part = TypeVar("Part")
 _CHECK_S = 1.0
@@ -219,7 +220,7 @@ def _check_copy(file: Path) -> str:
         try:
             with tempfile.TemporaryDirectory(prefix="cri-resmgr-doctor-", dir=place) as folder:
                 for path in file.parent.glob(f"{file.name}*"):
-                    if path.name in (file.name, f"{file.name}-wal"):
+                    if path.name in (file.name, f"{file.name}-wal", file.name + SUFFIX):
                         shutil.copyfile(path, Path(folder) / path.name)
                 return _quick_check(Path(folder) / file.name)
         except (OSError, sqlite3.Error) as error:
@@ -235,7 +236,9 @@ def _quick_check(file: Path) -> str:
     try:
         db.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
         found = " ".join(str(row[0]) for row in db.execute("PRAGMA quick_check(1)"))
-        return found if found != "ok" or read_tables(db) else "it is empty"
+        if found == "ok":
+            return read_log(db, file).lost or found if read_tables(db) else "it is empty"
+        return found
     except UnreadableRecord as error:
         return str(error)
     except sqlite3.DatabaseError as error:

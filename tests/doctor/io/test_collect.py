@@ -25,6 +25,7 @@ from cri_proxy.doctor.io import host, parts
 from cri_proxy.doctor.io.collect import examine, read_state_facts
 from cri_proxy.engine.snapshot import FORMAT
 from cri_proxy.state.file import FILE
+from cri_proxy.state.store import Store
 from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT
 from tests.fake_runtime import FakeRuntime
@@ -347,6 +348,25 @@ def test_state_that_a_killed_daemon_left_is_checked_and_left_as_it_is(root: Path
     assert any(path.endswith("-wal") for path in before)
     assert read_state_facts(root / "state", is_up=False).check == "ok"
     assert contents(root / "state") == before
+
+
+def test_the_log_is_checked_with_the_file(root: Path) -> None:
+    store = Store(root / "live")
+    store.load()
+    for key in ("a", "b"):
+        store.write({}, {key: "x"})
+    for name in ("sound", "damaged", "gone"):
+        shutil.copytree(root / "live", root / name)
+    store.close()
+    log = root / f"damaged/{FILE}-log"
+    log.write_bytes(log.read_bytes().replace(b'"a"', b'"c"'))
+    (root / f"gone/{FILE}-log").unlink()
+    checks = {name: read_state_facts(root / name, is_up=False).check for name in ("sound", "damaged", "gone")}
+    assert checks == {
+        "sound": "ok",
+        "damaged": f"1 of 2 changes in {FILE}-log could not be read",
+        "gone": f"{FILE}-log is gone",
+    }
 
 
 @pytest.mark.parametrize("is_up", [True, False])
