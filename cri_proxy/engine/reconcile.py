@@ -35,7 +35,6 @@ from policies.wanted import without_demands
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
 REFRESH_ROUNDS = 8
-_FourSets = tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]
 #: Of a group of fewer containers each is asked.
 WORTH_ASKING = 2
 
@@ -87,13 +86,9 @@ def give_places(
 ) -> tuple[tuple[str, Placement, Placement], ...]:
     """Give others the placements a decision about a container has for them; returns what they had and have now, but of
     those that own CPUs with others: without the container that is more than they need, and goes back by itself."""
-    grants, others = state.grants, decision.others
-    before = {
-        key: grants[key].placement for key in sorted(others) if _is_shown(grants[key].placement, others[key])
-    }
-    _put_placements(state, others, f"makes room for {container.path}: {decision.why}")
+    shown = _put_placements(state, decision.others, f"makes room for {container.path}: {decision.why}")
     # What they have been given is inside of what their callers allow.
-    return tuple((key, was, grants[key].placement) for key, was in before.items())
+    return tuple((key, shown[key], state.grants[key].placement) for key in sorted(shown))
 
 
 def tidy_up(state: State) -> None:
@@ -143,47 +138,43 @@ def _give(state: State, placements: Mapping[str, Placement]) -> frozenset[int]:
     return frozenset(changed)
 
 
-def _put_placements(state: State, placements: Mapping[str, Placement], why: str = "") -> None:
-    """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs."""
-    together: dict[tuple[str, _FourSets], dict[str, Placement]] = {}
+def _put_placements(state: State, placements: Mapping[str, Placement], why: str = "") -> dict[str, Placement]:
+    """Give containers that are placed other placements; ``why``, of those that get others than their group's own CPUs.
+
+    Returns what these had, by key.
+    """
+    alike: dict[tuple[int, int], list[ContainerRecord]] = {}
     for key, placement in placements.items():
-        grant = state.grants.get(key)
-        if grant is None:
-            continue
-        was = grant.placement
-        its_why = why if _is_shown(was, placement) else ""
-        if not _grows_with_group(grant, placement):
-            put_placement(state, key, placement, its_why)
-            continue
-        sets = was.cpus, was.exclusive, placement.cpus, placement.exclusive
-        together.setdefault((its_why, sets), {})[key] = placement
-    for (its_why, (_, _, cpus, _)), alike in together.items():
-        state.put_together(alike, cpus, its_why)
+        if (grant := state.grants.get(key)) is not None:  # many have one placement, and get one
+            alike.setdefault((id(grant.placement), id(placement)), []).append(grant)
+    shown: dict[str, Placement] = {}
+    for grants in alike.values():
+        was, placement = grants[0].placement, placements[grants[0].key]
+        is_shown = _shown(was) != _shown(placement)
+        grows = _grows_with_group(was, placement)
+        together = [grant.key for grant in grants if grows and _is_plain(grant)]
+        if together:
+            state.put_together(dict.fromkeys(together, placement), placement.cpus, why if is_shown else "")
+        for grant in grants if len(together) < len(grants) else ():
+            if not grows or not _is_plain(grant):
+                put_placement(state, grant.key, placement, why if is_shown else "")
+        shown.update((grant.key, was) for grant in grants if is_shown)
+    return shown
 
 
-def _grows_with_group(grant: ContainerRecord, placement: Placement) -> bool:
-    """Whether nothing of a container changes but what it owns with its group, and shares: that is more now.
+def _grows_with_group(was: Placement, now: Placement) -> bool:
+    """Whether nothing changes but what a container owns with its group, and shares: that is more now.
 
     A daemon that starts works that out from the record of the container that the group grows for.
     """
-    was, constraint = grant.placement, grant.constraint
-    is_plain = (
-        grant.stance is Management.PLACED
-        and grant.displaced is None
-        and (constraint.cpus, constraint.mems) == (None, None)
-    )
-    return bool(
-        is_plain
-        and was.group
-        and was.group == placement.group
-        and was.exclusive < placement.exclusive
-        and (was.mems, was.memory_charge, was.lift_quota)
-        == (placement.mems, placement.memory_charge, placement.lift_quota)
-    )
+    rest = (was.mems, was.memory_charge, was.lift_quota) == (now.mems, now.memory_charge, now.lift_quota)
+    return bool(was.group and was.group == now.group and was.exclusive < now.exclusive and rest)
 
 
-def _kind(place: Placement) -> tuple[object, ...]:
-    return place.home, place.mems, place.hidden, place.one_thread
+def _is_plain(grant: ContainerRecord) -> bool:
+    """Whether a container gets what its policy says, and has no other place to go back to."""
+    is_free = grant.constraint.cpus is None and grant.constraint.mems is None
+    return is_free and grant.stance is Management.PLACED and grant.displaced is None
 
 
 def put_placement(state: State, key: str, placement: Placement, why: str = "") -> None:
@@ -195,14 +186,10 @@ def put_placement(state: State, key: str, placement: Placement, why: str = "") -
     state.put(altered(grant, placement=placement, displaced=None, why=why or grant.why))
 
 
-def _is_shown(was: Placement, now: Placement) -> bool:
-    """Whether a placement differs in more than the CPUs that a container owns with its group."""
-    return _shown(was) != _shown(now)
-
-
 def _shown(place: Placement) -> tuple[object, ...]:
+    """A placement without the CPUs that a container owns with its group."""
     own = NO_CPUS if place.group else place.exclusive
-    return place.group, own, place.cpus, *_kind(place)
+    return place.group, own, place.cpus, place.home, place.mems, place.hidden, place.one_thread
 
 
 def inside(constraint: Constraint, placement: Placement) -> Placement:
