@@ -8,6 +8,7 @@ Guaranteed ones. Isolated CPUs (``isolcpus``) are kept for containers that own t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Optional, Union
@@ -21,6 +22,7 @@ from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
     UNTOUCHED,
+    BudgetSpent,
     Constraint,
     Container,
     Decision,
@@ -249,8 +251,10 @@ class Hygon(Policy):
         ask = ask_of(first.container, self.settings, bool(node.reserved))
         if ask.full and ask.full not in (len(now.exclusive), len(now.exclusive - now.hidden)):
             constraint, alone = Constraint(first.inside), altered(now, group="")
-            found = self._owning.place(node, PlacementRequest(first.container, constraint, keep=alone), ask)
-            now = now if isinstance(found, str) else found.placement
+            request = PlacementRequest(first.container, constraint, keep=alone)
+            with contextlib.suppress(PlacementRefused, BudgetSpent):  # what they have they keep
+                found = self._owning.place(node, request, ask)
+                now = now if isinstance(found, str) else found.placement
         changed = {}
         for key, member in members:
             was = member.placement

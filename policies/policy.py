@@ -57,7 +57,7 @@ class Policy(ABC):
 
     def tidy(self, node: Node, now_s: float) -> Mapping[str, Placement]:
         """After a container has gone or changed, or time has passed: the placements that others should have at ``now_s``,
-        seconds since boot, where they differ."""
+        seconds since boot, where they differ. It refuses none: what it has no better place for stays."""
         return {}
 
 

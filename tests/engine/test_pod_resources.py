@@ -31,6 +31,7 @@ from policies.model import (
     SANDBOX_RESOURCES,
     Constraint,
     Container,
+    PlacementPreferences,
     PlacementRefused,
     Pod,
     PodSize,
@@ -100,6 +101,19 @@ def restarted(engine: Engine, texts: Optional[Iterable[tuple[str, str, str]]] = 
         grants, records.get("ticket", {}).values(), records.get("pod", {}).values(), [], dict[tuple[str, str], float]()
     )  # fmt: skip
     return again
+
+
+def test_what_its_demand_refuses_stays_where_it_is_when_its_pod_is_resized() -> None:
+    """Of a tidy-up no caller can be told: each of these has its CPUs, and the policy would not give it as many now."""
+    engine = engine_on(HYGON_7285_2S, TOPOLOGY_AWARE)
+    pod = sized(8000, 8000)
+    engine.add_pod(pod)
+    demand = PlacementPreferences(l3="exclusive")
+    wanting = replace(container(pod, "a", (8000, 8000), Qos.GUARANTEED), preferences=demand)
+    own = start(engine, wanting).exclusive
+    for request in (1600, 4000, 12_000, 128_000):
+        engine.resize_pod("sandbox-p", size(request, 128_000), 0, 1.0)
+        assert own and broken_invariants(engine) == []
 
 
 def test_of_a_pod_that_no_record_tells_of_its_size_is_the_one_its_newest_container_was_told() -> None:
