@@ -48,8 +48,8 @@ from cri_proxy.state.log import NEW_SUFFIX, SUFFIX, Changes, LogFound, StateLog,
 LOAD_WAIT_S = 2.0
 #: How long after a failure the next write is tried: what waits by then may take some 10 ms to write.
 RETRY_S = 1.0
-#: How much the log grows before the file takes it in: some 150 creates.
-LONG_BYTES = 1 << 20
+#: How much the log grows before the file takes it in: some 40 creates. Until then its texts are in memory as well.
+LONG_BYTES = 256 << 10
 #: What SQLite's files are called after the first.
 OWN = ("", "-wal", "-shm")
 

@@ -7,7 +7,7 @@ a balloon that has room; into one that can grow; into a new one; and where nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -96,44 +96,53 @@ class BalloonRequest:
 
 def choose(
     kind: BalloonType, balloons: Sequence[Balloon], fresh: Optional[Balloon], ask: BalloonRequest
-) -> Optional[Balloon]:
-    """The balloon a container joins; None if no balloon has a CPU it may use, nor can get one.
+) -> tuple[int, Optional[Balloon]]:
+    """The balloon a container joins, and its place in the order of preference; None if no balloon has a CPU it may use, nor
+    can get one.
 
     ``balloons``: those it may join, the ones set aside included; ``fresh``: one more, if that may be made.
     """
+    place = 0
+    for place, balloon in enumerate(_by_preference(kind, balloons, fresh, ask)):
+        if balloon is not None:
+            return place, balloon
+    return place + 1, None
+
+
+def _by_preference(
+    kind: BalloonType, balloons: Sequence[Balloon], fresh: Optional[Balloon], ask: BalloonRequest
+) -> Iterator[Optional[Balloon]]:
+    """What each rule finds, in the order in which they count."""
     new = [] if fresh is None else [fresh]
     # 1. Containers that GroupBy puts together share one balloon, even if it is too small for them.
     if kind.group_by:
         group = group_of(kind, ask.container)
         kin = [b for b in balloons if _has(b, lambda other: group_of(kind, other) == group)]
-        if kin:
-            return _with_room(kind, kin, ask) or _growable(kind, kin, ask) or _least_short(kind, kin, ask)
+        yield _with_room(kind, kin, ask)
+        yield _growable(kind, kin, ask)
+        yield _least_short(kind, kin, ask)
     # 2. Where it fits, without the CPUs that are set aside, else with them; at last where least is missing.
-    rest = replace(ask, idle=ask.idle - ask.waiting)
-    return (
-        _fitting(kind, balloons, new, rest)
-        or _fitting(kind, balloons, new, ask)
-        or _least_short(kind, [*balloons, *new], ask)
-    )
+    yield from _fitting(kind, balloons, new, replace(ask, idle=ask.idle - ask.waiting))
+    yield from _fitting(kind, balloons, new, ask)
+    yield _least_short(kind, [*balloons, *new], ask)
 
 
 def _fitting(
     kind: BalloonType, balloons: Sequence[Balloon], new: list[Balloon], ask: BalloonRequest
-) -> Optional[Balloon]:
-    """A balloon that has room for the container, or can be given it."""
-    empty = [b for b in balloons if not b.group]
+) -> Iterator[Optional[Balloon]]:
+    """The balloons that have room for the container, or can be given it."""
     # 1. With its pod, or its namespace.
     for kin in _kin(kind, balloons, ask.container):
-        found = _with_room(kind, kin, ask) or _growable(kind, kin, ask)
-        if found is not None:
-            return found
+        yield _with_room(kind, kin, ask)
+        yield _growable(kind, kin, ask)
     # 2. Into one of its own, where balloons are not to be filled with strangers.
     if kind.prefer_new_balloons or kind.group_by or kind.prefer_per_namespace_balloon:
-        found = _growable(kind, empty, ask) or _growable(kind, new, ask)
-        if found is not None:
-            return found
+        yield _growable(kind, [b for b in balloons if not b.group], ask)
+        yield _growable(kind, new, ask)
     # 3. Where there is room, where room can be made, and only then into a new one.
-    return _with_room(kind, balloons, ask) or _growable(kind, balloons, ask) or _growable(kind, new, ask)
+    yield _with_room(kind, balloons, ask)
+    yield _growable(kind, balloons, ask)
+    yield _growable(kind, new, ask)
 
 
 def _kin(kind: BalloonType, balloons: Sequence[Balloon], container: Container) -> list[list[Balloon]]:
@@ -193,5 +202,5 @@ def _free_milli(balloon: Balloon) -> int:
 def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:
     """The CPUs a balloon could have."""
     idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
-    most = len(balloon.cpus) + len(idle) if balloon.group else len(balloon.cpus | idle)
+    most = len(balloon.cpus | idle)
     return min(most, kind.max_cpus) if kind.max_cpus > 0 else most

@@ -92,26 +92,22 @@ class Balloons(Policy):
             if isinstance(reserved, Decision):
                 return reserved
             note = f"{reserved}; "
-        # 2. Its balloon; where that stays too small, with what others have to spare. One that is resized stays in its own,
-        #    and others give up theirs when the runtime has answered.
+        # 2. Its balloon. One that is resized stays in its own, and others give up what they can spare when the runtime has
+        #    answered.
         found = self._books.read(node)
-        decision = self._in_balloon(node, found, kind, request, note)
-        if decision.fits or keep is not None:
-            return decision
-        return self._with_spare(node, found, kind, request, note, decision)
-
-    def _in_balloon(
-        self, node: Node, found: FoundBalloons, kind: BalloonType, request: PlacementRequest, note: str
-    ) -> Decision:
-        """The place of a container in a balloon of its type; ``fits``: that has the CPUs its containers request."""
-        container, constraint, keep = request.container, request.constraint, request.keep
-        milli, waiting = container.resources.milli_request, self._waiting(node, found)
+        milli, spare = container.resources.milli_request, NO_CPUS
         balloon = self._kept(found, keep, kind, container, constraint)
         if balloon is None and keep is not None:
             found = found.without(keep.exclusive)
+        if keep is None:  # as many as there are; which of them is chosen once they are needed
+            spare = NO_CPUS.union(*[sorted(b.cpus)[needed:] for b, needed in self._sparing(node, found)])
+        waiting = self._waiting(node, found)
         ask = BalloonRequest(container, milli, found.spare, waiting, constraint.cpus, self._leaves)
-        balloon = balloon or self._chosen(node, found, kind, ask)
-        own = NO_CPUS if balloon is None else self._inflated(node, found, balloon, ask, request.affinity)
+        balloon = balloon or self._chosen(node, found, kind, ask, spare)
+        # 3. The CPUs of the balloon with the container in it.
+        own = NO_CPUS
+        if balloon is not None:
+            found, own = self._inflated(node, found, balloon, ask, request.affinity, bool(spare))
         if balloon is not None and self._lets_run(kind, own, container, constraint.cpus):
             return self._decided(node, found, balloon, own, container, constraint, note)
         note += f"no balloon of type {kind.name} has a CPU it may use, nor can get one: "
@@ -119,43 +115,27 @@ class Balloons(Policy):
         if balloon is None:
             shared = self._shared.place_shared(node, request)
             return replace(shared, why=note + shared.why, fits=False)
-        return replace(
-            self._decided(node, found, balloon, balloon.cpus, container, constraint, note), fits=False
-        )
+        joined = self._decided(node, found, balloon, balloon.cpus, container, constraint, note)
+        return replace(joined, fits=False)
 
-    def _with_spare(
-        self,
-        node: Node,
-        found: FoundBalloons,
-        kind: BalloonType,
-        request: PlacementRequest,
-        note: str,
-        plain: Decision,
-    ) -> Decision:
-        """The same once balloons give up what they can spare, the least important first and no more of them than help;
-        ``plain`` where that brings nothing."""
-        best, given_up = plain, dict[str, frozenset[int]]()
-        for name, cpus in self._spare(node, found, plain.placement.group):
-            trial_of = {**given_up, name: cpus}
-            trial = self._in_balloon(node, found.giving_up(trial_of), kind, request, note)
-            is_more = len(trial.placement.exclusive) > len(best.placement.exclusive)
-            if is_more and not trial.placement.exclusive.isdisjoint(cpus):
-                best, given_up = trial, trial_of
-            if best.fits:
-                break
-        return best
+    def _sparing(self, node: Node, found: FoundBalloons) -> list[tuple[Balloon, int]]:
+        """The balloons that have more CPUs than they need, with how many they need, the least important first. None in which
+        a container is being resized."""
+        larger = [
+            (balloon, needed)
+            for balloon in found.balloons.values()
+            if (needed := self._cpus.needed(node, balloon.kind, balloon.milli)) < len(balloon.cpus)
+            and not balloon.twice
+        ]
+        return sorted(larger, key=lambda item: self._rank(item[0]), reverse=True)
 
-    def _spare(self, node: Node, found: FoundBalloons, but: str = "") -> Iterator[tuple[str, frozenset[int]]]:
-        """What balloons have beyond their need, the least important first. Not of one in which a container is being
-        resized."""
-        for name, balloon in sorted(
-            found.balloons.items(), key=lambda item: self._rank(item[1]), reverse=True
-        ):
-            needed = self._cpus.needed(node, balloon.kind, balloon.milli)
-            if name != but and len(balloon.cpus) > needed and not balloon.twice:
+    def _spare(self, node: Node, found: FoundBalloons, but: str) -> Iterator[tuple[str, frozenset[int]]]:
+        """What each of them but one would give up."""
+        for balloon, needed in self._sparing(node, found):
+            if balloon.name != but:
                 kept = self._cpus.shrunk(balloon.kind, balloon.cpus, needed, must_stay(balloon))
                 if kept < balloon.cpus:
-                    yield name, balloon.cpus - kept
+                    yield balloon.name, balloon.cpus - kept
 
     def why_not_sized(self, node: Node, container: Container) -> str:
         return "its balloon is sized by the policy balloons"
@@ -217,8 +197,18 @@ class Balloons(Policy):
         return balloon if self._lets_run(kind, balloon.cpus, container, constraint.cpus) else None
 
     def _chosen(
-        self, node: Node, found: FoundBalloons, kind: BalloonType, ask: BalloonRequest
+        self, node: Node, found: FoundBalloons, kind: BalloonType, ask: BalloonRequest, spare: frozenset[int]
     ) -> Optional[Balloon]:
+        """The balloon that a container joins: with the idle CPUs, or a better one with what others have to spare."""
+        place, balloon = self._chosen_of(node, found, kind, ask)
+        if not spare:
+            return balloon
+        with_spare, better = self._chosen_of(node, found, kind, replace(ask, idle=ask.idle | spare))
+        return better if with_spare < place else balloon
+
+    def _chosen_of(
+        self, node: Node, found: FoundBalloons, kind: BalloonType, ask: BalloonRequest
+    ) -> tuple[int, Optional[Balloon]]:
         of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
         used = {b.number for b in of_kind}
         # 1. Balloons wanted from the start are there, with nothing in them. None takes the last CPU
@@ -234,7 +224,7 @@ class Balloons(Policy):
         if not kind.max_balloons or len(of_kind) < kind.max_balloons:
             fresh = Balloon(kind, min(set(range(len(numbers) + 1)) - numbers), NO_CPUS)
         # 3. One that cannot have its least number of CPUs does not begin.
-        if len(found.spare) < kind.min_cpus:
+        if len(ask.idle) < kind.min_cpus:
             of_kind, fresh = [b for b in of_kind if b.group], None
         may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
         return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask)
@@ -269,6 +259,29 @@ class Balloons(Policy):
         return min(most, kind.max_cpus) if kind.max_cpus > 0 else most
 
     def _inflated(
+        self,
+        node: Node,
+        found: FoundBalloons,
+        balloon: Balloon,
+        ask: BalloonRequest,
+        affinity: Optional[Affinity],
+        may_ask_others: bool,
+    ) -> tuple[FoundBalloons, frozenset[int]]:
+        """The CPUs of a balloon with one container more, and the balloons once they have given up what it needs of their
+        spare ones: the least important first, and no more of them than help."""
+        own = self._inflated_alone(node, found, balloon, ask, affinity)
+        needed = self._cpus.needed(node, balloon.kind, balloon.milli + ask.milli)
+        given_up: dict[str, frozenset[int]] = {}
+        for name, cpus in self._spare(node, found, balloon.name) if may_ask_others else ():
+            if len(own) >= needed:
+                break
+            left = found.giving_up({**given_up, name: cpus})
+            more = self._inflated_alone(node, left, balloon, ask, affinity)
+            if len(more) > len(own):
+                own, given_up[name] = more, cpus
+        return (found.giving_up(given_up) if given_up else found), own
+
+    def _inflated_alone(
         self,
         node: Node,
         found: FoundBalloons,
@@ -313,9 +326,9 @@ class Balloons(Policy):
         own = take(whole, free - waiting) if wanted < whole <= most else NO_CPUS
         if len(own) < whole or (needs_of(node) and emptied_by(node, own - balloon.cpus)):
             own = take(least, free)
-        return own if not needs_of(node) else self._sparing(node, free, balloon.cpus, own, take)
+        return own if not needs_of(node) else self._leaving_some(node, free, balloon.cpus, own, take)
 
-    def _sparing(
+    def _leaving_some(
         self,
         node: Node,
         free: frozenset[int],

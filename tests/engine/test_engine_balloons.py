@@ -182,6 +182,16 @@ def test_what_a_balloon_has_to_spare_is_given_up_before_another_begins_too_small
     assert cpus_of(engine) == before and broken_invariants(engine) == []
 
 
+def test_a_balloon_of_its_own_begins_with_what_others_have_to_spare_rather_than_joining_one() -> None:
+    engine = balloons_on(HYGON_7285_2S, replace(DB, prefer_new_balloons=True), reserved="2-63,66-127")
+    for name in ("a", "b", "c"):
+        run(engine, asks(name, 1), name)
+    groups = {key: grant.placement.group for key, grant in engine.grants.items()}
+    assert groups == {"a": "db[0]", "b": "db[1]", "c": "db[2]"}
+    assert sorted(len(grant.cpus) for grant in engine.grants.values()) == [1, 1, 2]
+    assert broken_invariants(engine) == []
+
+
 def test_what_does_not_help_is_not_given_up() -> None:
     engine = spare_one(replace(WEB, max_cpus=3))
     before = cpus_of(engine)["a"]
