@@ -168,7 +168,7 @@ def _grows_with_group(was: Placement, now: Placement) -> bool:
     A daemon that starts works that out from the record of the container that the group grows for.
     """
     rest = (was.mems, was.memory_charge, was.lift_quota) == (now.mems, now.memory_charge, now.lift_quota)
-    return bool(was.group and was.group == now.group and was.exclusive < now.exclusive and rest)
+    return bool(was.group and was.group == now.group and was.cpus and was.exclusive < now.exclusive and rest)
 
 
 def _is_plain(grant: ContainerRecord) -> bool:

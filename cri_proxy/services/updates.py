@@ -177,11 +177,17 @@ class Updates:
         return self.engine is not None and self.engine.lacks(container_id, self.gives_back)
 
     async def alone(self, container_id: str, seconds: float) -> tuple[str, ...]:
-        """Wait until all others have left the CPUs that a container owns, at most ``seconds``; those that have not."""
+        """Wait until all others have left the CPUs that a container owns, at most ``seconds``; those that have not.
+
+        One that was refused more than once stays for longer than that.
+        """
         engine = self.engine
-        others = set() if engine is None or self.gives_back else set(engine.not_alone(container_id))
-        if engine is None or not others:
+        if engine is None or self.gives_back:
             return ()
+        staying = {key for key, pause_s in self._next_pause_s.items() if pause_s > 2 * FIRST_PAUSE_S}
+        others = set(engine.not_alone(container_id)) - staying
+        if not others:
+            return engine.not_alone(container_id)
 
         def is_over(changed_id: str) -> bool:
             gone = {changed_id} & others if changed_id else set(others)

@@ -315,6 +315,17 @@ async def test_an_owner_waits_until_others_have_left_its_cpus(scene, end) -> Non
     assert others == (() if end in ("told", "gone") else ("app",))
 
 
+async def test_no_owner_waits_for_one_that_was_refused_again(scene) -> None:
+    scene.add("app")
+    run(scene.engine, OWNER, "own", within=constraint(str(min(scene.engine.grants["app"].cpus))))
+    for _ in range(2):
+        scene.updates.hurry()
+        await turn()
+        scene.runtime.answer("app", INTERNAL)
+        await turn()
+    assert await asyncio.wait_for(scene.updates.alone("own", 1e9), WAIT_S) == ("app",)
+
+
 @pytest.mark.parametrize("answer", [None, INTERNAL])
 async def test_one_that_gains_what_others_own_waits_for_these_to_leave(scene, answer) -> None:
     """An owner that goes elsewhere, and one that shares what it leaves: in this order, unless the owner cannot go."""
