@@ -438,7 +438,8 @@ def _adoption(
         return replace(grant, stance=Management.KUBELET, why="kubelet gave it exclusive CPUs")
     exclusive = NO_CPUS
     topology = engine.host.topology
-    home = cpus & (topology.cpus.keys() | topology.data.offline)
+    known = topology.cpus.keys() | topology.data.offline
+    home = cpus if cpus <= known else cpus & known  # many have one set
     nobodys = cpus.isdisjoint(owned | engine.node.reserved)
     if engine.policy.owns_exclusively and nobodys and _looks_exclusive(container, item, listing):
         exclusive = cpus

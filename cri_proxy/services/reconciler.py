@@ -186,19 +186,20 @@ class Reconciler:
         ready = {s.id for s in sandboxes if s.state == cri.SANDBOX_READY}
         ids = tuple(i for i in ids if seen[i].running or seen[i].sandbox_id in ready)
         pods = await self._pods([s for s in sandboxes if s.id in {seen[i].sandbox_id for i in ids}])
-        statuses = await gather_limited(
-            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
-        )
-        details: dict[str, UnannouncedContainer] = {}
-        for container_id, got in zip(ids, statuses):
-            pod = pods.get(seen[container_id].sandbox_id)
-            if isinstance(got, BaseException) or pod is None:
-                continue
-            try:
-                details[container_id] = self._read_unannounced(container_id, pod, got, seen)
-            except Exception:  # of one container; the others are looked at all the same
-                self._node_state.log.error("a container cannot be understood", id=container_id, exc_info=True)
-        return details
+        jobs = [self._detail(i, pods[seen[i].sandbox_id], seen) for i in ids if seen[i].sandbox_id in pods]
+        found = await gather_limited(AT_A_TIME, jobs)
+        return {each.id: each for each in found if isinstance(each, UnannouncedContainer)}
+
+    async def _detail(
+        self, container_id: str, pod: Pod, seen: dict[str, ListedContainer]
+    ) -> Optional[UnannouncedContainer]:
+        """What one container is; None: it cannot be understood. Its status, which has its whole OCI spec, is not kept."""
+        got = await self._runtime.container_status(container_id, verbose=True)
+        try:
+            return self._read_unannounced(container_id, pod, got, seen)
+        except Exception:  # of one container; the others are looked at all the same
+            self._node_state.log.error("a container cannot be understood", id=container_id, exc_info=True)
+            return None
 
     def _read_unannounced(
         self,
@@ -233,17 +234,20 @@ class Reconciler:
         return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
 
     async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.sandbox_status(s.id) for s in sandboxes])
-        pods = {}
-        for sandbox, got in zip(sandboxes, statuses):
-            info = {} if isinstance(got, BaseException) else got[1]
-            try:
-                pods[sandbox.id] = _pod(sandbox, info)
-            except Exception:  # of one pod; it is known by its name, and the others by all there is
-                self._node_state.log.error("a pod cannot be understood", id=sandbox.id, exc_info=True)
-                meta = sandbox.metadata
-                pods[sandbox.id] = Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
-        return pods
+        pods = await gather_limited(AT_A_TIME, [self._pod(sandbox) for sandbox in sandboxes])
+        return {pod.id: pod for pod in pods if isinstance(pod, Pod)}
+
+    async def _pod(self, sandbox: cri.PodSandbox) -> Pod:
+        """One pod by its sandbox's status, of which the rest is not kept."""
+        info: dict[str, Any] = {}
+        with contextlib.suppress(Exception):
+            info = (await self._runtime.sandbox_status(sandbox.id))[1]
+        try:
+            return _pod(sandbox, info)
+        except Exception:  # of one pod; it is known by its name, and the others by all there is
+            self._node_state.log.error("a pod cannot be understood", id=sandbox.id, exc_info=True)
+            meta = sandbox.metadata
+            return Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
 
     async def _sandboxes(self, engine: Engine) -> None:
         """Know the sandboxes that ran before us: a create does not say what its sandbox's runtime handler is.
@@ -334,15 +338,19 @@ class Reconciler:
         """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""
         ids = list(ids)
         # containerd before 1.7 tells resources, and all runtimes tell processes, among the verbose information only.
-        statuses = await gather_limited(
-            AT_A_TIME, [self._runtime.container_status(i, verbose=True) for i in ids]
-        )
-        told = {}
-        for container_id, got in zip(ids, statuses):
-            if not isinstance(got, BaseException):
-                self._remember_cgroup(container_id, got[1])
-                told[container_id] = linux_resources(*got)
-        return told
+        found = await gather_limited(AT_A_TIME, [self._told_of(container_id) for container_id in ids])
+        for error in found:
+            if isinstance(error, Exception):
+                raise error
+        return {i: told for i, told in zip(ids, found) if isinstance(told, cri.LinuxContainerResources)}
+
+    async def _told_of(self, container_id: str) -> Optional[cri.LinuxContainerResources]:
+        try:
+            status, info = await self._runtime.container_status(container_id, verbose=True)
+        except Exception:  # this time it is not looked at
+            return None
+        self._remember_cgroup(container_id, info)
+        return linux_resources(status, info)
 
     async def _held(
         self, engine: Engine, containers: Mapping[str, Container], seen: dict[str, ListedContainer]

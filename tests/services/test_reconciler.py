@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import pytest_asyncio
@@ -22,13 +23,13 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import NodeState
-from cri_proxy.services.reconciler import Reconciler, declared_cgroup, uses_of
+from cri_proxy.services.reconciler import AT_A_TIME, Reconciler, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
 from cri_proxy.text.sources import SettingsSource
 from policies.hygon import Hygon
-from policies.machine.cpus import format_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.settings import PlacementSettings
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
@@ -167,6 +168,37 @@ async def test_a_container_that_cannot_be_understood_does_not_keep_others_from_b
     found.tell("ContainerStatus", cri.ContainerStatusResponse(status=status, info={"info": json.dumps(info)}))
     await found.reconciler.run()
     assert found.good in found.engine.grants and len(found.engine.pods) == 2
+
+
+class Information(dict[str, Any]):
+    """What a runtime tells besides; it can be seen whether any of it is kept."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("method", ["container_status", "sandbox_status"])
+async def test_of_what_runtimes_tell_no_more_is_kept_than_is_asked_for_at_a_time(
+    found, monkeypatch, method
+) -> None:
+    for number in range(40):
+        found._add(f"more-{number}")
+    alive, most, real = WeakSet[Information](), 0, getattr(found.client, method)
+
+    async def told(*words: Any, **named: Any) -> tuple[Any, Information]:
+        nonlocal most
+        status, info = await real(*words, **named)
+        information = Information(info)
+        alive.add(information)
+        most = max(most, len(alive))
+        return status, information
+
+    monkeypatch.setattr(found.client, method, told)
+    await found.reconciler.run()
+    assert len(found.engine.grants) == len(found.engine.pods) == 42 and 0 < most <= AT_A_TIME
+
+
+def test_containers_that_run_on_one_set_of_cpus_share_it() -> None:
+    assert parse_cpus("0-127") is parse_cpus("0-127")
 
 
 DECLARED: dict[str, tuple[Any, str]] = {
