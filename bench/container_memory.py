@@ -1,13 +1,15 @@
 """What a container takes in the daemon's memory: ``python -m bench.container_memory [--containers N]``.
 
 A whole daemon with the ``hygon`` policy in front of a fake runtime; pods as kubelet sends them, with its labels and
-annotations. Resident memory after the first 20, which touch all code, and after N more.
+annotations. Resident memory after the first 20, which touch all code, and after N more. Then of daemons that come to 20
+containers, and to as many more, which ran before: all of these are looked up at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tests.machines import HYGON_7285_2S, machine
 
 CONTAINERS = 480
 FIRST = 20
+COMPARED = "cri_resmgr_resyncs_total{result=ok}"
 #: What a rollout gives all its pods, and what each has for itself (number).
 LABELS = {"app": "shop", "pod-template-hash": "5d4f8c7b9", "app.kubernetes.io/part-of": "shop"}
 ANNOTATIONS = {"kubernetes.io/config.seen": "2026-11-24T00:00:00.0{}Z", "kubernetes.io/config.source": "api"}
@@ -63,6 +66,14 @@ def start_container(client: Client, number: int) -> None:
     call("StartContainer", cri.StartContainerRequest(container_id=container_id).SerializeToString())
 
 
+async def compared(agent: Agent) -> int:
+    """Wait until a daemon knows all containers; its pid."""
+    assert agent.process is not None
+    while not (await asyncio.to_thread(ask, agent.control, "status"))["counters"].get(COMPARED):
+        pass
+    return agent.process.pid
+
+
 async def main(containers: int) -> None:
     print(machine_line())
     print_row("containers", "resident MB", "kB a container")
@@ -70,19 +81,32 @@ async def main(containers: int) -> None:
         path = str(Path(folder) / "r.sock")
         with process("bench.create_cost", "--serve", path, "0"):
             async with Agent(path, machine(HYGON_7285_2S)) as agent:
-                assert agent.process is not None
-                client = Client(agent.socket)
-                for number in range(FIRST):
-                    start_container(client, number)
-                await asyncio.to_thread(ask, agent.control, "status")
-                first = resident_mb(agent.process.pid)
-                print_row(str(FIRST), f"{first:.1f}", "")
-                for number in range(FIRST, FIRST + containers):
-                    start_container(client, number)
-                await asyncio.to_thread(ask, agent.control, "status")
-                last = resident_mb(agent.process.pid)
-                print_row(str(FIRST + containers), f"{last:.1f}", f"{(last - first) * 1024 / containers:.1f}")
-                client.close()
+                await grow(agent, agent.socket, containers, "created")
+        path = str(Path(folder) / "ran-before.sock")
+        with process("bench.create_cost", "--serve", path, "0"):
+            await grow(Agent(path, machine(HYGON_7285_2S)), path, containers, "adopted")
+
+
+async def grow(agent: Agent, socket: str, containers: int, name: str) -> None:
+    """Memory with the first containers and with more, which come by ``socket``. An agent that does not run yet is started
+    after them, each time."""
+    has_begun, found = agent.process is not None, list[float]()
+    with contextlib.closing(Client(socket)) as client:
+        for first, last in ((0, FIRST), (FIRST, FIRST + containers)):
+            for number in range(first, last):
+                start_container(client, number)
+            if not has_begun:
+                await agent.start()
+                await compared(agent)
+            await asyncio.to_thread(ask, agent.control, "status")
+            assert agent.process is not None
+            found.append(resident_mb(agent.process.pid))
+            if not has_begun:
+                await agent.close()
+                agent = Agent(socket, machine(HYGON_7285_2S))
+    print_row(f"{FIRST} {name}", f"{found[0]:.1f}", "")
+    more = (found[1] - found[0]) * 1024 / containers
+    print_row(f"{FIRST + containers} {name}", f"{found[1]:.1f}", f"{more:.1f}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import decision_time, demand, ratios
-from bench.container_memory import FIRST, start_container
+from bench.container_memory import FIRST, compared, start_container
 from bench.figures import machine_line, memory_mb, process, steady
 from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
@@ -38,7 +38,6 @@ ROUNDS = 9
 #: Calls, or pods, in one turn.
 CALLS, PODS = 150, 10
 LISTED, RUNNING = 500, 300
-COMPARED = "cri_resmgr_resyncs_total{result=ok}"
 #: Admits and loops of plain Python in one turn.
 ADMITS = 20
 STARTS = 5
@@ -154,14 +153,6 @@ class Kubelet:
     def pods(self) -> None:
         for _ in range(PODS):
             self.pod()
-
-
-async def compared(agent: Agent) -> int:
-    """Wait until a daemon knows all containers; its pid."""
-    assert agent.process is not None
-    while not (await asyncio.to_thread(ask, agent.control, "status"))["counters"].get(COMPARED):
-        pass
-    return agent.process.pid
 
 
 async def measure_pods() -> dict[str, float]:
