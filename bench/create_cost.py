@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from bench import ratios
+from bench.container_memory import compared
 from bench.figures import cpu_s, machine_line, percentile, print_row, process, resident_mb
 from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
@@ -44,7 +45,6 @@ POLICIES: dict[str, dict[str, object]] = {
 }
 CREATES = 200
 TURN = 10
-COMPARED = "cri_resmgr_resyncs_total{result=ok}"
 #: Beside the state on disk: the same in memory, which shows what the disk has to do with it.
 MEMORY = Path("/dev/shm")
 #: The daemon that writes its lines in the event loop, as it did before.
@@ -123,11 +123,8 @@ async def measure(running: int, creates: int) -> float:
 
 
 async def measure_daemon(running: int, state: str, agent: Agent, runtime: str, creates: int) -> float:
-    assert agent.process is not None
-    pid = agent.process.pid
     # It knows all containers: what it asks the runtime about them at first is no create's cost.
-    while not (await asyncio.to_thread(ask, agent.control, "status"))["counters"].get(COMPARED):
-        pass
+    pid = await compared(agent)
     direct, through = Way(runtime, f"direct-{state[3:]}"), Way(agent.socket, f"through-{state[3:]}")
     for way in (direct, through):
         for _ in range(TURN):
@@ -164,9 +161,7 @@ async def measure_policies(creates: int) -> None:
 async def measure_beside(
     policy: str, owns: bool, running: int, agent: Agent, runtime: str, creates: int
 ) -> None:
-    pid = pid_of(agent)
-    while not (await asyncio.to_thread(ask, agent.control, "status"))["counters"].get(COMPARED):
-        pass
+    pid = await compared(agent)
     direct, through = Way(runtime, "direct", owns), Way(agent.socket, "through", owns)
     for way in (direct, through):
         way.create()

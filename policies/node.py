@@ -20,7 +20,7 @@ from policies.model import Container, Placement, altered
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
 MIN_ORDER_MILLI = 10
-#: Fences whose surveys are kept up to date.
+#: Constraints whose capacities are kept up to date.
 CONSTRAINTS_KEPT = 8
 
 
@@ -254,7 +254,6 @@ class Node:
         ``places``: what their placements are now, by key; None = it is not placed. They own no CPUs, or are of one group and
         own the same, before and after.
         """
-        charged: dict[frozenset[int], list[int]] = {}
         sizes: dict[tuple[int, int], int] = {}
         wants: dict[int, int] = {}
         was = place = None
@@ -275,13 +274,9 @@ class Node:
         for size, number in sizes.items():
             for sign, part in ((-1, old), (1, cpus)):
                 _, share, order = _spread(part, *size)
-                entry = charged.setdefault(part, [0, 0])
+                entry = self._unentered.setdefault(part, [0, 0])
                 entry[0] += sign * share * number
                 entry[1] += sign * order * number
-        for part, (share, order) in charged.items():
-            entry = self._unentered.setdefault(part, [0, 0])
-            entry[0] += share
-            entry[1] += order
         for sign, part in ((-1, old), (1, cpus)):
             left = self._sets[part] = self._sets.get(part, 0) + sign * len(places)
             if not left:

@@ -65,7 +65,7 @@ def _transition(method: _Method) -> _Method:
         if self.undo is not None:  # it is a part of another one
             return method(self, *args, **kwargs)
         self.undo = {}
-        newest, reconciled = (self.history[-1].number if self.history else 0), self.reconciled
+        newest, reconciled = self.newest_record, self.reconciled
         self.now_s = args[time_at] if time_at < len(args) else kwargs.get("now_s", self.now_s)
         try:
             returned = method(self, *args, **kwargs)

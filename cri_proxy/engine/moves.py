@@ -244,7 +244,7 @@ APART = "different sockets"
 
 def with_peers(state: State, container: Container, decision: Decision, key: str = "") -> Decision:
     """The decision, saying which peers have pulled the container: at most three, those it is near first."""
-    if not decision.placement.cpus:
+    if not decision.placement.cpus or state.observed.is_empty:
         return decision
     words = near_words(state, state.peers(container, key), decision.placement.cpus)
     return replace(decision, why=f"{decision.why}; {words}") if words else decision

@@ -150,9 +150,7 @@ def decide(
     if again is not None:
         return again, ()
     decision, given_up = _decide_anew(state, container, constraint)
-    if not state.observed.is_empty:
-        decision = with_peers(state, container, decision)
-    return decision, given_up
+    return with_peers(state, container, decision), given_up
 
 
 def _decide_pinned(
@@ -492,7 +490,7 @@ class Room:
     """The room of every leaf before a container is placed: it tells trials that are for nothing without making them."""
 
     def __init__(self, state: State, container: Container) -> None:
-        self._ledger = state
+        self._state = state
         capacity, tree = state.node.capacity(), state.node.topology
         self._nano = [capacity.room_nano([index]) for index in range(len(capacity.caps))]
         self._request = container.resources.milli_request * NANO_PER_MILLI
@@ -511,7 +509,7 @@ class Room:
             or largest.placement.level != "ccx"
             or largest.constraint.cpus is not None
             or any(g.placement.exclusive or not g.placement.cpus <= domain.cpus for g in movers)
-            or not self._ledger.policy.fits_by_room(self._ledger.node, largest.container)
+            or not self._state.policy.fits_by_room(self._state.node, largest.container)
         ):
             return True
         needed = largest.container.resources.milli_request * NANO_PER_MILLI

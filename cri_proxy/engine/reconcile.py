@@ -34,7 +34,7 @@ from policies.pod_share import SAME_MILLI, is_plain, shared_out
 from policies.wanted import without_demands
 
 #: Exclusive sets that are placed anew change the sets of others, and so on; it settles in two or three rounds.
-REFRESH_ROUNDS = 8
+ROUNDS = 8
 #: Of a group of fewer containers each is asked.
 WORTH_ASKING = 2
 
@@ -61,7 +61,7 @@ def _work_out(
 ) -> None:
     """The rounds of ``reconcile``, until nothing changes any more; ``owned``: what those that are resized owned before."""
     handed = _give(state, tidy)
-    for _ in range(0 if unchanged and not handed else REFRESH_ROUNDS):
+    for _ in range(0 if unchanged and not handed else ROUNDS):
         changed = None if force else _changed(state.reconciled, state.pools)
         changed = None if changed is None else changed | handed
         state.reconciled = state.pools
@@ -72,7 +72,7 @@ def _work_out(
         for key in _in_turn(state, changed, barred, own):
             grant = state.grants[key]
             reconcile_one(state, grant, barred, own.get(key, NO_CPUS))
-            # CPUs that one has lost and another has got look as before; one recomputed in between has seen them free.
+            # CPUs that one has lost and another has got look as before; one reconciled in between has seen them free.
             if (now := state.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
         # A container that was placed anew may have joined others, which move with it.
@@ -152,12 +152,14 @@ def _put_placements(state: State, placements: Mapping[str, Placement], why: str 
         was, placement = grants[0].placement, placements[grants[0].key]
         is_shown = _shown(was) != _shown(placement)
         grows = _grows_with_group(was, placement)
-        together = [grant.key for grant in grants if grows and _is_plain(grant)]
-        if together:
-            state.put_together(dict.fromkeys(together, placement), placement.cpus, why if is_shown else "")
-        for grant in grants if len(together) < len(grants) else ():
-            if not grows or not _is_plain(grant):
-                put_placement(state, grant.key, placement, why if is_shown else "")
+        its_why = why if is_shown else ""
+        together: dict[str, Optional[Placement]] = {}
+        for grant in grants:
+            if grows and _is_plain(grant):
+                together[grant.key] = placement
+            else:
+                put_placement(state, grant.key, placement, its_why)
+        state.put_together(together, placement.cpus, its_why)
         shown.update((grant.key, was) for grant in grants if is_shown)
     return shown
 
@@ -296,7 +298,7 @@ def _shares_plainly(state: State, grant: ContainerRecord) -> bool:
 def _calm(state: State, barred: frozenset[int], twins: Mapping[str, object]) -> dict[str, Set[str]]:
     """By group, where ``reconcile_one`` leaves some of its containers as they are: those that it may not leave so.
 
-    Of containers that are alike one is asked. One that is being resized, or has a place to go back to is recomputed itself.
+    Of containers that are alike one is asked. One that is being resized, or has a place to go back to is reconciled itself.
     """
     found: dict[str, Set[str]] = {}
     node = state.node
@@ -358,12 +360,12 @@ def reconcile_one(
     barred = (barred - own) | state.node.reserved if own else barred
     first = grant.displaced if grant.stance is Management.UNTOUCHED else None
     if grant.stance is Management.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
-        _recompute_adopted(state, grant, barred, own)
+        _reconcile_adopted(state, grant, barred, own)
     elif grant.stance is Management.PLACED or first is not None:
-        _recompute_placed(state, grant, barred, own)
+        _reconcile_placed(state, grant, barred, own)
 
 
-def _recompute_placed(
+def _reconcile_placed(
     state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
 ) -> None:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
@@ -443,7 +445,7 @@ def _left_to_adopted(state: State, home: frozenset[int]) -> frozenset[int]:
     return (home & state.host.topology.online) - state.node.exclusive
 
 
-def _recompute_adopted(
+def _reconcile_adopted(
     state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
 ) -> None:
     """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""

@@ -234,10 +234,10 @@ class Reconciler:
         return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
 
     async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
-        pods = await gather_limited(AT_A_TIME, [self._pod(sandbox) for sandbox in sandboxes])
+        pods = await gather_limited(AT_A_TIME, [self._pod_of(sandbox) for sandbox in sandboxes])
         return {pod.id: pod for pod in pods if isinstance(pod, Pod)}
 
-    async def _pod(self, sandbox: cri.PodSandbox) -> Pod:
+    async def _pod_of(self, sandbox: cri.PodSandbox) -> Pod:
         """One pod by its sandbox's status, of which the rest is not kept."""
         info: dict[str, Any] = {}
         with contextlib.suppress(Exception):

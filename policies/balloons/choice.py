@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import islice
 from typing import Callable, Optional
 
 from policies.affinity.pull.expressions import getter_of, matches
@@ -95,15 +96,20 @@ class BalloonRequest:
 
 
 def choose(
-    kind: BalloonType, balloons: Sequence[Balloon], fresh: Optional[Balloon], ask: BalloonRequest
+    kind: BalloonType,
+    balloons: Sequence[Balloon],
+    fresh: Optional[Balloon],
+    ask: BalloonRequest,
+    better_than: Optional[int] = None,
 ) -> tuple[int, Optional[Balloon]]:
     """The balloon a container joins, and its place in the order of preference; None if no balloon has a CPU it may use, nor
     can get one.
 
-    ``balloons``: those it may join, the ones set aside included; ``fresh``: one more, if that may be made.
+    ``balloons``: those it may join, the ones set aside included; ``fresh``: one more, if that may be made. ``better_than``:
+    only one that comes before this place; None = any.
     """
     place = 0
-    for place, balloon in enumerate(_by_preference(kind, balloons, fresh, ask)):
+    for place, balloon in enumerate(islice(_by_preference(kind, balloons, fresh, ask), better_than)):
         if balloon is not None:
             return place, balloon
     return place + 1, None
@@ -202,5 +208,4 @@ def _free_milli(balloon: Balloon) -> int:
 def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:
     """The CPUs a balloon could have."""
     idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
-    most = len(balloon.cpus | idle)
-    return min(most, kind.max_cpus) if kind.max_cpus > 0 else most
+    return kind.within_limit(len(balloon.cpus | idle))

@@ -86,8 +86,7 @@ class BalloonCpus:
     def whole(self, node: Node, kind: BalloonType, count: int) -> int:
         """As many and the rest of the last core, within the limit."""
         core = self.core(node, kind)
-        whole = -(-count // core) * core
-        return min(whole, kind.max_cpus) if kind.max_cpus > 0 else whole
+        return kind.within_limit(-(-count // core) * core)
 
     # ------------------------------------------------------------------ growing and shrinking
 
@@ -119,7 +118,7 @@ class BalloonCpus:
             for pool in self._pools(kind, free, kept_for_others):
                 for region in self._regions(kind, have, pool, count):
                     found = self._pick((pool & region) | have, count, smt, have, cost)
-                    if found and not 0 < kind.max_cpus < len(found):
+                    if found and len(found) == kind.within_limit(len(found)):
                         return found
         return have
 

@@ -201,13 +201,18 @@ class Balloons(Policy):
     ) -> Optional[Balloon]:
         """The balloon that a container joins: with the idle CPUs, or a better one with what others have to spare."""
         place, balloon = self._chosen_of(node, found, kind, ask)
-        if not spare:
+        if not spare or not place:
             return balloon
-        with_spare, better = self._chosen_of(node, found, kind, replace(ask, idle=ask.idle | spare))
-        return better if with_spare < place else balloon
+        _, better = self._chosen_of(node, found, kind, replace(ask, idle=ask.idle | spare), place)
+        return better or balloon
 
     def _chosen_of(
-        self, node: Node, found: FoundBalloons, kind: BalloonType, ask: BalloonRequest
+        self,
+        node: Node,
+        found: FoundBalloons,
+        kind: BalloonType,
+        ask: BalloonRequest,
+        better_than: Optional[int] = None,
     ) -> tuple[int, Optional[Balloon]]:
         of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
         used = {b.number for b in of_kind}
@@ -227,7 +232,7 @@ class Balloons(Policy):
         if len(ask.idle) < kind.min_cpus:
             of_kind, fresh = [b for b in of_kind if b.group], None
         may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
-        return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask)
+        return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask, better_than)
 
     def _any(self, found: FoundBalloons, ask: BalloonRequest) -> Optional[Balloon]:
         """Where there is no CPU left for a balloon, nor one that all share: the default balloon, else any that has CPUs."""
@@ -255,8 +260,7 @@ class Balloons(Policy):
         whole = self._cpus.whole(node, kind, self._cpus.needed(node, kind, balloon.milli))
         if now_s - node.changed_s.get(balloon.name, -SPARE_S) >= SPARE_S:
             return whole
-        most = whole + self._cpus.core(node, kind)
-        return min(most, kind.max_cpus) if kind.max_cpus > 0 else most
+        return kind.within_limit(whole + self._cpus.core(node, kind))
 
     def _inflated(
         self,

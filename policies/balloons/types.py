@@ -47,8 +47,11 @@ class BalloonType:
 
     def size_for(self, milli: int) -> int:
         """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""
-        wanted = max(self.min_cpus, -(-milli // 1000), 1)
-        return min(wanted, self.max_cpus) if self.max_cpus > 0 else wanted
+        return self.within_limit(max(self.min_cpus, -(-milli // 1000), 1))
+
+    def within_limit(self, count: int) -> int:
+        """As many of these CPUs as a balloon may have."""
+        return min(count, self.max_cpus) if self.max_cpus > 0 else count
 
 
 @dataclass(frozen=True)
