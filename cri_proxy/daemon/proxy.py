@@ -15,7 +15,6 @@ from cri_proxy.front_ends.late_placement import LatePlacement
 from cri_proxy.front_ends.restores import Restores
 from cri_proxy.nri.io.host.unhosted import make_hosting
 from cri_proxy.relay.interception import Interceptor, runtime_method
-from cri_proxy.relay.io.last_call import LastCall
 from cri_proxy.relay.io.server import FrameRelay
 from cri_proxy.services.services import Services
 from cri_proxy.tracing.io.exporter import Tracer
@@ -40,7 +39,7 @@ class Proxy:
         services.reconciler.welcome = restores.welcome
         self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
         self._images = self._separate_images()
-        self._calls = LastCall(self._interceptor())
+        self._interceptor = self._make_interceptor()
         self._tracer = Tracer(VERSION, services.metrics.spans_dropped.inc, self._note_spans)
 
     async def open(self) -> None:
@@ -66,7 +65,7 @@ class Proxy:
         is_runtime = os.path.realpath(images) == os.path.realpath(self._services.runtime.path)
         return "" if is_runtime else images
 
-    def _interceptor(self) -> Interceptor:
+    def _make_interceptor(self) -> Interceptor:
         if not self._images:
             return self._nri
         services, key = self._services, "relay.image_endpoint"
@@ -78,7 +77,7 @@ class Proxy:
         services = self._services
         return FrameRelay(
             services.runtime.path,
-            self._calls,
+            self._interceptor,
             on_failed_open=self._note_unseen,
             on_closing=self._note_closing,
             on_bug=self._note_bug,
@@ -140,7 +139,7 @@ class Proxy:
         return {
             "sockets": [str(path) for path in sockets],
             "image_endpoint": self._images,
-            "last_call_age_s": self._calls.age_s,
+            "last_call_age_s": None if self._relay is None else self._relay.last_call_age_s,
             "nri": self._nri.status(),
         }
 

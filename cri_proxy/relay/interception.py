@@ -61,6 +61,9 @@ TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 TRACE: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace", default=())
 
 
+_INTERCEPTED = {f"{service}/{method}": method for service in RUNTIME_SERVICES for method in INTERCEPTED}
+
+
 def runtime_method(full_method: str) -> str:
     """The short name of a method of the runtime service, ``/runtime.v1.RuntimeService/CreateContainer``; else ""."""
     service, _, method = full_method.lstrip("/").partition("/")
@@ -69,8 +72,7 @@ def runtime_method(full_method: str) -> str:
 
 def intercepted(full_method: str) -> str:
     """The short name of a method that is always intercepted; else ""."""
-    method = runtime_method(full_method)
-    return method if method in INTERCEPTED else ""
+    return _INTERCEPTED.get(full_method.lstrip("/"), "")
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,6 @@ MAX_BLOCK_BYTES = 1 << 20
 #: No client needs more than 64 of the smallest allowed; each costs a look at all that came before it.
 MAX_BLOCK_FRAMES = 128
 
-#: Kinds whose payload has one size (6.3, 6.4, 6.7, 6.9).
-_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
-#: Kinds that are about a stream, and kinds that are about the connection (6).
-_OF_STREAMS = frozenset([DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION])
-_OF_CONNECTIONS = frozenset([SETTINGS, PING, GOAWAY])
-
 Buffer = Union[bytes, memoryview]
 
 
@@ -76,28 +70,6 @@ class Block(NamedTuple):
 
 
 # ---------------------------------------------------------------------- reading
-
-
-def check(kind: int, flags: int, stream: int, length: int) -> None:
-    """What can be said of a frame by its head.
-
-    :raises ProtocolError: it is none that RFC 9113 allows.
-    """
-    if kind in _OF_STREAMS:
-        if not stream:
-            raise ProtocolError(Error.PROTOCOL_ERROR, f"a frame of kind {kind} on stream 0")
-    elif kind in _OF_CONNECTIONS and stream:
-        raise ProtocolError(
-            Error.PROTOCOL_ERROR, f"a frame of kind {kind} on stream {stream}, expected stream 0"
-        )
-    if kind in _SIZES and length != _SIZES[kind]:
-        raise ProtocolError(
-            Error.FRAME_SIZE_ERROR, f"a frame of kind {kind} of {length} bytes, expected {_SIZES[kind]}"
-        )
-    if kind == SETTINGS and (length % 6 or (flags & ACK and length)):
-        raise ProtocolError(Error.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
-    if kind == GOAWAY and length < 8:
-        raise ProtocolError(Error.FRAME_SIZE_ERROR, f"GOAWAY of {length} bytes, expected at least 8")
 
 
 def unpadded(payload: Buffer, flags: int) -> Buffer:

@@ -46,13 +46,19 @@ class Lobby:
         """Whether what the client has said is a preface, as far as it goes."""
         return PREFACE.startswith(self.early[: len(PREFACE)])
 
-    def from_client(self, data: bytes) -> None:
-        """Bytes of the client."""
+    @property
+    def kept_bytes(self) -> int:
+        """What the client has said."""
+        return len(self.early)
+
+    def from_client(self, data: bytes) -> int:
+        """Bytes of the client; what they cost is next to nothing, 0."""
         self.early += data
         if self.has_begun and not self.is_greeted:
             self.is_greeted = True
             self.to_client.append(write_settings())
         self.is_over = self._has_said_more() or not self.is_http2 or len(self.early) > MOST_BYTES
+        return 0
 
     def _has_said_more(self) -> bool:
         """Whether a frame has come that the greeting does not answer."""

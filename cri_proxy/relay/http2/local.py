@@ -48,11 +48,6 @@ class LocalEnd:
         # What the pipe passes on goes nowhere.
         self._pipe = Pipe(self._handle, [])
 
-    def take_work(self) -> int:
-        """What the client's bytes have cost since the last time: frames."""
-        work, self._pipe.work = self._pipe.work, 0
-        return work
-
     @property
     def has_begun(self) -> bool:
         """Whether the client has said that it speaks HTTP/2."""
@@ -63,12 +58,12 @@ class LocalEnd:
         """What has come and is not whole."""
         return self._pipe.unhandled_bytes
 
-    def from_client(self, data: bytes) -> None:
-        """Bytes of the client."""
+    def from_client(self, data: bytes) -> int:
+        """Bytes of the client. What they have cost: frames."""
         missing = len(PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if self.is_over:
-            return
+            return 0
         try:
             if not PREFACE.startswith(self._preface):
                 raise ProtocolError(Error.PROTOCOL_ERROR, "the client does not speak HTTP/2")
@@ -76,6 +71,8 @@ class LocalEnd:
         except ProtocolError as doubt:
             self.to_client.append(write_goaway(self._last, doubt.code, str(doubt)))
             self.is_over = True
+        work, self._pipe.work = self._pipe.work, 0
+        return work
 
     def say_farewell(self) -> None:
         """Send the client away, to connect again."""

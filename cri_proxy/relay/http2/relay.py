@@ -41,46 +41,38 @@ class RelayedConnection:
     """
 
     def __init__(self, open_call: OpenCall, own_settings: int = 0) -> None:
-        self._wire = Wire()
-        self._wire.is_greeted = own_settings > 0
-        self._requests = Requests(self._wire, open_call, own_settings)
-        self._replies = Replies(self._wire)
-        self._requests.other, self._replies.other = self._replies, self._requests
-        #: What is to be written to the runtime; emptied by what has written it.
-        self.to_runtime = self._wire.to_runtime
+        self._wire = wire = Wire()
+        self._replies = Replies(wire)
+        self._requests = Requests(wire, open_call, own_settings, self._replies)
+        #: What is to be written to either side; emptied by what has written it.
+        self.to_runtime = wire.to_runtime
+        self.to_client: list[Buffer] = []
         #: What has happened; taken with ``take_events``.
-        self.events = self._wire.events
+        self.events = wire.events
+        #: The calls that are not over, by stream.
+        self.calls = wire.streams
+        #: The runtime's direction waits, for ``resume`` or for the client: no more of it is to be read.
+        self.is_paused = False
+        #: The client has said that it speaks HTTP/2.
+        self.has_begun = False
         self._preface = b""
         self._is_over = False
         self._is_runtime_lost = False
+        if own_settings:
+            self._greeted()
 
     # ------------------------------------------------------------------ what there is to do
 
-    @property
-    def to_client(self) -> list[Buffer]:
-        """What is to be written to the client; emptied by what has written it."""
-        return self._wire.to_client if self._wire.is_greeted else []
+    def _greeted(self) -> None:
+        """The client has got SETTINGS: what else there is for it may follow."""
+        self._wire.is_greeted = True
+        self.to_client = self._wire.to_client
 
     def take_events(self) -> list[Event]:
         """What has happened since the last time."""
         taken = self.events[:]
         self.events.clear()
         return taken
-
-    def take_work(self) -> int:
-        """What the client's bytes have cost since the last time: frames, and fields of headers."""
-        work, self._requests.pipe.work = self._requests.pipe.work, 0
-        return work
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the client has said that it speaks HTTP/2."""
-        return len(self._preface) == len(PREFACE)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether there is a stream that is not over."""
-        return bool(self._wire.streams)
 
     @property
     def methods(self) -> dict[int, str]:
@@ -115,32 +107,35 @@ class RelayedConnection:
         """Whether the runtime's direction waits for ``resume``."""
         return self._replies.is_noting
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the runtime's direction waits, for ``resume`` or for the client: read no more of it."""
-        return self._replies.pipe.is_paused
-
     # ------------------------------------------------------------------ what happens
 
-    def from_client(self, data: bytes, now_s: float) -> None:
-        """Bytes of the client."""
+    def from_client(self, data: bytes, now_s: float) -> int:
+        """Bytes of the client. What they have cost: frames, and fields of headers."""
         self._wire.now_s = now_s
-        if not self.has_begun:
+        pipe = self._requests.pipe
+        if not (self.has_begun or self._is_over):
             data = self._read_preface(data)
         if data and not self._is_over:
             try:
-                self._requests.pipe.read(data)
+                pipe.read(data)
             except ProtocolError as doubt:
                 self._doubt(doubt)
+            self.is_paused = self._replies.pipe.is_paused  # for the client, which may have taken more
+        work, pipe.work = pipe.work, 0
+        return work
 
     def from_runtime(self, data: bytes, now_s: float) -> None:
         """Bytes of the runtime."""
-        self._wire.now_s = now_s
+        wire = self._wire
+        wire.now_s = now_s
         if not self._is_over:
             try:
                 self._replies.pipe.read(data)
             except ProtocolError as doubt:
                 self._doubt(doubt)
+            self.is_paused = self._replies.pipe.is_paused
+            if wire.is_greeted and self.to_client is not wire.to_client:
+                self._greeted()
 
     def resume(self, instead: Sequence[Optional[bytes]] = ()) -> None:
         """What was shown is noted; the runtime's direction goes on.
@@ -149,6 +144,7 @@ class RelayedConnection:
         """
         if self.is_noting:
             self._guarded(lambda: self._replies.resume(instead))
+            self.is_paused = self._replies.pipe.is_paused
         if self._is_runtime_lost and not self.is_noting:
             self.runtime_lost()
 
@@ -383,7 +379,8 @@ class RelayedConnection:
         if not PREFACE.startswith(self._preface):
             self._doubt(ProtocolError(Error.PROTOCOL_ERROR, "the client does not speak HTTP/2"))
             return b""
-        if self.has_begun:
+        if self._preface == PREFACE:
+            self.has_begun = True
             self._wire.to_runtime.append(PREFACE)
         return data[missing:]
 
@@ -393,9 +390,9 @@ class RelayedConnection:
     def _greet(self) -> None:
         """What the client gets is HTTP/2, also if the runtime has said nothing."""
         if not self._wire.is_greeted:
-            self._wire.is_greeted = True
             self._requests.own_settings += 1
             self._wire.to_client.insert(0, write_settings())
+            self._greeted()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         if self._is_over:

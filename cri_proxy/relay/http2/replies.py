@@ -26,11 +26,11 @@ from cri_proxy.relay.http2.frames import (
     read_settings,
     unpadded,
     write_reset,
+    write_window_update,
 )
-from cri_proxy.relay.http2.headers import HeaderReader, status_of, value_of
+from cri_proxy.relay.http2.headers import status_of, value_of
 from cri_proxy.relay.http2.messages import ReplyHold, write_message
-from cri_proxy.relay.http2.pipe import Frame, Paused, Pipe
-from cri_proxy.relay.http2.requests import doubt_push, read_credit, write_credit
+from cri_proxy.relay.http2.pipe import Frame, Handler, Paused, Pipe
 from cri_proxy.relay.http2.stream import FailedOpen, ReplyReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import Wire
 from cri_proxy.relay.interception import (
@@ -81,17 +81,7 @@ class Replies:
     """Frames of the runtime."""
 
     def __init__(self, wire: Wire) -> None:
-        self.pipe = Pipe(self._handle, wire.to_client, self._passes)
-        self.reader = HeaderReader()
-        #: Set by the connection: the other direction.
-        self.other: Any = None
-        self._wire = wire
-        #: What was done about the frame at the front, which is handled again after each pause.
-        self._front: Optional[_Front] = None
-        self._is_ended = False
-        #: The stream whose DATA the client must take before its end can follow.
-        self._waits_for = 0
-        self._handlers: dict[int, Callable[[Frame], Optional[bytes]]] = {
+        handlers: dict[int, Handler] = {
             DATA: self._data,
             HEADERS: self._headers,
             RST_STREAM: self._reset,
@@ -100,29 +90,23 @@ class Replies:
             WINDOW_UPDATE: self._window_update,
             PUSH_PROMISE: doubt_push,
         }
+        self.pipe = Pipe(_other, wire.to_client, handlers, wire.replies, wire.watched)
+        self._wire = wire
+        #: What was done about the frame at the front, which is handled again after each pause.
+        self._front: Optional[_Front] = None
+        self._is_ended = False
+        #: The stream whose DATA the client must take before its end can follow; 0: none.
+        self.waits_for = 0
 
-    def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
-        """DATA and credit of streams that are not watched, which most frames are."""
-        if stream in self._wire.watched or not stream or self._front is not None:
-            return False  # the last: it has waited, and its stream may have been forgotten meanwhile
-        if kind == DATA:
-            self._wire.has_replied = True
-            return not flags & END_STREAM and self._wire.replies.passes(stream, size)
-        return kind == WINDOW_UPDATE
-
-    def _handle(self, frame: Frame) -> Optional[bytes]:
-        handler = self._handlers.get(frame.kind)
-        if handler is None:
-            return None
-        instead = handler(frame)
-        # Not after a pause, which leaves this by an exception.
-        self._front, self._is_ended = None, False
-        return instead
+    def _begin(self, frame: Frame) -> None:
+        """A frame comes that may wait: what is known is of the frame before, unless it has waited itself."""
+        if not frame.is_again:
+            self._front, self._is_ended = None, False
 
     @property
     def is_noting(self) -> bool:
         """Whether this direction waits for ``resume``."""
-        return self.pipe.is_paused and not self._waits_for
+        return self.pipe.is_paused and not self.waits_for
 
     def resume(self, instead: Sequence[Optional[bytes]]) -> None:
         """What was shown is noted."""
@@ -132,20 +116,20 @@ class Replies:
 
     def client_takes_more(self) -> None:
         """Go on, if that is what this direction has waited for."""
-        if self._waits_for and not self._wire.replies.is_waiting(self._waits_for):
-            self._waits_for = 0
+        if self.waits_for and not self._wire.replies.is_waiting(self.waits_for):
+            self.waits_for = 0
             self.pipe.resume()
 
     # ------------------------------------------------------------------ headers and ends
 
     def _headers(self, frame: Frame) -> Optional[bytes]:
+        self._begin(frame)
         stream = self._wire.streams.get(frame.stream)
         if self._is_ended:  # and its block was read
             return None if stream is None else self._over(stream, frame)
         if stream is not None and stream.stage is not Stage.TAKEN:
             self._wait_for_data(stream, frame)
-        headers = self.reader.read(frame.block)
-        self._wire.has_replied = True
+        headers = self._wire.reply_headers.read(frame.block)
         if stream is None:
             return None
         is_end = bool(frame.flags & END_STREAM)
@@ -188,7 +172,7 @@ class Replies:
             self.pipe.flush(frame)
             self._give_up(stream, stream.reader)
         if self._wire.replies.is_waiting(stream.id):
-            self._waits_for = stream.id
+            self.waits_for = stream.id
             raise Paused
 
     def _late_headers(self, stream: Stream, is_end: bool) -> Optional[bytes]:
@@ -203,12 +187,13 @@ class Replies:
         return None
 
     def _reset(self, frame: Frame) -> Optional[bytes]:
+        self._begin(frame)
         stream = self._wire.streams.get(frame.stream)
         if stream is None:
             return None
         if stream.stage is Stage.TAKEN:
             return b""
-        error = int.from_bytes(frame.payload, "big")
+        error = frame.number
         # REFUSED_STREAM: nothing was done (RFC 9113, 8.7).
         end = CallEnd.REFUSED if error == Error.REFUSED_STREAM else CallEnd.UNKNOWN
         if not self._is_ended:
@@ -231,8 +216,8 @@ class Replies:
     # ------------------------------------------------------------------ messages
 
     def _data(self, frame: Frame) -> Optional[bytes]:
+        self._begin(frame)
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
-        wire.has_replied = True
         is_end = bool(frame.flags & END_STREAM)
         if (
             self._front is not None
@@ -327,14 +312,13 @@ class Replies:
     def _learn(self, settings: list[tuple[int, int]]) -> None:
         wire = self._wire
         wire.requests.expect(settings)
-        self.other.pipe.largest_frame = wire.requests.largest_frame
         for name, value in settings:
             if name == HEADER_TABLE_SIZE:
-                self.other.reader.allow_table(value)
+                wire.request_headers.allow_table(value)
 
     def _window_update(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
-        credit = read_credit(frame)
+        credit = frame.number & STREAM_MASK
         left = wire.requests.credit(frame.stream, credit)
         if stream is not None and stream.stage is Stage.TAKEN:
             return b""
@@ -342,7 +326,7 @@ class Replies:
 
     def _goaway(self, frame: Frame) -> Optional[bytes]:
         wire = self._wire
-        last = int.from_bytes(frame.payload[:4], "big") & STREAM_MASK
+        last = frame.number & STREAM_MASK
         # The client takes streams above to be over, without a word from either side.
         for stream in [stream for stream in wire.streams.values() if stream.id > last]:
             wire.end(stream, UNAVAILABLE, "the runtime has ended the connection", CallEnd.REFUSED)
@@ -351,3 +335,18 @@ class Replies:
             return b""  # it was told less (6.8: the number may not grow)
         wire.served_to = last
         return None
+
+
+def _other(_frame: Frame) -> Optional[bytes]:
+    """Other kinds are of no interest here."""
+    return None
+
+
+def doubt_push(frame: Frame) -> Optional[bytes]:
+    """:raises ProtocolError: always. A push would be a stream that no client has begun."""
+    raise ProtocolError(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
+
+
+def write_credit(stream: int, credit: int) -> bytes:
+    """A WINDOW_UPDATE for what is left of one; nothing if nothing is."""
+    return write_window_update(stream, credit) if credit else b""

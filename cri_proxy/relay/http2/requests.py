@@ -17,17 +17,18 @@ from cri_proxy.relay.http2.frames import (
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
+    STREAM_MASK,
     WINDOW_UPDATE,
     Error,
     ProtocolError,
     read_settings,
     unpadded,
     write_frame,
-    write_window_update,
 )
-from cri_proxy.relay.http2.headers import HeaderReader, value_of
+from cri_proxy.relay.http2.headers import value_of
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, PREFIX_BYTES, Hold, ReplyHold
-from cri_proxy.relay.http2.pipe import Frame, Pipe
+from cri_proxy.relay.http2.pipe import Frame, Handler, Pipe
+from cri_proxy.relay.http2.replies import Replies, doubt_push, write_credit
 from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import CLIENT_GONE, Wire
 from cri_proxy.relay.interception import CANCELLED
@@ -43,16 +44,8 @@ OpenCall = Callable[[str], Any]
 class Requests:
     """``open_call``: what an intercepted method is known by; None: its calls pass."""
 
-    def __init__(self, wire: Wire, open_call: OpenCall, own_settings: int) -> None:
-        self.pipe = Pipe(self._handle, wire.to_runtime, self._passes)
-        self.reader = HeaderReader()
-        #: Set by the connection: the reader of the other direction, and what is done when the client takes more.
-        self.other: Any = None
-        self._wire = wire
-        self._open_call = open_call
-        #: SETTINGS of ours that the client has not confirmed; they come before the runtime's.
-        self.own_settings = own_settings
-        self._handlers: dict[int, Callable[[Frame], Optional[bytes]]] = {
+    def __init__(self, wire: Wire, open_call: OpenCall, own_settings: int, replies: Replies) -> None:
+        handlers: dict[int, Handler] = {
             DATA: self._data,
             HEADERS: self._headers,
             RST_STREAM: self._reset,
@@ -61,24 +54,15 @@ class Requests:
             WINDOW_UPDATE: self._window_update,
             PUSH_PROMISE: doubt_push,
         }
+        self.pipe = Pipe(self._other, wire.to_runtime, handlers, wire.requests, wire.watched)
+        self._wire = wire
+        self._open_call = open_call
+        self._replies = replies
+        #: SETTINGS of ours that the client has not confirmed; they come before the runtime's.
+        self.own_settings = own_settings
 
-    def _passes(self, kind: int, flags: int, stream: int, size: int) -> bool:
-        """DATA and credit of streams that are not watched, which most frames are."""
-        if stream in self._wire.watched or not stream:
-            return False
-        if kind == DATA and not (size or flags & END_STREAM):
-            return False
-        if kind == DATA and not self._wire.requests.passes(stream, size):
-            return False
-        if flags & END_STREAM and kind == DATA and stream in self._wire.streams:
-            self._wire.streams[stream].client_done = True
-        return kind in (DATA, WINDOW_UPDATE)
-
-    def _handle(self, frame: Frame) -> Optional[bytes]:
-        handler = self._handlers.get(frame.kind)
-        if handler is not None:
-            return handler(frame)
-        # PRIORITY and GOAWAY are of no interest; unknown kinds are ignored by either side (5.5).
+    def _other(self, frame: Frame) -> Optional[bytes]:
+        """PRIORITY and GOAWAY are of no interest; unknown kinds are ignored by either side (5.5)."""
         self._spend(f"frames of kind {frame.kind}")
         return None
 
@@ -88,7 +72,7 @@ class Requests:
     # ------------------------------------------------------------------ streams
 
     def _headers(self, frame: Frame) -> Optional[bytes]:
-        headers = self.reader.read(frame.block)
+        headers = self._wire.request_headers.read(frame.block)
         self.pipe.work += len(headers)
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
         if stream is not None:
@@ -152,7 +136,7 @@ class Requests:
         wire.end(stream, CANCELLED, CLIENT_GONE)
         # What the runtime has yet to say of it passes: the client knows that it is over, and its table needs all.
         wire.forget(stream)
-        self.other.client_takes_more()
+        self._replies.client_takes_more()
         return b"" if stream.stage is Stage.TAKEN else None  # then it was reset at the runtime, too
 
     # ------------------------------------------------------------------ holding
@@ -240,17 +224,17 @@ class Requests:
         settings = read_settings(frame.payload)
         wire.note_client_settings()
         wire.replies.expect(settings)
-        self.other.pipe.largest_frame = wire.replies.largest_frame
         for name, value in settings:
             if name == HEADER_TABLE_SIZE:
-                self.other.reader.allow_table(value)
+                wire.reply_headers.allow_table(value)
         return None
 
     def _window_update(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
-        credit = read_credit(frame)
+        credit = frame.number & STREAM_MASK
         left = wire.replies.credit(frame.stream, credit)
-        self.other.client_takes_more()
+        if self._replies.waits_for:
+            self._replies.client_takes_more()
         if stream is not None and stream.stage is Stage.TAKEN:
             return b""
         return None if left == credit else write_credit(frame.stream, left)
@@ -259,32 +243,11 @@ class Requests:
         if frame.flags & ACK:
             return b"" if self._wire.is_answer_of_client(frame.flags, frame.payload) else None
         wire = self._wire
-        if wire.has_replied:
-            wire.has_replied = False
+        if self._replies.pipe.has_content:  # since a PING was passed to it
+            self._replies.pipe.has_content = False
             return None
         self._spend("PING while nothing is answered")
         # Clients ping to measure what they get, and gRPC's servers end a connection on which pings come while they send
         # nothing. So it is when what the client got was an answer of ours.
         wire.to_client.append(write_frame(PING, ACK, 0, frame.payload))
         return b""
-
-
-def doubt_push(frame: Frame) -> Optional[bytes]:
-    """:raises ProtocolError: always. A push would be a stream that no client has begun."""
-    raise ProtocolError(Error.PROTOCOL_ERROR, f"PUSH_PROMISE on stream {frame.stream}: gRPC has none")
-
-
-def read_credit(frame: Frame) -> int:
-    """What a WINDOW_UPDATE gives.
-
-    :raises ProtocolError: nothing.
-    """
-    credit = int.from_bytes(frame.payload, "big") & 0x7FFFFFFF
-    if not credit:
-        raise ProtocolError(Error.PROTOCOL_ERROR, f"WINDOW_UPDATE of 0 on stream {frame.stream}")
-    return credit
-
-
-def write_credit(stream: int, credit: int) -> bytes:
-    """A WINDOW_UPDATE for what is left of one; nothing if nothing is."""
-    return write_window_update(stream, credit) if credit else b""

@@ -16,6 +16,7 @@ from cri_proxy.relay.http2.frames import (
     write_frame,
     write_settings,
 )
+from cri_proxy.relay.http2.headers import HeaderReader
 from cri_proxy.relay.http2.stream import Ended, Event, Stage, Stream
 from cri_proxy.relay.interception import CallEnd
 
@@ -74,6 +75,8 @@ class Wire:
         self.streams: dict[int, Stream] = {}
         #: Those that are intercepted or were taken over.
         self.watched: set[int] = set()
+        #: Both directions' header tables, each followed by the reader of all its blocks.
+        self.request_headers, self.reply_headers = HeaderReader(), HeaderReader()
         self.requests = Outlet(self.to_runtime, self.to_client, "the client")
         self.replies = Outlet(self.to_client, self.to_runtime, "the runtime")
         #: The client has got SETTINGS, which must come before everything else (RFC 9113, 3.4).
@@ -88,8 +91,6 @@ class Wire:
         self.served_to = ANY_STREAM
         self._pings: dict[bytes, Callable[[], None]] = {}
         self._pinged = 0
-        #: The runtime has sent part of a reply since a PING was passed to it.
-        self.has_replied = False
         #: SETTINGS that the runtime has not acknowledged; None: the client's.
         self._settings: deque[Optional[Callable[[], None]]] = deque()
 

@@ -25,7 +25,7 @@ from cri_proxy.relay.http2.frames import Buffer
 READ_BYTES, LARGE_READ_BYTES = 1 << 16, 1 << 18
 #: What is read of a client at first, and the least that it comes down to: what follows is known by what that was.
 FIRST_READ_BYTES, LEAST_READ_BYTES = 1 << 12, 1 << 10
-#: Frames and fields that one read may bring (``pace``): a millisecond or two of work, in which all others wait.
+#: Frames and fields that one read may bring (``_pace``): a millisecond or two of work, in which all others wait.
 MOST_WORK = 256
 #: What the kernel takes from us before the other side has read it; it gives as much as net.core.wmem_max allows.
 SEND_BUFFER_BYTES = 1 << 20
@@ -38,7 +38,7 @@ _MOST_PIECES = 1024
 class Endpoint:
     """``data``: bytes have come. ``lost``: it is closed, by either side. ``regulate``: ``is_full`` has changed.
 
-    ``most_bytes``: the largest read until ``pace`` says otherwise.
+    ``most_bytes``: the largest read until ``work`` says otherwise.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class Endpoint:
         #: Whether the loop tells when there is room to write.
         self._is_writing = False
         self._read_bytes = min(READ_BYTES, most_bytes)
-        #: No read is larger (``pace``); how much the last brought.
+        #: No read is larger (``_pace``); how much the last brought.
         self._most_bytes = most_bytes
         self._received = 0
+        #: What the last read has cost (frames, and fields of headers), for ``data`` to say; 0: little.
+        self.work = 0
         #: Nothing more is written or read.
         self._is_closing = False
 
@@ -108,7 +110,10 @@ class Endpoint:
         if received:
             self._received = len(received)
             wanted = READ_BYTES if self._received < self._read_bytes else LARGE_READ_BYTES
+            self.work = 0
             self._data(received)
+            if self.work > MOST_WORK or self._received >= self._most_bytes:
+                self._pace(self.work)
             self._read_bytes = min(wanted, self._most_bytes)
         else:
             self.close()
@@ -118,7 +123,7 @@ class Endpoint:
             self._is_watched = False
             self._loop.remove_reader(self._socket.fileno())
 
-    def pace(self, work: int) -> None:
+    def _pace(self, work: int) -> None:
         """What came with the last read was so much work: less is read at once where it was too much, more where
         there is more to come and it was little. A client that sends thousands of frames waits more often than others.
         """
@@ -151,7 +156,7 @@ class Endpoint:
         if not pieces or self._socket is None:
             return
         if not self._is_closing:
-            size = sum(map(len, pieces))
+            size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
             sent = 0 if self._pieces else self._send(self._socket, pieces)
             if sent < size and not self._is_closing:
                 self._keep(self._socket, pieces, sent)

@@ -90,6 +90,7 @@ class FrameRelay:
         #: Connections to the runtime that are being made.
         self.joining: set[asyncio.Task[None]] = set()
         self.subscriptions: set[Subscription] = set()
+        self.last_call_s: Optional[float] = None
         self._dismissed = on_dismissal
         self._most_idle = most_idle
         self._lost = on_loss
@@ -130,6 +131,11 @@ class FrameRelay:
                 self._begin(connection, is_greeted=True)
             self._accept_on(self._listeners())
 
+    @property
+    def last_call_age_s(self) -> Optional[float]:
+        """Seconds since a client called last, intercepted or not; None: there was no call yet."""
+        return None if self.last_call_s is None else asyncio.get_running_loop().time() - self.last_call_s
+
     def copy_access(self, runtime: Path) -> None:
         """Give clients' sockets the mode and owner of the runtime's."""
         copy_access(runtime, [path for path in self._own if path in self.sockets])
@@ -153,7 +159,7 @@ class FrameRelay:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_AT_ONCE if self._is_accepting else 0):
-            if self._links.count(Kind.BUSY) >= self._most_busy:
+            if self._has_too_many_busy():
                 self._rest(f"{self._most_busy} connections have calls, which is the limit")
                 return
             try:
@@ -165,6 +171,14 @@ class FrameRelay:
                 self._rest(f"no more connections can be accepted: {error.strerror or error}")
                 return
             self._begin(accepted)
+
+    def _has_too_many_busy(self) -> bool:
+        """Whether no further connection may be accepted for those that have calls."""
+        if len(self._links) - self._links.count(Kind.GOING) < self._most_busy:
+            return False
+        for link in self._links:
+            self._follow(link)
+        return self._links.count(Kind.BUSY) >= self._most_busy
 
     def _rest(self, why: str) -> None:
         """Accept no more for a while."""
@@ -188,9 +202,24 @@ class FrameRelay:
         if kind is Kind.GOING:
             if self._links.count(Kind.GOING) > MAX_GOING:
                 self._links.oldest(Kind.GOING).abort()
-        elif kind in RESTING and (surplus := self._links.surplus(self._most_idle)) is not None:
-            surplus.dismiss()
-            self._dismissed()
+        elif kind in RESTING:
+            self._dismiss_surplus()
+
+    def _follow(self, link: Link) -> bool:
+        """Follow what has become of a link by its calls; whether anything has."""
+        kind = link.settle()
+        if kind is not None:
+            self._links.place(link, kind)
+        return kind is not None
+
+    def _dismiss_surplus(self) -> None:
+        """Close one connection that rests, if there are too many."""
+        # One that was used since is not the oldest any more; each is so once.
+        while (surplus := self._links.surplus(self._most_idle)) is not None:
+            if not self._follow(surplus):
+                surplus.dismiss()
+                self._dismissed()
+                return
 
     def stranded(self) -> None:
         """A client is there for which there is no runtime."""
@@ -223,7 +252,7 @@ class FrameRelay:
 
     async def _look_for_runtime(self) -> None:
         """While clients are here that have no runtime: when it is there again they connect anew."""
-        while waiting := [link for link in self._links if link.local is not None and not link.local.is_over]:
+        while waiting := [link for link in self._links if link.is_stranded]:
             await asyncio.sleep(LOOK_FOR_RUNTIME_S)
             if await _is_there(self.runtime):
                 for link in waiting:
@@ -237,6 +266,8 @@ class FrameRelay:
             for link in self._links:
                 try:
                     link.tick(now_s)
+                    if self._follow(link):
+                        self._dismiss_surplus()
                     self.keeps(link, link.kept_bytes)  # the more others there are, the less each may keep
                 except Exception as error:  # of one; the others' time passes all the same
                     self.failed(error)

@@ -323,6 +323,7 @@ async def test_of_too_many_idle_connections_those_go_first_that_never_finished_t
     ):
         assert (await soon(kubelet.call_bytes(VERSION, b""))).code == 0
         [link] = await links_of(relay, 1)
+        await until(lambda: relay._links.count(Kind.IDLE) == 1)
         halves = []
         for number in range(20):
             halves.append(await Raw.silent(relay))

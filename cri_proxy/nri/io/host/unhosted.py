@@ -35,12 +35,9 @@ class Unhosted:
     """The engine's interceptor, and nothing around it. ``why``: for people."""
 
     def __init__(self, engine: Interceptor, why: str, log: Any) -> None:
-        self._engine = engine
+        self.open: Callable[[str], Optional[Interception]] = engine.open
         self._why = why
         self._log = log
-
-    def open(self, full_method: str) -> Optional[Interception]:
-        return self._engine.open(full_method)
 
     def begin(self) -> None:
         pass
