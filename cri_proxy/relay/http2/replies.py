@@ -7,7 +7,7 @@ the one that waits (RFC 7541, 2.2).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Optional
 
 from cri_proxy.relay.http2.frames import (
     ACK,

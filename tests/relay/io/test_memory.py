@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+
+import pytest
 
 from cri_proxy.relay.http2.frames import END_STREAM, GOAWAY, HEADERS, Error
 from cri_proxy.relay.interception import CallEnd
-from tests.relay.http2.hand import CREATE, VERSION, data, headers
+from cri_proxy.relay.io.link import COUNT_BYTES
+from tests.relay.http2.hand import BLOCK, CREATE, VERSION, data, headers
 from tests.relay.io.frames import Raw, behind_relay, links_of, relaying, request, soon, until
 
 MIB = 1 << 20
 #: The beginning of a message of 600,000 bytes, and what of the rest is sent.
 HEAD_OF_IT, MOST_OF_IT = (600_000).to_bytes(5, "big"), 400_000
+ZIPPED = gzip.compress(bytes(MIB))
 
 
 async def hold(client: Raw, stream: int) -> None:
@@ -79,6 +84,25 @@ async def test_the_calls_of_a_connection_that_loses_are_told_to_have_ended(folde
         assert calls.notes[-1][:2] == ("ended", CallEnd.UNKNOWN)
         await links_of(relay, 0)
         await client.close()
+
+
+FEW_BYTES = {
+    "calls without requests": b"".join(headers(stream) for stream in range(1, 201, 2)),
+    "a request that is long once it is read": headers(1, BLOCK + b"\0\x0dgrpc-encoding\x04gzip")
+    + data(1, b"\1" + len(ZIPPED).to_bytes(4, "big") + ZIPPED, end=True),
+}
+
+
+@pytest.mark.parametrize("said", FEW_BYTES.values(), ids=FEW_BYTES)
+async def test_what_few_bytes_cost_is_counted_with_them(folder, calls, monkeypatch, said) -> None:
+    monkeypatch.setattr("cri_proxy.relay.io.server._TICK_S", 3600.0)
+    assert len(said) < COUNT_BYTES
+    losses: list[str] = []
+    async with behind_relay(folder, calls, most_kept=MIB // 4, on_loss=losses.append) as (runtime, relay):
+        client = await Raw.connect(relay, said)
+        await until(lambda: len(losses) == 1)
+        await client.close()
+        await links_of(relay, 0)
 
 
 async def test_what_a_client_does_not_read_is_counted_also_in_the_kernel(folder, calls) -> None:

@@ -296,6 +296,30 @@ async def test_more_connections_with_calls_than_the_limit_wait_at_the_socket(fol
         await links_of(relay, 0)
 
 
+async def test_the_limit_counts_calls_and_not_connections_that_had_some(folder, calls) -> None:
+    async with behind_relay(folder, calls) as (runtime, relay):
+        relay._most_busy = 2
+        clients = []
+        for number in range(4):
+            clients.append(await Raw.connect(relay, request(VERSION, 1)))
+            await until(lambda number=number: len(runtime.connections) == number + 1)
+            runtime.connections[number].write(headers(1, b"\x88", end=True))
+            await clients[number].frame(frames.HEADERS)
+        assert relay._is_accepting
+        for client in clients:
+            await client.close()
+        await links_of(relay, 0)
+
+
+async def test_the_time_of_the_last_call_is_known_whether_or_not_it_passes(runtime, relay, client) -> None:
+    assert relay.last_call_age_s is None
+    for method in (CREATE, VERSION):
+        before_s = relay.last_call_s or 0.0
+        await soon(client.call_bytes(method, b""))
+        assert relay.last_call_s is not None and relay.last_call_s > before_s
+    assert relay.last_call_age_s is not None and relay.last_call_age_s >= 0
+
+
 # ---------------------------------------------------------------------- idle connections
 
 
