@@ -127,6 +127,7 @@ class Pipe:
             if self.unhandled_bytes < self._wanted:
                 return
             self._run(b"".join(self._pieces))
+        # mypyc's slice of all is a copy.
         rest = data[at:] if at else data
         if rest and self.is_paused:
             self._pieces.append(rest)
@@ -202,7 +203,7 @@ class Pipe:
             at = end
         frame.data = frame.block = b""
         self._pass(data, at)
-        rest = data[at:]
+        rest = data[at:] if at else data
         self._pieces = [rest] if rest else []
         self.unhandled_bytes, self._wanted = len(rest), wanted
 
