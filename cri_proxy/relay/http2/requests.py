@@ -30,7 +30,7 @@ from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, PREFIX_BYTES, Hold
 from cri_proxy.relay.http2.pipe import Frame, Pipe
 from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import CLIENT_GONE, Wire
-from cri_proxy.relay.interception import CANCELLED
+from cri_proxy.relay.status import Code
 
 #: A request that is not whole by then is sent on as it is.
 HOLD_S = 30.0
@@ -149,7 +149,7 @@ class Requests:
         self._spend("RST_STREAM")
         if stream is None:
             return None
-        wire.end(stream, CANCELLED, CLIENT_GONE)
+        wire.end(stream, Code.CANCELLED, CLIENT_GONE)
         # What the runtime has yet to say of it passes: the client knows that it is over, and its table needs all.
         wire.forget(stream)
         self.other.client_takes_more()

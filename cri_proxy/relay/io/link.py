@@ -27,13 +27,10 @@ from cri_proxy.relay.http2.stream import (
 from cri_proxy.relay.interception import Around, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import DrainedCall
-from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, Endpoint
+from cri_proxy.relay.io.endpoint import CONNECT_S, FIRST_READ_BYTES, Endpoint, connected, try_to_connect
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.subscription import Subscription, is_subscription
 
-#: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
-CONNECT_S = 5.0
-BACKLOG_LOOK_S = 0.01
 #: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
 NOTE_S = 2.0
 #: A client that was sent away has so long to read that and to go by itself.
@@ -114,12 +111,12 @@ class Link:
             return
         self._early = lobby.early
         try:
-            connected = _try_to_connect(self._owner.runtime)
+            found = try_to_connect(self._owner.runtime)
         except OSError as error:
             self._reached(error)
             return
-        if connected is not None:
-            self._reached(connected)
+        if found is not None:
+            self._reached(found)
             return
         self._regulate()
         task = self._loop.create_task(self._wait_for_runtime())
@@ -510,34 +507,6 @@ class Link:
         self.client.abort()
         self.runtime.abort()
         self._owner.left(self)
-
-
-def _try_to_connect(path: str) -> Optional[socket.socket]:
-    """A connection to a listening socket, which takes no time on a unix socket; None: its backlog is full.
-
-    :raises OSError: there is none.
-    """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.setblocking(False)
-    try:
-        connection.connect(path)
-    except BlockingIOError:
-        connection.close()
-        return None
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-async def connected(path: str) -> socket.socket:
-    """A connection, as soon as there is room for it.
-
-    :raises OSError: there is none.
-    """
-    while (connection := _try_to_connect(path)) is None:
-        await asyncio.sleep(BACKLOG_LOOK_S)
-    return connection
 
 
 def _nothing(_instead: Instead) -> None:
