@@ -113,7 +113,7 @@ class InterceptedCall:
         self.node_state.metrics.requests.labels(self.method, self.outcome).inc()
         self.fields.update(outcome=self.outcome, us=round(self.decision_us))
         if code:
-            self.fields.update(code=code, details=details[:MESSAGE_CHARS])
+            self.fields.update(code=int(code), details=details[:MESSAGE_CHARS])
         self.node_state.log.info(self.method, **self.fields)
 
     def _fail_open(self, error: Exception) -> None:

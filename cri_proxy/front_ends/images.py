@@ -10,12 +10,12 @@ from typing import Optional
 
 from cri_proxy.relay.interception import (
     CallEnd,
-from cri_proxy.relay.status import Code
     Interception,
     Interceptor,
     Outcome,
     Refuse,
 )
+from cri_proxy.relay.status import Code
 
 _SERVICES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
 

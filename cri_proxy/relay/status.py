@@ -31,10 +31,6 @@ class Code(IntEnum):
     DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
-    # Texts have the number, whatever Python's version is.
-    __str__ = int.__repr__
-    __format__ = int.__format__
-
 
 def code_of(number: int) -> Code:
     """The code of a number; UNKNOWN of one that gRPC does not have."""
@@ -47,9 +43,7 @@ class RpcError(Exception):
     ``in_doubt``: the server may have done what was asked; else it has said that it did not, or has never got the call.
     """
 
-    def __init__(
-        self, code: Code, details: str, trailers: Metadata = (), in_doubt: bool = False
-    ) -> None:
+    def __init__(self, code: Code, details: str, trailers: Metadata = (), in_doubt: bool = False) -> None:
         super().__init__(details)
         self.code = code
         self.details = details

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_api import ttrpc_pb2 as pb
-from cri_proxy.nri import ttrpc, ttrpc_frames
+from cri_proxy.nri import ttrpc_frames
 from cri_proxy.nri.ttrpc import PeerCall, Reply, TtrpcWire
-from cri_proxy.relay.status import Code
 from cri_proxy.nri.ttrpc_frames import (
     MAX_DATA_BYTES,
     MAX_FRAME_BYTES,
@@ -19,6 +18,7 @@ from cri_proxy.nri.ttrpc_frames import (
     TooLarge,
     TrunkReader,
 )
+from cri_proxy.relay.status import Code
 
 HOST_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin"
 CUTS = st.lists(st.integers(0, 10_000), max_size=12)

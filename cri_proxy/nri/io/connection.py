@@ -17,13 +17,13 @@ from cri_proxy.nri.io.plugin.launched import PLUGIN_SERVICE, RUNTIME_SERVICE
 from cri_proxy.nri.ttrpc import TtrpcWire
 from cri_proxy.nri.ttrpc_frames import (
     MAX_DATA_BYTES,
-from cri_proxy.relay.status import Code
     PLUGIN_CONNECTION,
     RUNTIME_CONNECTION,
     Begun,
     Garbage,
     TooLarge,
 )
+from cri_proxy.relay.status import Code
 
 #: Message bytes and the caller's timeout in seconds (0 = none) -> reply bytes. May raise CallFailed.
 Handler = Callable[[bytes, float], Awaitable[bytes]]

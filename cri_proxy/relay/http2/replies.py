@@ -35,9 +35,9 @@ from cri_proxy.relay.http2.stream import FailedOpen, ReplyReceived, Stage, Strea
 from cri_proxy.relay.http2.wire import Wire
 from cri_proxy.relay.interception import (
     CallEnd,
-from cri_proxy.relay.status import Code
     end_of,
 )
+from cri_proxy.relay.status import Code
 
 
 class _Front:

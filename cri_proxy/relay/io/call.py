@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
-from cri_proxy.relay.http2.headers import Headers, Metadata, value_of
+from cri_proxy.relay.http2.headers import Headers, value_of
 from cri_proxy.relay.http2.stream import Ended, ReplyReceived, RequestReceived
 from cri_proxy.relay.interception import (
     TRACE,
@@ -22,7 +22,7 @@ from cri_proxy.relay.interception import (
     Refuse,
 )
 from cri_proxy.relay.io.drain import STOPPING, DrainedCall, grace_of
-from cri_proxy.relay.status import Code
+from cri_proxy.relay.status import Code, Metadata
 
 #: What is sent for each message that was shown; nothing: the messages.
 Instead = Sequence[Optional[bytes]]
@@ -135,7 +135,11 @@ class FrameCall:
             trailers = error.trailers
         except Exception as error:
             ended = Ended(
-                asked.stream, self, CallEnd.UNKNOWN, Code.INTERNAL, f"cri-resmgr: {type(error).__name__}: {error}"
+                asked.stream,
+                self,
+                CallEnd.UNKNOWN,
+                Code.INTERNAL,
+                f"cri-resmgr: {type(error).__name__}: {error}",
             )
         return ended, self._finishing(ended, reply, trailers)
 

@@ -125,7 +125,9 @@ class ServerStream:
                 break
             if self._is_late:
                 raise RpcError(
-                    Code.DEADLINE_EXCEEDED, f"no answer within {self._timeout_s:g} s", in_doubt=bool(call.stream)
+                    Code.DEADLINE_EXCEEDED,
+                    f"no answer within {self._timeout_s:g} s",
+                    in_doubt=bool(call.stream),
                 )
             if call.is_over:
                 if call.status[0] != Code.OK:

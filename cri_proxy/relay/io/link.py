@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Protocol, Union
 
 from cri_api.waiting import wait_within
 from cri_proxy.relay.http2.frames import Error, write_goaway
-from cri_proxy.relay.http2.headers import Headers, Metadata
+from cri_proxy.relay.http2.headers import Headers
 from cri_proxy.relay.http2.lobby import Lobby
 from cri_proxy.relay.http2.local import LocalEnd
 from cri_proxy.relay.http2.relay import RelayedConnection
@@ -30,6 +30,7 @@ from cri_proxy.relay.io.drain import DrainedCall
 from cri_proxy.relay.io.endpoint import CONNECT_S, FIRST_READ_BYTES, Endpoint, connected, try_to_connect
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.subscription import Subscription, is_subscription
+from cri_proxy.relay.status import Metadata
 
 #: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
 NOTE_S = 2.0

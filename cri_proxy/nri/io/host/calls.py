@@ -27,7 +27,6 @@ from cri_proxy.nri.lifecycle import Due, Lifecycle
 from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import (
     Answer,
-from cri_proxy.relay.status import Code
     AnswerFailed,
     CallEnd,
     Forward,
@@ -35,6 +34,7 @@ from cri_proxy.relay.status import Code
     Outcome,
     Refuse,
 )
+from cri_proxy.relay.status import Code
 
 
 class StepsUnderWay:
@@ -419,7 +419,9 @@ class Showing:
         elif self._method in ("PodSandboxStatus", "PodSandboxStats"):
             wanted = parse(cri.PodSandboxStatusRequest, message).pod_sandbox_id
             if self._hidden.hides_sandbox(wanted):
-                return Refuse(Code.NOT_FOUND, f'an error occurred when try to find sandbox "{wanted}": not found')
+                return Refuse(
+                    Code.NOT_FOUND, f'an error occurred when try to find sandbox "{wanted}": not found'
+                )
         return None
 
     async def replied(self, message: bytes) -> None:

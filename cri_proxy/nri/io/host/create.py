@@ -33,13 +33,13 @@ from cri_proxy.nri.pod_cache import annotated
 from cri_proxy.nri.view import view_container, view_resources
 from cri_proxy.relay.interception import (
     Answer,
-from cri_proxy.relay.status import Code
     AnswerFailed,
     Forward,
     Interception,
     Outcome,
     Refuse,
 )
+from cri_proxy.relay.status import Code
 
 
 class Create(HostedCall):
