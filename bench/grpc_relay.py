@@ -11,7 +11,8 @@ from typing import Any, Optional
 
 import grpc
 
-from cri_proxy.runtime import CHANNEL_OPTIONS, open_channel
+from tests.cri_client import CHANNEL_OPTIONS
+from tests.fake_runtime import SERVER_OPTIONS
 
 #: How long a call waits to be seen whole. The end of a unary request comes with the message, or right behind it.
 LOOK_AHEAD_S = 0.05
@@ -24,7 +25,7 @@ class GrpcRelay(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of a grpc.aio server, in front of the runtime at a path."""
 
     def __init__(self, runtime: str) -> None:
-        self._channel = open_channel(runtime)
+        self._channel = grpc.aio.insecure_channel(f"unix:{runtime}", options=CHANNEL_OPTIONS)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -39,7 +40,7 @@ class GrpcRelay(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def serve(self, path: str) -> grpc.aio.Server:
         """Serve on a socket."""
-        server = grpc.aio.server(options=CHANNEL_OPTIONS[:4])
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self,))
         server.add_insecure_port(f"unix:{path}")
         await server.start()

@@ -31,7 +31,7 @@ LOOK_S = 0.001
 STEPS = {
     "Python alone": "pass",
     "asyncio": "import asyncio",
-    "grpc.aio and CRI's messages": "import grpc.aio, cri_api.runtime_v1_pb2",
+    "CRI's messages": "import cri_api.runtime_v1_pb2",
     "all that a relay of frames needs": "import cri_proxy.relay.http2.relay, asyncio",
     "all that the command imports": (
         "from cri_proxy.light_imports import lightly\n"

@@ -17,9 +17,6 @@ COMPLETING = "_CRI_RESMGR_COMPLETE"
 
 def main():
     """Entry point of ``cri-resmgr``."""
-    # Python before 3.10 starts programs by fork(); gRPC's handlers then abort the child, if its threads are at work
-    # (seen). They are for children that go on with gRPC: ours never do. Read once, when grpc is imported.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     if sys.argv[1:3] == ["nri", "launch"]:  # becomes a plugin; nothing else is imported for that
         from cri_proxy.nri.io import launcher as nri_launcher
 

@@ -7,30 +7,14 @@ import json
 import os
 import stat
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Optional
-
-import grpc
+from typing import Any
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta
 from cri_proxy.engine.model import CpusetUpdate
+from cri_proxy.relay.io.channel import Channel
+from cri_proxy.relay.status import Code, RpcError
 
-CHANNEL_OPTIONS = (
-    # kubelet allows replies of 16 MiB; here nothing is limited.
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_metadata_size", 1 << 20),
-    ("grpc.absolute_max_metadata_size", 1 << 20),
-    # A runtime that comes back is found within half a second (design: works again within a second).
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # Not the least wait, as the name says, but how long a connection may take: on a busy node, some time (seen).
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_retries", 0),
-    # Else a connection that was refused elsewhere in this process would make this one wait.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-)
 #: Where runtimes listen, in the order they are tried when the configuration names none.
 WELL_KNOWN = (
     "/run/containerd/containerd.sock",
@@ -43,11 +27,6 @@ CALL_TIMEOUT_S = 10.0
 #: Lists that may come in parts (cri-api 0.36), each of which reads as a short list: a runtime sends no message of more
 #: than 16 MB, some 11,000 containers.
 STREAMED = {"ListContainers": "StreamContainers", "ListPodSandbox": "StreamPodSandboxes"}
-
-
-def open_channel(path: str) -> grpc.aio.Channel:
-    """A channel to a unix socket with our options; it connects when used."""
-    return grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
 
 
 class NoRuntime(Exception):
@@ -85,7 +64,7 @@ class RuntimeClient:
     def __init__(self, path: str, is_guess: bool = False) -> None:
         self.path = path
         self.is_guess = is_guess
-        self.channel = open_channel(path)
+        self.channel = Channel(path)
         self.api = ""
         self.name = ""
         self.version = ""
@@ -98,7 +77,7 @@ class RuntimeClient:
     async def call(self, method: str, request: Any, reply: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One unary call, a list streamed where it can be; finds out the CRI version first where it is not known.
 
-        :raises grpc.aio.AioRpcError: the runtime's error, or its absence.
+        :raises RpcError: the runtime's error, or its absence.
         """
         if not self.api:
             await self.identify()
@@ -106,48 +85,41 @@ class RuntimeClient:
         if streamed and streamed not in self._lacking:
             try:
                 return await self._collected(streamed, request, reply, timeout_s)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            except RpcError as error:
+                if error.code != Code.UNIMPLEMENTED:
                     raise
                 self._lacking.add(streamed)
         return await self._unary(f"/{self.api}.RuntimeService/{method}", request, reply, timeout_s)
 
     async def identify(self) -> None:
         """Ask for the runtime's name and version, trying the CRI versions in turn."""
-        error: Optional[grpc.aio.AioRpcError] = None
         for api in VERSIONS:
             try:
                 request = cri.VersionRequest(version="v1")
                 got = await self._unary(
                     f"/{api}.RuntimeService/Version", request, cri.VersionResponse, CALL_TIMEOUT_S
                 )
-            except grpc.aio.AioRpcError as failure:
-                error = failure
-                if failure.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            except RpcError as error:
+                if error.code != Code.UNIMPLEMENTED or api == VERSIONS[-1]:
                     raise
                 continue
             self.api, self.name, self.version = api, got.runtime_name, got.runtime_version
             self._lacking.clear()
             return
-        assert error is not None
-        raise error
 
     async def _unary(self, path: str, request: Any, reply: Any, timeout_s: float) -> Any:
-        call = self.channel.unary_unary(
-            path, request_serializer=_serialize, response_deserializer=reply.FromString
-        )
-        return await call(request, timeout=timeout_s)
+        return reply.FromString(await self.channel.unary(path, request.SerializeToString(), timeout_s))
 
     async def _collected(self, method: str, request: Any, reply: Any, timeout_s: float) -> Any:
         """All parts of a streamed list as one reply; a list that ends too early is none."""
-        stream = self.channel.unary_stream(
-            f"/{self.api}.RuntimeService/{method}",
-            request_serializer=_serialize,
-            response_deserializer=reply.FromString,
-        )
+        path = f"/{self.api}.RuntimeService/{method}"
+        stream = self.channel.stream(path, request.SerializeToString(), timeout_s)
         whole = reply()
-        async for part in stream(request, timeout=timeout_s):
-            whole.MergeFrom(part)
+        try:
+            while (part := await stream.read()) is not None:
+                whole.MergeFromString(part)
+        finally:
+            stream.cancel()
         return whole
 
     # ------------------------------------------------------------------ questions
@@ -184,16 +156,12 @@ class RuntimeClient:
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
         """Container events until the stream ends or fails."""
         path = f"/{self.api}.RuntimeService/GetContainerEvents"
-        deserialize = cri.ContainerEventResponse.FromString
-        stream = self.channel.unary_stream(
-            path, request_serializer=_serialize, response_deserializer=deserialize
-        )
-        call = stream(cri.GetEventsRequest())
+        stream = self.channel.stream(path, cri.GetEventsRequest().SerializeToString())
         try:
-            async for event in call:
-                yield event
+            while (event := await stream.read()) is not None:
+                yield cri.ContainerEventResponse.FromString(event)
         finally:
-            call.cancel()
+            stream.cancel()
 
     # ------------------------------------------------------------------ actions
 
@@ -206,21 +174,15 @@ class RuntimeClient:
     @property
     def is_connected(self) -> bool:
         """Whether the channel is."""
-        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+        return self.channel.is_connected
 
     async def wait_ready(self) -> None:
         """Return when the channel is connected; keeps it trying."""
-        while (state := self.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            await self.channel.wait_for_state_change(state)
+        await self.channel.wait_ready()
 
     async def wait_lost(self) -> None:
         """Return when the channel is not connected any more."""
-        while (state := self.channel.get_state()) is grpc.ChannelConnectivity.READY:
-            await self.channel.wait_for_state_change(state)
-
-
-def _serialize(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+        await self.channel.wait_lost()
 
 
 def _info(info: Mapping[str, str]) -> dict[str, Any]:

@@ -14,30 +14,6 @@ import pytest
 from cri_proxy import launcher, passthrough
 from cri_proxy.cli.main import cli
 
-#: The launcher in a process where grpc has not been imported; then what grpc will have read.
-PROGRAM = """
-import os, sys
-sys.argv[1:] = ["--version"]
-from cri_proxy.launcher import main
-try:
-    main()
-except SystemExit:
-    print(os.environ["GRPC_ENABLE_FORK_SUPPORT"])
-"""
-
-
-def _said(**environment: str) -> str:
-    known = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env={**known, **environment}, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1]
-
-
-def test_programs_are_started_without_grpcs_fork_handlers_unless_one_wants_them() -> None:
-    assert _said() == "false"
-    assert _said(GRPC_ENABLE_FORK_SUPPORT="true") == "true"
-
-
 #: A shell's question, without the command's own words. Nobody becomes the program that passes bytes in a test.
 QUESTION = """
 import os, sys

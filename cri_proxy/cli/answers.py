@@ -34,7 +34,7 @@ NEXT_STEPS = {
     "BadScenario": "see: docs/policies.md has the steps",
     "BadKubeletFile": "correct that file; kubelet would not start with it either",
     "CannotWrite": "try again as root, where that file system can be written",
-    "AioRpcError": "is it well? journalctl -u containerd, or that of another runtime",
+    "RpcError": "is it well? journalctl -u containerd, or that of another runtime",
 }
 #: A sentence that says by itself what to do.
 _SAYS_IT = re.compile(

@@ -16,6 +16,7 @@ from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.engine.report import NotOne
 from cri_proxy.node.lock import NodeLock
+from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import NoRuntime
 from cri_proxy.state.store import Store
 
@@ -44,8 +45,6 @@ def set_state_aside(config: Config, command: str) -> str:
 
 def release_offline(container: Optional[str], config_file: Optional[Path]) -> Any:
     """Release one container, or (None) all, straight at the runtime. Ends where it fails."""
-    import grpc
-
     from cri_proxy.daemon.release import release
     from cri_proxy.node.machine import NoMachine
     from cri_proxy.services import logs
@@ -57,8 +56,8 @@ def release_offline(container: Optional[str], config_file: Optional[Path]) -> An
             return asyncio.run(release(config, container, logs.set_up("warning", "console")))
     except (NotOne, NoRuntime, NoMachine) as error:
         fail_by(error)
-    except grpc.aio.AioRpcError as error:
-        fail_by(error, f"the runtime does not answer: {error.details()}")
+    except RpcError as error:
+        fail_by(error, f"the runtime does not answer: {error.details}")
 
 
 @contextlib.contextmanager

@@ -11,8 +11,6 @@ from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-import grpc
-
 from cri_api.control import ControlError
 from cri_proxy.affinity.io.rebalancer import AffinityController, CannotRebalance
 from cri_proxy.affinity.report import edge_rows, endpoint_name, nearness_rows, owner_rows
@@ -105,7 +103,6 @@ class Commands:
         services.health.note("state", services.store.problem)
         if (engine := node_state.active()) is not None:
             services.health.note("invariants", unmet_in_short(engine))
-        connected = runtime.channel.get_state() is grpc.ChannelConnectivity.READY
         document: dict[str, Any] = {
             "version": VERSION,
             "mode": daemon.mode,
@@ -117,7 +114,7 @@ class Commands:
             **daemon.front.status(),
             "runtime": {
                 "socket": runtime.path,
-                "connected": connected,
+                "connected": runtime.is_connected,
                 "name": runtime.name,
                 "version": runtime.version,
                 "api": runtime.api,

@@ -12,14 +12,13 @@ import socket
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Callable, Optional
 
-import grpc
-
 from bpf.kernel.notify import notify
 from cri_api.waiting import wait_within
 from cri_proxy.daemon.engine_host import Assembly
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet_in_short
 from cri_proxy.front_ends.events import note_event
+from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import NoRuntime, discover
 from cri_proxy.services.health import Health
 from cri_proxy.services.services import Services
@@ -136,9 +135,9 @@ class Maintenance:
             try:
                 runtime.api = ""
                 await runtime.identify()
-            except grpc.aio.AioRpcError as error:
+            except RpcError as error:
                 services.health.note(
-                    "runtime", f"{runtime.path} does not answer as a CRI runtime: {error.details()}"
+                    "runtime", f"{runtime.path} does not answer as a CRI runtime: {error.details}"
                 )
                 await asyncio.sleep(IDENTIFY_AGAIN_S)
                 continue
@@ -237,13 +236,13 @@ class Maintenance:
         services = self._services
         try:
             await services.reconciler.run(with_cpusets=full)
-        except grpc.aio.AioRpcError as error:
+        except RpcError as error:
             services.metrics.resyncs.labels("failed").inc()
             services.node_state.note_compared(is_done=False)
-            services.log.warning("the runtime's list could not be had", error=error.details())
+            services.log.warning("the runtime's list could not be had", error=error.details)
             # A runtime that is away is another reason than one that is stuck.
             if services.runtime.is_connected:
-                services.health.note("list", f"the runtime does not list its containers: {error.details()}")
+                services.health.note("list", f"the runtime does not list its containers: {error.details}")
             return False
         services.health.note("list", "")
         return True
@@ -279,7 +278,7 @@ class Maintenance:
                     note_event(node_state, engine, event)
                     if services.events.streams or engine is not node_state.active():
                         break
-            except (grpc.aio.AioRpcError, ValueError):
+            except (RpcError, ValueError):
                 pass  # polling notices exits, too
             except Exception:
                 services.log.error("an event could not be followed", exc_info=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-import grpc
-
 from cri_proxy.config.config import Config
 from cri_proxy.daemon.engine_host import BOOT_KEY, LOST_KEY, QUOTAS_KEY, read_boot_id, restore
 from cri_proxy.engine.build import make_engine, make_host
@@ -18,6 +16,7 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.node.quotas import Quotas
+from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import RuntimeClient, discover, gather_limited
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.reconciler import Reconciler
@@ -46,7 +45,7 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
 
     :raises NotOne: the name means no container, or several.
     :raises NoRuntime, NoMachine: there is none.
-    :raises grpc.aio.AioRpcError: the runtime does not answer.
+    :raises RpcError: the runtime does not answer.
     """
     runtime = RuntimeClient(discover(config["relay.runtime_endpoint"]))
     store = StateWriter(Store(Path(config["state.directory"])), Metrics(""), log)
@@ -126,9 +125,9 @@ def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:
 
 def _row(engine: Engine, update: CpusetUpdate, result: Any) -> dict[str, Any]:
     """What came of one update."""
-    if isinstance(result, BaseException) and not isinstance(result, grpc.aio.AioRpcError):
+    if isinstance(result, BaseException) and not isinstance(result, RpcError):
         raise result
-    error = result.details() or result.code().name if isinstance(result, grpc.aio.AioRpcError) else ""
+    error = result.details or result.code.name if isinstance(result, RpcError) else ""
     cpus, mems = format_cpus(update.placement.cpus), format_cpus(update.placement.mems)
     names = {"id": update.id, "container": path_of(engine, update.id)}
     return {**names, "cpus": cpus, "mems": mems, "done": not error, "error": error}

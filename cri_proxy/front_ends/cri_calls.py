@@ -30,11 +30,6 @@ from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.front_ends.restores import Restores
 from cri_proxy.relay.interception import (
-    FAILED_PRECONDITION,
-    INTERNAL,
-    NOT_FOUND,
-    UNAVAILABLE,
-    UNIMPLEMENTED,
     CallEnd,
     Forward,
     Interception,
@@ -42,6 +37,7 @@ from cri_proxy.relay.interception import (
     Refuse,
     intercepted,
 )
+from cri_proxy.relay.status import Code
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
 from policies.machine.cpus import format_cpus
@@ -96,7 +92,7 @@ class InterceptedCall:
         except PlacementRefused as error:
             self.outcome = "refused"
             self.fields["why"] = str(error)
-            outcome = Refuse(FAILED_PRECONDITION, f"cri-resmgr: {error}")
+            outcome = Refuse(Code.FAILED_PRECONDITION, f"cri-resmgr: {error}")
         except Exception as error:
             self._fail_open(error)
             outcome = self._undecided()
@@ -117,7 +113,7 @@ class InterceptedCall:
         self.node_state.metrics.requests.labels(self.method, self.outcome).inc()
         self.fields.update(outcome=self.outcome, us=round(self.decision_us))
         if code:
-            self.fields.update(code=code, details=details[:MESSAGE_CHARS])
+            self.fields.update(code=int(code), details=details[:MESSAGE_CHARS])
         self.node_state.log.info(self.method, **self.fields)
 
     def _fail_open(self, error: Exception) -> None:
@@ -131,7 +127,7 @@ class InterceptedCall:
         reason = self.outcome.rpartition(" ")[2]
         self.outcome = "refused"
         return Refuse(
-            INTERNAL,
+            Code.INTERNAL,
             f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed",
         )
 
@@ -318,7 +314,7 @@ class UpdatePodSandboxResources(InterceptedCall):
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         # Where the runtime does not know the call, kubelet goes on with the resize (updatePodSandboxResources).
-        if end is CallEnd.OK or code == UNIMPLEMENTED:
+        if end is CallEnd.OK or code == Code.UNIMPLEMENTED:
             request = parse(cri.UpdatePodSandboxResourcesRequest, self.message)
             self.fields["id"] = request.pod_sandbox_id
             size, memory = (
@@ -366,7 +362,7 @@ class StartContainer(_AboutContainer):
         others = self.note_company(await node_state.updates.alone(self.container_id, left_s))
         if others and requires_place(grant.container):
             self.is_ours, self.outcome = True, "refused"
-            return Refuse(FAILED_PRECONDITION, f"cri-resmgr: CPUs {format_cpus(grant.exclusive)} are its own by "
+            return Refuse(Code.FAILED_PRECONDITION, f"cri-resmgr: CPUs {format_cpus(grant.exclusive)} are its own by "
                           f"{requires_place(grant.container)}, and {', '.join(others)} may still run there")  # fmt: skip
         return outcome
 
@@ -378,7 +374,7 @@ class StartContainer(_AboutContainer):
             self.node_state.save_together()
             return
         if (
-            end is CallEnd.REFUSED and code != UNAVAILABLE
+            end is CallEnd.REFUSED and code != Code.UNAVAILABLE
         ):  # of a runtime that is away the place is not to blame
             distrusted = self.engine.start_failed(self.container_id, details, self.node_state.clock())
             self.node_state.metrics.start_failures.labels("untouched" if distrusted else "placed").inc()
@@ -399,7 +395,7 @@ class RemoveContainer(_AboutContainer):
     method = "RemoveContainer"
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
-        if end is CallEnd.OK or code == NOT_FOUND:
+        if end is CallEnd.OK or code == Code.NOT_FOUND:
             self.engine.remove(self.container_id)
             self.node_state.save_together()
 
@@ -415,7 +411,7 @@ class EndPodSandbox(InterceptedCall):
         return Forward()
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
-        if end is CallEnd.OK or code == NOT_FOUND:
+        if end is CallEnd.OK or code == Code.NOT_FOUND:
             self.engine.end_pod(self.sandbox_id)
             self.node_state.save_together()
 

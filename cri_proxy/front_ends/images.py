@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Optional
 
 from cri_proxy.relay.interception import (
-    FAILED_PRECONDITION,
     CallEnd,
     Interception,
     Interceptor,
     Outcome,
     Refuse,
 )
+from cri_proxy.relay.status import Code
 
 _SERVICES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
 
@@ -50,7 +50,7 @@ class _Refusal:
         self._sentence = sentence
 
     async def request(self, message: bytes) -> Outcome:
-        return Refuse(FAILED_PRECONDITION, self._sentence)
+        return Refuse(Code.FAILED_PRECONDITION, self._sentence)
 
     async def replied(self, message: bytes) -> None:
         pass

@@ -15,14 +15,13 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-import grpc
-
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.resync import UnannouncedContainer
 from cri_proxy.front_ends.late_placement import LatePlacement
+from cri_proxy.relay.status import RpcError
 from cri_proxy.services.services import Services
 from cri_proxy.unix_sockets import activated
 
@@ -88,8 +87,8 @@ class Standalone:
             problem = ""
             try:
                 await self._look()
-            except grpc.aio.AioRpcError as error:
-                services.log.debug("the runtime's list could not be had", error=error.details())
+            except RpcError as error:
+                services.log.debug("the runtime's list could not be had", error=error.details)
             except Exception as error:
                 services.log.error("containers could not be looked for", exc_info=True)
                 problem = f"looking for new containers fails: {type(error).__name__}: {error}"
@@ -124,7 +123,7 @@ class Standalone:
         if engine is None:
             self._engine = None
             return
-        if services.runtime.channel.get_state() is not grpc.ChannelConnectivity.READY:
+        if not services.runtime.is_connected:
             return
         await services.reconciler.run(with_cpusets=False)
         if now_s >= self._note_at:

@@ -27,15 +27,12 @@ from cri_proxy.nri.ttrpc_frames import (
     too_large,
     write_message,
 )
+from cri_proxy.relay.status import Code
 from cri_proxy.text.protobuf_bytes import write_varint
 
 _LAST_STREAM = (1 << 32) - 1
 #: Of Request's field 3.
 _PAYLOAD_TAG = b"\x1a"
-
-# gRPC's codes, as far as used here.
-CANCELED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 1, 2, 3, 4
-RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
 
 
 @dataclass(frozen=True)
@@ -139,19 +136,19 @@ class TtrpcWire:
             return  # NRI never streams, and nothing is called here that could be answered
         problem = self._stream_problem(stream)
         if problem:
-            answers.append(self.fail(stream, INVALID_ARGUMENT, problem))
+            answers.append(self.fail(stream, Code.INVALID_ARGUMENT, problem))
             return
         self._last_served = stream
         if message.data is None:
-            answers.append(self.fail(stream, RESOURCE_EXHAUSTED, too_large(message.size_bytes)))
+            answers.append(self.fail(stream, Code.RESOURCE_EXHAUSTED, too_large(message.size_bytes)))
             return
         try:
             request = pb.Request.FromString(message.data)
         except DecodeError:
-            answers.append(self.fail(stream, INVALID_ARGUMENT, "the request is no protobuf message"))
+            answers.append(self.fail(stream, Code.INVALID_ARGUMENT, "the request is no protobuf message"))
             return
         if request.service != self._service:
-            answers.append(self.fail(stream, UNIMPLEMENTED, f"service {request.service}"))
+            answers.append(self.fail(stream, Code.UNIMPLEMENTED, f"service {request.service}"))
             return
         events.append(PeerCall(stream, request.method, request.payload, max(0, request.timeout_nano) / 1e9))
 
@@ -166,7 +163,7 @@ class TtrpcWire:
         self._open.discard(message.stream)
         if message.data is None:
             text = too_large(message.size_bytes)
-            events.append(Reply(message.stream, b"", RESOURCE_EXHAUSTED, text))
+            events.append(Reply(message.stream, b"", Code.RESOURCE_EXHAUSTED, text))
             return
         try:
             response = pb.Response.FromString(message.data)

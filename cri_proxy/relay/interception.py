@@ -6,11 +6,13 @@ request message, does what the ``Outcome`` says, and reports the reply and the e
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Callable, Optional, Protocol, Union
+
+from cri_proxy.relay.status import Code, Metadata
 
 #: CRI versions have the same messages under two service names.
 RUNTIME_SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
@@ -103,15 +105,22 @@ class Answer:
 
 
 class AnswerFailed(Exception):
-    """The status an answer ends with: one of our own, or the runtime's as it came, with its trailers."""
+    """The status an answer ends with: one of our own, or the runtime's as it came, with its trailers.
 
-    def __init__(
-        self, code: int, message: str, trailers: Sequence[tuple[str, Union[str, bytes]]] = ()
-    ) -> None:
+    ``in_doubt``: the runtime has got a call, and how that ended is not known, though the code is one of an error.
+    """
+
+    def __init__(self, code: int, message: str, trailers: Metadata = (), in_doubt: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.trailers = tuple(trailers)
+        self._in_doubt = in_doubt
+
+    @property
+    def end(self) -> CallEnd:
+        """How the call ended. An answer is several calls: also after one that was not sent others may have been."""
+        return CallEnd.UNKNOWN if self._in_doubt else end_of(self.code, True)
 
 
 Outcome = Union[Forward, Refuse, Answer]
@@ -125,11 +134,8 @@ class CallEnd(Enum):
     UNKNOWN = "unknown"  # client gone, deadline passed, connection lost: not known
 
 
-#: gRPC status codes (grpc/statuscodes.md).
-CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND = 1, 2, 4, 5
-RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 9, 12, 13, 14
 #: Those that do not tell whether the runtime has done it. UNKNOWN does: it is its own word for most errors.
-_DOUBTFUL = frozenset([CANCELLED, DEADLINE_EXCEEDED])
+_DOUBTFUL = frozenset([Code.CANCELLED, Code.DEADLINE_EXCEEDED])
 
 
 def end_of(code: int, sent: bool) -> CallEnd:
@@ -139,7 +145,7 @@ def end_of(code: int, sent: bool) -> CallEnd:
     """
     if code == 0:
         return CallEnd.OK
-    if code in _DOUBTFUL or (code == UNAVAILABLE and sent):
+    if code in _DOUBTFUL or (code == Code.UNAVAILABLE and sent):
         return CallEnd.UNKNOWN
     return CallEnd.REFUSED
 

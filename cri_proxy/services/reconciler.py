@@ -88,7 +88,7 @@ class Reconciler:
     async def run(self, with_cpusets: bool = True) -> Resync:
         """One resync. ``with_cpusets``: also look at every container's cpuset (costs a call for new containers).
 
-        :raises grpc.aio.AioRpcError: the runtime does not answer; nothing has changed then.
+        :raises RpcError: the runtime does not answer; nothing has changed then.
         """
         async with self._lock:
             engine = self._node_state.active()

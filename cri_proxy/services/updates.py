@@ -13,19 +13,15 @@ from collections.abc import Awaitable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Callable, Optional
 
-import grpc
-
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
+from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.runtime import RuntimeClient
 
 AT_A_TIME = 8
 #: How long an update that has failed waits to be tried again: at first, and at most, seconds.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-
-#: Answers that say nothing about the update itself: the runtime is away, or slow.
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 async def _nothing() -> None:
@@ -287,7 +283,7 @@ class Updates:
             self._metrics.updates.labels("retried").inc()
         try:
             await self.deliver(update)
-        except grpc.aio.AioRpcError as error:
+        except RpcError as error:
             self._failed(engine, update, error)
         except asyncio.CancelledError:
             self.end(engine, key, is_taken=False)
@@ -301,17 +297,16 @@ class Updates:
             self._next_pause_s.pop(key, None)
             self.end(engine, key, is_taken=True)
 
-    def _failed(self, engine: Engine, update: CpusetUpdate, error: grpc.aio.AioRpcError) -> None:
+    def _failed(self, engine: Engine, update: CpusetUpdate, error: RpcError) -> None:
         self._metrics.updates.labels("failed").inc()
-        code = error.code()
-        gone = code is grpc.StatusCode.NOT_FOUND
-        refusal = "" if code in _AWAY else error.details() or code.name
+        gone, is_away = error.code == Code.NOT_FOUND, error.code == Code.UNAVAILABLE
+        refusal = "" if error.in_doubt or is_away else error.details or error.code.name
         if not gone:
             self._pause(update.id)
-        if code is grpc.StatusCode.UNAVAILABLE:  # all others would fail as well
+        if is_away:  # all others would fail as well
             self._pause("")
         self.end(engine, update.id, is_taken=gone, refusal=refusal)
-        self._log.warning("update failed", id=update.id, why=update.why, error=error.details(), gone=gone)
+        self._log.warning("update failed", id=update.id, why=update.why, error=error.details, gone=gone)
 
     def _pause(self, key: str) -> None:
         pause_s = self._next_pause_s.get(key, FIRST_PAUSE_S)

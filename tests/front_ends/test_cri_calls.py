@@ -6,7 +6,8 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.front_ends.cri_calls import _KINDS
-from cri_proxy.relay.interception import INTERCEPTED, INTERNAL, UNIMPLEMENTED, CallEnd
+from cri_proxy.relay.interception import INTERCEPTED, CallEnd
+from cri_proxy.relay.status import Code
 from tests.front_ends.test_placer_properties import CriCalls, Pod, created, pod_resources
 
 
@@ -14,7 +15,7 @@ def test_each_intercepted_method_has_a_class() -> None:
     assert {*_KINDS, "RestorePod", "GetContainerEvents"} == INTERCEPTED
 
 
-@pytest.mark.parametrize(("code", "charged"), [(UNIMPLEMENTED, 16_000), (INTERNAL, 8_000)])
+@pytest.mark.parametrize(("code", "charged"), [(Code.UNIMPLEMENTED, 16_000), (Code.INTERNAL, 8_000)])
 async def test_a_pod_is_resized_also_where_the_runtime_does_not_know_the_call(
     code: int, charged: int
 ) -> None:

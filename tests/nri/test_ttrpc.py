@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_api import ttrpc_pb2 as pb
-from cri_proxy.nri import ttrpc, ttrpc_frames
+from cri_proxy.nri import ttrpc_frames
 from cri_proxy.nri.ttrpc import PeerCall, Reply, TtrpcWire
 from cri_proxy.nri.ttrpc_frames import (
     MAX_DATA_BYTES,
@@ -18,6 +18,7 @@ from cri_proxy.nri.ttrpc_frames import (
     TooLarge,
     TrunkReader,
 )
+from cri_proxy.relay.status import Code
 
 HOST_SERVICE, PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Runtime", "nri.pkg.api.v1alpha1.Plugin"
 CUTS = st.lists(st.integers(0, 10_000), max_size=12)
@@ -128,7 +129,7 @@ def test_a_reply_that_is_too_large_becomes_an_error() -> None:
     here, there = host(), plugin()
     stream, _ = here.call("Synchronize", b"", 0)
     (reply,), _ = here.receive(there.reply(stream, b"x" * (MAX_DATA_BYTES + 1)))
-    assert isinstance(reply, Reply) and reply.code == ttrpc.RESOURCE_EXHAUSTED
+    assert isinstance(reply, Reply) and reply.code == Code.RESOURCE_EXHAUSTED
     assert "exceed maximum message size of 4194304" in reply.message
 
 

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Optional
 
-import grpc
-import grpc.aio
 import pytest
 import pytest_asyncio
 import structlog
@@ -17,6 +15,7 @@ from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
+from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.services import updates as sender
 from cri_proxy.services.updates import AT_A_TIME, Updates
 from policies.hygon import Hygon
@@ -26,12 +25,8 @@ from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, constraint, host_of, make_container, run
 
 WAIT_S = 20.0
-UNAVAILABLE, INTERNAL, NOT_FOUND = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.NOT_FOUND,
-)
-DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
+UNAVAILABLE, INTERNAL, NOT_FOUND = Code.UNAVAILABLE, Code.INTERNAL, Code.NOT_FOUND
+DEADLINE = Code.DEADLINE_EXCEEDED
 
 
 class Runtime:
@@ -51,13 +46,12 @@ class Runtime:
         finally:
             del self.answers[update.id]
 
-    def answer(self, container_id: str, code: Optional[grpc.StatusCode] = None) -> None:
+    def answer(self, container_id: str, code: Optional[Code] = None) -> None:
         answer = self.answers[container_id]
         if code is None:
             answer.set_result(None)
         else:
-            nothing = grpc.aio.Metadata()
-            answer.set_exception(grpc.aio.AioRpcError(code, nothing, nothing, details=code.name.lower()))
+            answer.set_exception(RpcError(code, code.name.lower(), in_doubt=code is DEADLINE))
 
 
 class Scene:

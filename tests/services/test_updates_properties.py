@@ -11,8 +11,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Optional
 
-import grpc
-import grpc.aio
 import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, given, settings
@@ -24,6 +22,7 @@ from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import CpusetUpdate, Life, ListedContainer, Management
 from cri_proxy.engine.resync import Listing, resync_slices
 from cri_proxy.metrics import Metrics
+from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.services.updates import Updates
 from policies.balloons.policy import Balloons
 from policies.hygon import Hygon
@@ -74,16 +73,15 @@ class Node:
             del self.flying[update.id]
         if update.id in self.has and answer in ("taken", "silent, and done"):
             self.has[update.id] = update.placement.cpus or self.has[update.id]
-        code: Optional[grpc.StatusCode] = {
-            "refused": grpc.StatusCode.INTERNAL,
-            "silent, and done": grpc.StatusCode.DEADLINE_EXCEEDED,
-            "silent, and not done": grpc.StatusCode.DEADLINE_EXCEEDED,
+        code: Optional[Code] = {
+            "refused": Code.INTERNAL,
+            "silent, and done": Code.DEADLINE_EXCEEDED,
+            "silent, and not done": Code.DEADLINE_EXCEEDED,
         }.get(answer)
         if update.id not in self.has:
-            code = grpc.StatusCode.NOT_FOUND
+            code = Code.NOT_FOUND
         if code is not None:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(code, nothing, nothing, details="no")
+            raise RpcError(code, "no", in_doubt=code is Code.DEADLINE_EXCEEDED)
 
     # ------------------------------------------------------------------ steps
 

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import grpc
-
 from bpf.kernel.clock import boot_time_s
 from bpf.service.json_file import set_aside, write_json
 from cri_api import affinity_pb2 as pb
 from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
+from cri_proxy.relay.io.channel import Channel
+from cri_proxy.relay.status import Code, RpcError
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.replica import GraphReplica, News
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -108,28 +108,21 @@ class AffinityClient:
     async def _follow(self) -> str:
         """Read one stream to its end; returns why it has ended, in a sentence."""
         # A channel of our own each time: one that has failed waits before it tries again, longer than we would.
-        options = [("grpc.max_receive_message_length", -1)]
-        async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=options) as channel:
-            watch = channel.unary_stream(
-                _METHOD,
-                request_serializer=pb.WatchGraphRequest.SerializeToString,
-                response_deserializer=pb.GraphDelta.FromString,
-            )
-            call = watch(pb.WatchGraphRequest())
-            try:
-                while True:
-                    delta = await wait_within(self._patience_s(), call.read())
-                    if delta is grpc.aio.EOF:
-                        return "the observer has ended"
-                    await self._take(delta)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    return f"no observer answers at {self._socket}"
-                return f"the observer refuses: {error.code().name}: {error.details()}"
-            except asyncio.TimeoutError:
-                return self._not_looked() or f"the observer has said nothing for {self._patience_s():.0f} s"
-            finally:
-                call.cancel()
+        channel = Channel(str(self._socket), "the observer")
+        stream = channel.stream(_METHOD, pb.WatchGraphRequest().SerializeToString())
+        try:
+            while (delta := await wait_within(self._patience_s(), stream.read())) is not None:
+                await self._take(pb.GraphDelta.FromString(delta))
+            return "the observer has ended"
+        except RpcError as error:
+            if error.code == Code.UNAVAILABLE:
+                return f"no observer answers at {self._socket}"
+            return f"the observer refuses: {error}"
+        except asyncio.TimeoutError:
+            return self._not_looked() or f"the observer has said nothing for {self._patience_s():.0f} s"
+        finally:
+            stream.cancel()
+            await channel.close()
 
     def _patience_s(self) -> float:
         if self._status.sample_s <= 0:

@@ -19,6 +19,7 @@ from cri_proxy.doctor.io.host import read_file_facts
 from cri_proxy.kubelet.io.files import KubeletFiles
 from cri_proxy.kubelet.io.service import is_connected, look, our_sockets
 from cri_proxy.kubelet.settings import socket_of
+from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 
 #: How long the daemon and the runtime may take for an answer; a longer examination gives them this part of it.
@@ -157,8 +158,6 @@ def read_runtime_facts(places: Places, known: str) -> RuntimeFacts:
 
 
 async def _asked(facts: RuntimeFacts, answer_s: float) -> RuntimeFacts:
-    import grpc
-
     runtime = RuntimeClient(facts.path)
     asked = f"the runtime at {facts.path}"
     try:
@@ -172,8 +171,8 @@ async def _asked(facts: RuntimeFacts, answer_s: float) -> RuntimeFacts:
         return replace(facts, cgroup_driver=driver)
     except asyncio.TimeoutError:
         reason = f"has not answered within {answer_s:g} s"
-    except grpc.aio.AioRpcError as error:
-        reason = f"does not answer: {error.details()}"
+    except RpcError as error:
+        reason = f"does not answer: {error.details}"
     finally:
         await runtime.close()
     return replace(facts, problem=f"{asked} {reason}") if asked else facts
@@ -181,16 +180,14 @@ async def _asked(facts: RuntimeFacts, answer_s: float) -> RuntimeFacts:
 
 async def _cgroup_driver(runtime: RuntimeClient) -> str:
     """By RuntimeConfig (CRI of Kubernetes 1.28), else from containerd's own words."""
-    import grpc
-
     from cri_api import runtime_v1_pb2 as cri
 
     try:
         got = await runtime.call("RuntimeConfig", cri.RuntimeConfigRequest(), cri.RuntimeConfigResponse)
         if got.HasField("linux"):
             return str(cri.CgroupDriver.Name(got.linux.cgroup_driver)).lower()
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+    except RpcError as error:
+        if error.code != Code.UNIMPLEMENTED:
             raise
     told = await runtime.call("Status", cri.StatusRequest(verbose=True), cri.StatusResponse)
     return _driver_of(told.info.get("config", ""))

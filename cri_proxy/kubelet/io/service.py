@@ -23,6 +23,7 @@ from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import Files, Setup, socket_of, survey
 from cri_proxy.kubelet.status import KubeletStatus, RunningKubelet, judge, socket_to_write, unfit, unknown
 from cri_proxy.kubelet.switch import CannotSwitch, points_at
+from cri_proxy.relay.status import RpcError
 
 #: kubelet is back in a few seconds; a node that boots gives it longer.
 WAIT_S = 60.0
@@ -309,8 +310,6 @@ def fit_socket(control: Path, sockets: Sequence[str], found: KubeletHost, wait_s
 
 def require_runtime(endpoint: str) -> None:
     """:raises CannotSwitch: nothing would answer kubelet there."""
-    import grpc
-
     from cri_proxy.runtime import RuntimeClient
 
     async def identify() -> None:
@@ -322,8 +321,8 @@ def require_runtime(endpoint: str) -> None:
 
     try:
         asyncio.run(identify())
-    except grpc.aio.AioRpcError as error:
+    except RpcError as error:
         raise CannotSwitch(
-            f"the runtime at {endpoint} does not answer, kubelet would have none: {error.details()}",
+            f"the runtime at {endpoint} does not answer, kubelet would have none: {error.details}",
             "start it first; --force switches kubelet all the same",
         ) from None

@@ -23,6 +23,7 @@ from cri_proxy.nri.ttrpc_frames import (
     Garbage,
     TooLarge,
 )
+from cri_proxy.relay.status import Code
 
 #: Message bytes and the caller's timeout in seconds (0 = none) -> reply bytes. May raise CallFailed.
 Handler = Callable[[bytes, float], Awaitable[bytes]]
@@ -214,7 +215,7 @@ class NriConnection:
         try:
             out = await self._answer(call)
         except CallFailed as error:
-            out = self._wire.fail(call.stream, error.code or ttrpc.UNKNOWN, error.message)
+            out = self._wire.fail(call.stream, error.code or Code.UNKNOWN, error.message)
             last = error.message if error.is_last else ""
         with contextlib.suppress(ConnectionClosed):
             await self._send(out)
@@ -224,10 +225,10 @@ class NriConnection:
     async def _answer(self, call: ttrpc.PeerCall) -> bytes:
         handler: Optional[Handler] = self._handlers.get(call.method)
         if handler is None:
-            return self._wire.fail(call.stream, ttrpc.UNIMPLEMENTED, f"method {call.method}")
+            return self._wire.fail(call.stream, Code.UNIMPLEMENTED, f"method {call.method}")
         if self._served >= MOST_SERVED:
             return self._wire.fail(
-                call.stream, ttrpc.RESOURCE_EXHAUSTED, f"more than {MOST_SERVED} calls at a time"
+                call.stream, Code.RESOURCE_EXHAUSTED, f"more than {MOST_SERVED} calls at a time"
             )
         self._served += 1
         try:
@@ -236,12 +237,12 @@ class NriConnection:
         except CallFailed:
             raise
         except asyncio.TimeoutError:
-            return self._wire.fail(call.stream, ttrpc.DEADLINE_EXCEEDED, "context deadline exceeded")
+            return self._wire.fail(call.stream, Code.DEADLINE_EXCEEDED, "context deadline exceeded")
         except Exception as error:
             # A bug of ours costs this call, not the connection.
             if self._log is not None:
                 self._log.exception("an NRI handler failed", method=call.method)
-            return self._wire.fail(call.stream, ttrpc.UNKNOWN, f"{type(error).__name__}: {error}")
+            return self._wire.fail(call.stream, Code.UNKNOWN, f"{type(error).__name__}: {error}")
         finally:
             self._served -= 1
 

@@ -216,10 +216,8 @@ class Outlet:
     def credit(self, stream: int, credit: int) -> int:
         """The receiver gives credit. What of it is for the sender to know.
 
-        :raises ProtocolError: it is none, or more than a window can have (6.9, 6.9.1).
+        :raises ProtocolError: more than a window can have (6.9.1).
         """
-        if not credit:
-            raise ProtocolError(Error.PROTOCOL_ERROR, f"WINDOW_UPDATE of 0 on stream {stream}")
         ledger = self._streams.get(stream) if stream else self.connection
         if ledger is None:
             return credit

@@ -8,8 +8,10 @@ the tables of the client and of the runtime stay as they are, whatever is put in
 from __future__ import annotations
 
 import base64
+import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Optional, Union
 
 from hpack.exceptions import HPACKError
@@ -17,9 +19,10 @@ from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from cri_proxy.relay.http2.frames import MAX_BLOCK_BYTES, Error, ProtocolError
+from cri_proxy.relay.status import Code, Metadata
+from cri_proxy.version import VERSION
 
 Headers = Sequence[tuple[bytes, bytes]]
-Metadata = Iterable[tuple[str, Union[str, bytes]]]
 
 #: Blocks that are known by heart, and what all of them may take in memory, about. A client has a few dozen different ones,
 #: of 200 bytes and ten fields.
@@ -33,6 +36,10 @@ MESSAGE_BYTES = 6_000
 _STATUS_200 = b"\x88"
 #: "content-type", entry 31 of the static table, without indexing: a prefix of 4 bits, then the rest.
 _CONTENT_TYPE = b"\x0f\x10"
+#: What gRPC puts around trailing metadata.
+_NOT_METADATA = frozenset([b":status", b"content-type", b"grpc-status", b"grpc-message"])
+#: What a timeout has at most (gRPC over HTTP/2, "TimeoutValue").
+_MOST_TIMEOUT = 99_999_999
 _UNSAFE = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 
 
@@ -160,6 +167,34 @@ def value_of(headers: Headers, name: bytes) -> bytes:
 
 # ---------------------------------------------------------------------- gRPC's words
 
+#: What a reset means ("HTTP2 Transport Mapping", Errors); any other: INTERNAL.
+_RESETS = {
+    int(Error.REFUSED_STREAM): Code.UNAVAILABLE,
+    int(Error.CANCEL): Code.CANCELLED,
+    int(Error.ENHANCE_YOUR_CALM): Code.RESOURCE_EXHAUSTED,
+}
+#: What an HTTP status means where no gRPC server has answered (grpc/http-grpc-status-mapping.md); any other: UNKNOWN.
+_HTTP_STATUSES = {
+    b"400": Code.INTERNAL,
+    b"401": Code.UNAUTHENTICATED,
+    b"403": Code.PERMISSION_DENIED,
+    b"404": Code.UNIMPLEMENTED,
+    b"429": Code.UNAVAILABLE,
+    b"502": Code.UNAVAILABLE,
+    b"503": Code.UNAVAILABLE,
+    b"504": Code.UNAVAILABLE,
+}
+
+
+def code_of_reset(error: int) -> Code:
+    """The status that a reset stands for, by its HTTP/2 error."""
+    return _RESETS.get(error, Code.INTERNAL)
+
+
+def code_of_http(headers: Headers) -> Code:
+    """The status that the last headers of a call stand for which have no status of gRPC's."""
+    return _HTTP_STATUSES.get(value_of(headers, b":status"), Code.UNKNOWN)
+
 
 def status_of(trailers: Headers) -> tuple[Optional[int], str]:
     """The gRPC status and its message; without one, None, and what HTTP says."""
@@ -168,6 +203,55 @@ def status_of(trailers: Headers) -> tuple[Optional[int], str]:
         return int(text), _percent_decoded(value_of(trailers, b"grpc-message"))
     http = value_of(trailers, b":status").decode("ascii", "replace")
     return None, f"no grpc-status in the trailers (HTTP status {http or 'unknown'})"
+
+
+def read_metadata(trailers: Headers) -> list[tuple[str, Union[str, bytes]]]:
+    """Trailing metadata; binary values that are no base64 are left out."""
+    found: list[tuple[str, Union[str, bytes]]] = []
+    for name, value in trailers:
+        if name in _NOT_METADATA:
+            continue
+        key = name.decode("ascii", "replace")
+        if not name.endswith(b"-bin"):
+            found.append((key, value.decode(errors="replace")))
+            continue
+        for part in value.split(b","):
+            try:
+                found.append((key, base64.b64decode(part + b"=" * (-len(part) % 4))))
+            except binascii.Error:
+                continue
+    return found
+
+
+def write_request(
+    method: str, timeout_s: Optional[float] = None, metadata: tuple[tuple[str, Union[str, bytes]], ...] = ()
+) -> bytes:
+    """The block of a call of our own; ``method`` is the full one, ``/runtime.v1.RuntimeService/Version``."""
+    return _request(method, timeout_s) + _fields(metadata)
+
+
+# A program makes the same few calls again and again.
+@lru_cache(maxsize=64)
+def _request(method: str, timeout_s: Optional[float]) -> bytes:
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", method.encode()),
+        (b":authority", b"localhost"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", b"grpc-python-cri-resmgr/" + VERSION.encode()),
+    ]
+    if timeout_s is not None:
+        fields.append((b"grpc-timeout", _timeout(timeout_s)))
+    return write_fields(fields)
+
+
+def _timeout(timeout_s: float) -> bytes:
+    milliseconds = max(1, -int(-timeout_s * 1000 // 1))
+    if milliseconds <= _MOST_TIMEOUT:
+        return b"%dm" % milliseconds
+    return b"%dS" % min(_MOST_TIMEOUT, milliseconds // 1000)
 
 
 def write_response(metadata: Metadata = ()) -> bytes:

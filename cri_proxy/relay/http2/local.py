@@ -27,7 +27,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.headers import write_response, write_trailers
 from cri_proxy.relay.http2.pipe import Frame, Pipe
-from cri_proxy.relay.interception import UNAVAILABLE
+from cri_proxy.relay.status import Code
 
 NO_RUNTIME = "the container runtime is not there; cri-resmgr looks for it every 100 ms"
 
@@ -93,7 +93,7 @@ class LocalEnd:
         return b""
 
     def _refuse(self, frame: Frame) -> None:
-        block = write_response() + write_trailers(UNAVAILABLE, self._why)
+        block = write_response() + write_trailers(Code.UNAVAILABLE, self._why)
         self.to_client.append(write_headers(frame.stream, block, DEFAULT_FRAME_BYTES, True))
         if not frame.flags & END_STREAM:
             self.to_client.append(write_reset(frame.stream, Error.NO_ERROR))

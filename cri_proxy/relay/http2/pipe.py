@@ -66,6 +66,17 @@ class Frame:
         """The payload's first 32 bits: an error's code, or behind a bit without meaning a stream or a window."""
         return int.from_bytes(self.data[self.at + HEAD_BYTES : self.at + HEAD_BYTES + 4], "big")
 
+    @property
+    def credit(self) -> int:
+        """What a WINDOW_UPDATE gives.
+
+        :raises ProtocolError: nothing (6.9).
+        """
+        credit = int.from_bytes(self.data[self.at + HEAD_BYTES : self.end], "big") & STREAM_MASK
+        if not credit:
+            raise ProtocolError(Error.PROTOCOL_ERROR, f"WINDOW_UPDATE of 0 on stream {self.stream}")
+        return credit
+
 
 #: What comes in a frame's place; None: the frame itself.
 Handler = Callable[[Frame], Optional[bytes]]

@@ -21,13 +21,13 @@ from cri_proxy.relay.http2.frames import (
     write_reset,
     write_settings,
 )
-from cri_proxy.relay.http2.headers import Headers, Metadata, write_fields, write_response, write_trailers
+from cri_proxy.relay.http2.headers import Headers, write_fields, write_response, write_trailers
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.replies import Replies
 from cri_proxy.relay.http2.requests import OpenCall, Requests
 from cri_proxy.relay.http2.stream import Closing, Event, FarewellRead, Stage, Stream
 from cri_proxy.relay.http2.wire import CLIENT_GONE, STREAM_BYTES, Wire
-from cri_proxy.relay.interception import CANCELLED, UNAVAILABLE
+from cri_proxy.relay.status import Code, Metadata
 
 #: How long an answer of ours waits for the runtime's last frames of the call.
 CLEAR_S = 1.0
@@ -168,9 +168,9 @@ class RelayedConnection:
         for stream in list(wire.streams.values()):
             if stream.stage is Stage.TAKEN:
                 self._clear(stream)  # what the client was to get of it, it gets
-            wire.end(stream, UNAVAILABLE, RUNTIME_GONE)
+            wire.end(stream, Code.UNAVAILABLE, RUNTIME_GONE)
             if not stream.is_answered:
-                wire.to_client.append(self._trailers(stream, UNAVAILABLE, RUNTIME_GONE, ()))
+                wire.to_client.append(self._trailers(stream, Code.UNAVAILABLE, RUNTIME_GONE, ()))
             wire.forget(stream)
         self._greet()
         wire.to_client.append(self._last_goaway(Error.NO_ERROR))
@@ -182,7 +182,7 @@ class RelayedConnection:
         if self._is_over:
             return
         self._is_over = True
-        self._end_all(CANCELLED, CLIENT_GONE)
+        self._end_all(Code.CANCELLED, CLIENT_GONE)
         self._wire.to_client.clear()
         self._wire.events.append(Closing(CLIENT_GONE))
 
@@ -408,7 +408,7 @@ class RelayedConnection:
 
     def _end_connection(self, code: Error, reason: str) -> None:
         self._is_over = True
-        self._end_all(UNAVAILABLE, f"the connection was closed: {reason}")
+        self._end_all(Code.UNAVAILABLE, f"the connection was closed: {reason}")
         self._greet()
         self._wire.to_client.append(self._last_goaway(code, reason))
         self._wire.to_runtime.append(write_goaway(0, code, reason))

@@ -28,27 +28,13 @@ from cri_proxy.relay.http2.frames import (
     write_reset,
     write_window_update,
 )
-from cri_proxy.relay.http2.headers import status_of, value_of
+from cri_proxy.relay.http2.headers import code_of_reset, status_of, value_of
 from cri_proxy.relay.http2.messages import ReplyHold, write_message
 from cri_proxy.relay.http2.pipe import Frame, Handler, Paused, Pipe
 from cri_proxy.relay.http2.stream import FailedOpen, ReplyReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import Wire
-from cri_proxy.relay.interception import (
-    CANCELLED,
-    INTERNAL,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    UNKNOWN,
-    CallEnd,
-    end_of,
-)
-
-#: gRPC over HTTP/2: what a reset of the runtime's means ("HTTP2 Transport Mapping", Errors).
-_CODES = {
-    int(Error.REFUSED_STREAM): UNAVAILABLE,
-    int(Error.CANCEL): CANCELLED,
-    int(Error.ENHANCE_YOUR_CALM): RESOURCE_EXHAUSTED,
-}
+from cri_proxy.relay.interception import CallEnd, end_of
+from cri_proxy.relay.status import Code
 
 
 class _Front:
@@ -143,7 +129,7 @@ class Replies:
         code, details = status_of(headers) if stream.call is not None else (0, "")
         # Without a status it is not known whether it was done.
         end = CallEnd.UNKNOWN if code is None else end_of(code, sent=True)
-        self._end(stream, UNKNOWN if code is None else code, details, end)
+        self._end(stream, Code.UNKNOWN if code is None else code, details, end)
         return self._over(stream, frame)
 
     def _over(self, stream: Stream, frame: Frame) -> Optional[bytes]:
@@ -183,7 +169,7 @@ class Replies:
         if is_end:  # the runtime's own words, and the last
             stream.answer.clear()
             stream.is_answered = True
-            self._wire.end(stream, UNKNOWN, "the runtime has ended the call")
+            self._wire.end(stream, Code.UNKNOWN, "the runtime has ended the call")
         return None
 
     def _reset(self, frame: Frame) -> Optional[bytes]:
@@ -198,7 +184,7 @@ class Replies:
         end = CallEnd.REFUSED if error == Error.REFUSED_STREAM else CallEnd.UNKNOWN
         if not self._is_ended:
             details = f"the runtime has reset the call (HTTP/2 error {error})"
-            self._end(stream, _CODES.get(error, INTERNAL), details, end)
+            self._end(stream, code_of_reset(error), details, end)
         self._wire.forget(stream)
         return None
 
@@ -231,7 +217,7 @@ class Replies:
                 return b""
             kept = self._show(stream, frame)
             if is_end and not self._is_ended:
-                self._end(stream, INTERNAL, "no trailers", CallEnd.UNKNOWN)
+                self._end(stream, Code.INTERNAL, "no trailers", CallEnd.UNKNOWN)
             if kept is not None:
                 self.pipe.flush(frame)
                 if kept or is_end:
@@ -318,7 +304,7 @@ class Replies:
 
     def _window_update(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
-        credit = frame.number & STREAM_MASK
+        credit = frame.credit
         left = wire.requests.credit(frame.stream, credit)
         if stream is not None and stream.stage is Stage.TAKEN:
             return b""
@@ -329,7 +315,7 @@ class Replies:
         last = frame.number & STREAM_MASK
         # The client takes streams above to be over, without a word from either side.
         for stream in [stream for stream in wire.streams.values() if stream.id > last]:
-            wire.end(stream, UNAVAILABLE, "the runtime has ended the connection", CallEnd.REFUSED)
+            wire.end(stream, Code.UNAVAILABLE, "the runtime has ended the connection", CallEnd.REFUSED)
             wire.forget(stream)
         if last > wire.served_to:
             return b""  # it was told less (6.8: the number may not grow)

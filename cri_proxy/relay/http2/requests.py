@@ -17,7 +17,6 @@ from cri_proxy.relay.http2.frames import (
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
-    STREAM_MASK,
     WINDOW_UPDATE,
     Error,
     ProtocolError,
@@ -31,7 +30,7 @@ from cri_proxy.relay.http2.pipe import Frame, Handler, Pipe
 from cri_proxy.relay.http2.replies import Replies, doubt_push, write_credit
 from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived, Stage, Stream
 from cri_proxy.relay.http2.wire import CLIENT_GONE, Wire
-from cri_proxy.relay.interception import CANCELLED
+from cri_proxy.relay.status import Code
 
 #: A request that is not whole by then is sent on as it is.
 HOLD_S = 30.0
@@ -133,7 +132,7 @@ class Requests:
         self._spend("RST_STREAM")
         if stream is None:
             return None
-        wire.end(stream, CANCELLED, CLIENT_GONE)
+        wire.end(stream, Code.CANCELLED, CLIENT_GONE)
         # What the runtime has yet to say of it passes: the client knows that it is over, and its table needs all.
         wire.forget(stream)
         self._replies.client_takes_more()
@@ -231,7 +230,7 @@ class Requests:
 
     def _window_update(self, frame: Frame) -> Optional[bytes]:
         wire, stream = self._wire, self._wire.streams.get(frame.stream)
-        credit = frame.number & STREAM_MASK
+        credit = frame.credit
         left = wire.replies.credit(frame.stream, credit)
         if self._replies.waits_for:
             self._replies.client_takes_more()

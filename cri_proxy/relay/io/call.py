@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
-from cri_proxy.relay.http2.headers import Headers, Metadata, value_of
+from cri_proxy.relay.http2.headers import Headers, value_of
 from cri_proxy.relay.http2.stream import Ended, ReplyReceived, RequestReceived
 from cri_proxy.relay.interception import (
-    INTERNAL,
     TRACE,
     TRACE_HEADERS,
-    UNAVAILABLE,
     Answer,
     AnswerFailed,
     Around,
@@ -22,9 +20,9 @@ from cri_proxy.relay.interception import (
     Interception,
     Outcome,
     Refuse,
-    end_of,
 )
 from cri_proxy.relay.io.drain import STOPPING, DrainedCall, grace_of
+from cri_proxy.relay.status import Code, Metadata
 
 #: What is sent for each message that was shown; nothing: the messages.
 Instead = Sequence[Optional[bytes]]
@@ -72,14 +70,14 @@ class FrameCall:
         """From the request to the end, which is told to the interception exactly once."""
         self.under_way.grace_s = grace_of(self.method, asked.message)
         # Said if a stop of the daemon cancels this: nothing was sent yet.
-        ended = Ended(asked.stream, self, CallEnd.REFUSED, UNAVAILABLE, STOPPING)
+        ended = Ended(asked.stream, self, CallEnd.REFUSED, Code.UNAVAILABLE, STOPPING)
         done: Done = _nothing
         try:
             outcome = await self._decide(asked.message)
             if any(isinstance(step, Ended) for step, _done in self._steps):
                 outcome = Forward()  # nowhere, for the call is over: above all no answer is begun
             if not isinstance(outcome, Refuse):
-                ended = Ended(asked.stream, self, CallEnd.UNKNOWN, UNAVAILABLE, STOPPING)
+                ended = Ended(asked.stream, self, CallEnd.UNKNOWN, Code.UNAVAILABLE, STOPPING)
             if isinstance(outcome, Forward):
                 ended, done = await self._pass(asked, outcome)
             elif isinstance(outcome, Refuse):
@@ -133,11 +131,15 @@ class FrameCall:
             reply = await outcome.reply()
             ended = Ended(asked.stream, self, CallEnd.OK, 0, "")
         except AnswerFailed as error:
-            ended = Ended(asked.stream, self, end_of(error.code, True), error.code, error.message)
+            ended = Ended(asked.stream, self, error.end, error.code, error.message)
             trailers = error.trailers
         except Exception as error:
             ended = Ended(
-                asked.stream, self, CallEnd.UNKNOWN, INTERNAL, f"cri-resmgr: {type(error).__name__}: {error}"
+                asked.stream,
+                self,
+                CallEnd.UNKNOWN,
+                Code.INTERNAL,
+                f"cri-resmgr: {type(error).__name__}: {error}",
             )
         return ended, self._finishing(ended, reply, trailers)
 

@@ -31,6 +31,9 @@ MOST_WORK = 256
 SEND_BUFFER_BYTES = 1 << 20
 #: With more unwritten than this, nothing is read that would add to it; with less than that, again.
 FULL_BYTES, ROOM_BYTES = 1 << 16, 1 << 14
+#: How long a server may take to accept. It does so even when it is very busy, or its backlog is full.
+CONNECT_S = 5.0
+_BACKLOG_LOOK_S = 0.01
 #: Pieces in one call of the kernel (IOV_MAX).
 _MOST_PIECES = 1024
 
@@ -228,3 +231,31 @@ class Endpoint:
                 self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
             self._loop.call_soon(self._lost)
+
+
+def try_to_connect(path: str) -> Optional[socket.socket]:
+    """A connection to a listening socket, which takes no time on a unix socket; None: its backlog is full.
+
+    :raises OSError: there is none.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    try:
+        connection.connect(path)
+    except BlockingIOError:
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def connected(path: str) -> socket.socket:
+    """A connection, as soon as there is room for it.
+
+    :raises OSError: there is none.
+    """
+    while (connection := try_to_connect(path)) is None:
+        await asyncio.sleep(_BACKLOG_LOOK_S)
+    return connection

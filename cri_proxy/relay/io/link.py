@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 from cri_api.waiting import wait_within
 from cri_proxy.relay.http2.frames import Error, write_goaway
-from cri_proxy.relay.http2.headers import Headers, Metadata
+from cri_proxy.relay.http2.headers import Headers
 from cri_proxy.relay.http2.lobby import Lobby
 from cri_proxy.relay.http2.local import LocalEnd
 from cri_proxy.relay.http2.relay import RelayedConnection
@@ -30,13 +30,11 @@ from cri_proxy.relay.http2.wire import STREAM_BYTES
 from cri_proxy.relay.interception import Around, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import DrainedCall
-from cri_proxy.relay.io.endpoint import FIRST_READ_BYTES, Endpoint
+from cri_proxy.relay.io.endpoint import CONNECT_S, FIRST_READ_BYTES, Endpoint, connected, try_to_connect
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.subscription import Subscription, is_subscription
+from cri_proxy.relay.status import Metadata
 
-#: How long the runtime may take to accept. It does so even when it is very busy, or its backlog is full.
-CONNECT_S = 5.0
-BACKLOG_LOOK_S = 0.01
 #: How long replies of a connection wait for the state to know of one of them. A state write takes milliseconds.
 NOTE_S = 2.0
 #: A client that was sent away has so long to read that and to go by itself.
@@ -156,12 +154,12 @@ class Link:
         self._early = lobby.early
         self._enter(State.JOINING)
         try:
-            connected = _try_to_connect(self._owner.runtime)
+            found = try_to_connect(self._owner.runtime)
         except OSError as error:
             self._reached(error)
             return
-        if connected is not None:
-            self._reached(connected)
+        if found is not None:
+            self._reached(found)
             return
         task = self._loop.create_task(self._wait_for_runtime())
         self._owner.joining.add(task)
@@ -589,34 +587,6 @@ class Link:
         self.client.abort()
         self.runtime.abort()
         self._owner.left(self)
-
-
-def _try_to_connect(path: str) -> Optional[socket.socket]:
-    """A connection to a listening socket, which takes no time on a unix socket; None: its backlog is full.
-
-    :raises OSError: there is none.
-    """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.setblocking(False)
-    try:
-        connection.connect(path)
-    except BlockingIOError:
-        connection.close()
-        return None
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-async def connected(path: str) -> socket.socket:
-    """A connection, as soon as there is room for it.
-
-    :raises OSError: there is none.
-    """
-    while (connection := _try_to_connect(path)) is None:
-        await asyncio.sleep(BACKLOG_LOOK_S)
-    return connection
 
 
 def _nothing(_instead: Instead) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy import greeting
-from cri_proxy.relay.interception import UNAVAILABLE, Around, Interceptor, as_it_is
+from cri_proxy.relay.interception import Around, Interceptor, as_it_is
 from cri_proxy.relay.io.drain import STOPPING, DrainedCall, Settling, is_long
 from cri_proxy.relay.io.link import Link
 from cri_proxy.relay.io.links import RESTING, Kind, Links
 from cri_proxy.relay.io.subscription import Subscription
+from cri_proxy.relay.status import Code
 from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access
 
 #: How often a runtime that is away is looked for.
@@ -321,19 +322,19 @@ class FrameRelay:
             now_s = loop.time()
         for (link, stream, _method), call in under_way.items():
             if settling.is_due(call, now_s):
-                link.stop_call(stream, UNAVAILABLE, STOPPING)
+                link.stop_call(stream, Code.UNAVAILABLE, STOPPING)
 
     async def _drain(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             for link, stream, _ in self._calls(long=True):
-                link.stop_call(stream, UNAVAILABLE, STOPPING)
+                link.stop_call(stream, Code.UNAVAILABLE, STOPPING)
             rest = self._calls(long=False)
             if not (rest or self.tasks) or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(_LOOK_S)
         for link, stream, _ in rest:
-            link.stop_call(stream, UNAVAILABLE, STOPPING)
+            link.stop_call(stream, Code.UNAVAILABLE, STOPPING)
 
     def _calls(self, long: bool) -> list[tuple[Link, int, str]]:
         """The calls under way that last for minutes, or all others."""

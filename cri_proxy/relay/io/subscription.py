@@ -13,13 +13,12 @@ from collections import deque
 from typing import Any, Optional, Protocol
 
 from cri_api.waiting import wait_within
-from cri_proxy.relay.http2.caller import Caller
+from cri_proxy.relay.http2.caller import Caller, OwnCall
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES
-from cri_proxy.relay.http2.headers import Headers
+from cri_proxy.relay.http2.headers import Headers, write_fields
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.stream import Ended, RequestReceived
 from cri_proxy.relay.interception import (
-    RESOURCE_EXHAUSTED,
     CallEnd,
     Forward,
     Interception,
@@ -28,6 +27,7 @@ from cri_proxy.relay.interception import (
 )
 from cri_proxy.relay.io.call import CallLink, Done, FrameCall, Instead
 from cri_proxy.relay.io.endpoint import Endpoint
+from cri_proxy.relay.status import Code
 
 #: With more waiting for a client nothing more is read for it; it has to take half of that in this time.
 MOST_UNREAD_BYTES, PATIENCE_S = 1 << 20, 0.5
@@ -98,12 +98,13 @@ class Subscription(FrameCall):
             connection = await self.client.connected()
             if connection is None:
                 return await super()._pass(asked, outcome)
-            caller = Caller(headers, asked.message)
-            socket = Endpoint(lambda data: self._received(caller, data), lambda: self._lost(caller), _nothing)
+            caller = Caller()
+            call = caller.begin(write_fields(headers), asked.message, self.wake, is_limited=True)
+            socket = Endpoint(lambda data: self._received(caller, data), caller.lost, _nothing)
             socket.begin(connection)
             try:
                 self.client.take_over(asked.stream)
-                ended = await self._follow(asked.stream, caller, socket)
+                ended = await self._follow(asked.stream, caller, call, socket)
             finally:
                 socket.abort()
             async with self._showing:  # what passed unseen is noted before the end is
@@ -116,28 +117,26 @@ class Subscription(FrameCall):
         return len(message) > MOST_REQUEST_BYTES or size > DEFAULT_FRAME_BYTES // 2
 
     def _received(self, caller: Caller, data: bytes) -> None:
-        caller.from_runtime(data)
+        caller.received(data)
         self._more.set()
 
-    def _lost(self, caller: Caller) -> None:
-        caller.runtime_lost()
-        self._more.set()
-
-    async def _follow(self, stream: int, caller: Caller, socket: Endpoint) -> tuple[Ended, Done]:
+    async def _follow(
+        self, stream: int, caller: Caller, call: OwnCall, socket: Endpoint
+    ) -> tuple[Ended, Done]:
         """Pass on what the runtime says, until either side ends the call."""
         has_head = False
         while True:
             self._more.clear()
             socket.write(caller.to_runtime)
             # 1. Show what has come to the interception, and keep what is left of it.
-            is_over, messages = caller.is_over, caller.take_messages()
+            is_over, messages = call.is_over, call.take_messages()
             for message in messages:
-                self._keep(await self._shown(caller, message))
-            caller.credit()
+                self._keep(await self._shown(call, message))
+            caller.credit(call)
             # 2. Give the client what it takes.
-            if caller.head is not None and not has_head:
+            if call.head is not None and not has_head:
                 has_head = True
-                self.client.pass_head(stream, caller.head)
+                self.client.pass_head(stream, call.head)
             while self._unread and self.client.takes(stream, len(self._unread[0])):
                 piece = self._unread.popleft()
                 self._unread_bytes -= len(piece)
@@ -148,13 +147,12 @@ class Subscription(FrameCall):
                 assert isinstance(step, Ended)
                 return step, done
             if not self._follows(socket):
-                ended = Ended(stream, self, CallEnd.UNKNOWN, RESOURCE_EXHAUSTED, TOO_SLOW)
+                ended = Ended(stream, self, CallEnd.UNKNOWN, Code.RESOURCE_EXHAUSTED, TOO_SLOW)
                 return ended, self._ending_unread(ended)
             if is_over and not self._unread:
-                code, details = caller.status
-                return Ended(stream, self, end_of(code, True), code, details), self._passing_end(
-                    stream, caller
-                )
+                code, details = call.status
+                ended = Ended(stream, self, end_of(code, True), code, details)
+                return ended, self._passing_end(stream, call)
             if not caller.to_runtime:
                 await self._more.wait()
 
@@ -178,9 +176,9 @@ class Subscription(FrameCall):
             message = self._unread.pop() + message
         self._unread.append(message)
 
-    async def _shown(self, caller: Caller, prefixed: bytes) -> bytes:
+    async def _shown(self, call: OwnCall, prefixed: bytes) -> bytes:
         """Show one message; what is passed on of it, perhaps nothing. One that is not noted in time passes unseen."""
-        message = caller.read(prefixed)
+        message = call.read(prefixed)
         if message is None:
             return prefixed
         try:
@@ -202,9 +200,9 @@ class Subscription(FrameCall):
 
         return end_unread
 
-    def _passing_end(self, stream: int, caller: Caller) -> Done:
+    def _passing_end(self, stream: int, call: OwnCall) -> Done:
         def pass_end(_instead: Instead) -> None:
-            self.client.pass_end(stream, *caller.end)
+            self.client.pass_end(stream, *call.end)
 
         return pass_end
 

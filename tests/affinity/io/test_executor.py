@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import grpc
 import pytest
 import pytest_asyncio
 
@@ -14,6 +13,7 @@ from cri_proxy.affinity.io.executor import AT_ONCE
 from cri_proxy.affinity.io.rebalancer import CannotRebalance
 from cri_proxy.engine.build import make_engine
 from cri_proxy.engine.model import CpusetUpdate
+from cri_proxy.relay.status import Code, RpcError
 from tests.affinity.io.affinity_node import Node, apart, config_of
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -31,10 +31,6 @@ async def client(runtime: FakeRuntime) -> AsyncIterator[CriClient]:
 async def node(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Node]:
     async with Node(runtime, tmp_path) as node:
         yield node
-
-
-def answered(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")
 
 
 def on_update(node: Node, happens: Callable[[CpusetUpdate], Optional[Exception]]) -> None:
@@ -142,7 +138,7 @@ async def test_a_refused_move_is_not_made_again_and_the_plan_goes_on(runtime, cl
 
         def refuses_the_first(update: CpusetUpdate) -> Optional[Exception]:
             tried.append(update.id)
-            return answered(grpc.StatusCode.INTERNAL) if update.id == tried[0] else None
+            return RpcError(Code.INTERNAL, "no") if update.id == tried[0] else None
 
         on_update(node, refuses_the_first)
         for _ in range(3):
@@ -186,7 +182,7 @@ async def test_an_exchange_of_which_one_is_refused_is_taken_back_whole(node, cli
 
     def refuses(update: CpusetUpdate) -> Optional[Exception]:
         tried.append(update)
-        return answered(grpc.StatusCode.INTERNAL) if len(tried) == refused + 1 else None
+        return RpcError(Code.INTERNAL, "no") if len(tried) == refused + 1 else None
 
     on_update(node, refuses)
     answer = await node.affinity.rebalance(dry_run=False)
@@ -277,7 +273,7 @@ async def test_when_the_mode_changes_between_two_parts_the_rest_is_not_made_and_
 
 async def test_a_runtime_that_does_not_answer_is_not_given_more(node, client) -> None:
     await many(node, client)
-    on_update(node, lambda update: answered(grpc.StatusCode.UNAVAILABLE))
+    on_update(node, lambda update: RpcError(Code.UNAVAILABLE, "no"))
     document = await node.affinity.rebalance(dry_run=False)
     assert document["moved"] == len(node.services.node_state.updates.pending) == AT_ONCE
     assert document["notes"] == ["not all was tried: the runtime does not answer"]

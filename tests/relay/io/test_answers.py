@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.nri.io.host.upstream import failure
+from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import Answer, AnswerFailed, CallEnd, Forward, Interception, Outcome
 from cri_proxy.relay.io.server import FrameRelay
-from cri_proxy.runtime import open_channel
+from cri_proxy.runtime import RuntimeClient
 from tests.cri_client import CriClient, Pod, container_config, create_request
 from tests.fake_runtime import FakeRuntime
 from tests.relay.io.frames import relaying
@@ -93,6 +93,7 @@ async def test_an_answer_is_the_reply_and_nothing_is_sent(tmp_path: Path) -> Non
             id="with trailers",
         ),
         pytest.param(AnswerFailed(4, "late"), 4, "late", (), CallEnd.UNKNOWN, id="in doubt"),
+        pytest.param(AnswerFailed(13, "cut off", in_doubt=True), 13, "cut off", (), CallEnd.UNKNOWN, id="cut off"),
         pytest.param(KeyError("x"), 13, "cri-resmgr: KeyError: 'x'", (), CallEnd.UNKNOWN, id="a bug"),
     ],
 )  # fmt: skip
@@ -112,13 +113,11 @@ async def test_an_answer_that_fails_ends_the_call_with_its_status(
 
 async def test_the_runtimes_error_passes_an_answer_unchanged(tmp_path: Path) -> None:
     async def reply() -> bytes:
-        channel = open_channel(str(tmp_path / "r.sock"))
+        runtime = RuntimeClient(str(tmp_path / "r.sock"))
         try:
-            return bytes(await channel.unary_unary(VERSION)(b""))
-        except grpc.aio.AioRpcError as error:
-            raise failure(error) from None
+            return await Upstream(runtime).forward(VERSION, b"", HANG_S)
         finally:
-            await channel.close()
+            await runtime.close()
 
     async with relayed(tmp_path, Scripted(reply)) as (runtime, client, _):
         runtime.script("Version", error=(6, "there already", (("grpc-status-details-bin", b"\x08\x06"),)))

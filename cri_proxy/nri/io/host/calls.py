@@ -17,7 +17,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.cri.visibility import SandboxKey, Visibility, sandbox_key
-from cri_proxy.nri.io.host.cleanup import UNKNOWN, Cleanup
+from cri_proxy.nri.io.host.cleanup import Cleanup
 from cri_proxy.nri.io.host.dispatcher import EventDispatcher
 from cri_proxy.nri.io.host.host import NriHost, PluginRefused
 from cri_proxy.nri.io.host.intent_log import IntentLog
@@ -26,7 +26,6 @@ from cri_proxy.nri.io.host.upstream import REMOVAL_TIMEOUT_S, SANDBOX_TIMEOUT_S,
 from cri_proxy.nri.lifecycle import Due, Lifecycle
 from cri_proxy.nri.view import view_resources
 from cri_proxy.relay.interception import (
-    NOT_FOUND,
     Answer,
     AnswerFailed,
     CallEnd,
@@ -35,6 +34,7 @@ from cri_proxy.relay.interception import (
     Outcome,
     Refuse,
 )
+from cri_proxy.relay.status import Code
 
 
 class StepsUnderWay:
@@ -118,7 +118,7 @@ class HostedCall:
             return await self.before(outcome)
         except PluginRefused as error:
             self.is_refused = True
-            return Refuse(UNKNOWN, f"cri-resmgr: {error}")
+            return Refuse(Code.UNKNOWN, f"cri-resmgr: {error}")
         except UnreadableRequest:  # the runtime has its own words for that
             return outcome
         except Exception:
@@ -213,7 +213,7 @@ class Removal(HostedCall):
         return reply
 
     async def after(self, end: CallEnd, code: int) -> None:
-        if end is CallEnd.OK or code == NOT_FOUND:
+        if end is CallEnd.OK or code == Code.NOT_FOUND:
             self.context.dispatcher.soon(self.gone())
 
 
@@ -237,7 +237,7 @@ class UpdateContainer(HostedCall):
         try:
             added = await self._ask(parse(cri.UpdateContainerResourcesRequest, message))
         except PluginRefused as error:
-            return Refuse(UNKNOWN, f"cri-resmgr: {error}")
+            return Refuse(Code.UNKNOWN, f"cri-resmgr: {error}")
         except UnreadableRequest:
             pass
         except Exception:
@@ -362,7 +362,7 @@ class Run(HostedCall):
         except PluginRefused as error:
             context.log.warning("plugins do not let a pod run", pod=self.sandbox_id, why=str(error))
             await self._unmake()
-            raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
+            raise AnswerFailed(Code.UNKNOWN, f"cri-resmgr: {error}") from None
         except Exception:
             self.bug()
         context.lifecycle.pod_running(self.sandbox_id)
@@ -415,11 +415,13 @@ class Showing:
             wanted = parse(cri.ContainerStatusRequest, message).container_id
             if self._hidden.hides_container(wanted):
                 text = f'an error occurred when try to find container "{wanted}": not found'
-                return Refuse(NOT_FOUND, text)
+                return Refuse(Code.NOT_FOUND, text)
         elif self._method in ("PodSandboxStatus", "PodSandboxStats"):
             wanted = parse(cri.PodSandboxStatusRequest, message).pod_sandbox_id
             if self._hidden.hides_sandbox(wanted):
-                return Refuse(NOT_FOUND, f'an error occurred when try to find sandbox "{wanted}": not found')
+                return Refuse(
+                    Code.NOT_FOUND, f'an error occurred when try to find sandbox "{wanted}": not found'
+                )
         return None
 
     async def replied(self, message: bytes) -> None:

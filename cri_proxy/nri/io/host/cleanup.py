@@ -15,14 +15,11 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.visibility import ContainerKey, SandboxKey, Visibility
 from cri_proxy.nri.io.host.intent_log import IntentLog
 from cri_proxy.nri.io.host.upstream import Upstream
-from cri_proxy.relay.interception import AnswerFailed
+from cri_proxy.relay.interception import AnswerFailed, CallEnd
+from cri_proxy.relay.status import Code
 from cri_proxy.services.node_state import NodeState
 
 RETRY_S = 5.0
-#: gRPC's code of most refusals by containerd.
-UNKNOWN = 2
-#: After these the outcome is unknown: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE.
-_DOUBTFUL = frozenset([1, 4, 14])
 
 
 class Cleanup:
@@ -84,7 +81,7 @@ class Cleanup:
             await self.clear()
         hidden, intents = self._hidden, self._intents
         if containers & hidden.making or sandboxes & hidden.making_sandboxes:
-            raise AnswerFailed(UNKNOWN, f"failed to reserve {name}: it is being made already")
+            raise AnswerFailed(Code.UNKNOWN, f"failed to reserve {name}: it is being made already")
         hidden.making |= containers
         hidden.making_sandboxes |= sandboxes
         intents.add(containers, sandboxes)
@@ -94,7 +91,7 @@ class Cleanup:
             yield
             is_settled = True
         except AnswerFailed as error:
-            is_settled = not is_there() and error.code not in _DOUBTFUL
+            is_settled = not is_there() and error.end is not CallEnd.UNKNOWN
             raise
         finally:
             if is_settled:

@@ -26,14 +26,12 @@ from cri_proxy.front_ends.cri_calls import CreateContainer
 from cri_proxy.nri.apply import Applied
 from cri_proxy.nri.io.host.calls import HostContext, HostedCall
 from cri_proxy.nri.io.host.capabilities import Capabilities
-from cri_proxy.nri.io.host.cleanup import UNKNOWN
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
 from cri_proxy.nri.io.host.upstream import CREATE_TIMEOUT_S
 from cri_proxy.nri.lifecycle import Due
 from cri_proxy.nri.pod_cache import annotated
 from cri_proxy.nri.view import view_container, view_resources
 from cri_proxy.relay.interception import (
-    NOT_FOUND,
     Answer,
     AnswerFailed,
     Forward,
@@ -41,6 +39,7 @@ from cri_proxy.relay.interception import (
     Outcome,
     Refuse,
 )
+from cri_proxy.relay.status import Code
 
 
 class Create(HostedCall):
@@ -59,7 +58,7 @@ class Create(HostedCall):
         self._asked = parse(cri.CreateContainerRequest, self.message)
         sandbox = self._asked.pod_sandbox_id
         if self.context.hidden.hides_sandbox(sandbox):
-            return Refuse(NOT_FOUND, f'failed to find sandbox id "{sandbox}": not found')
+            return Refuse(Code.NOT_FOUND, f'failed to find sandbox id "{sandbox}": not found')
         if not isinstance(outcome, Forward):
             return outcome
         self._delta = outcome.delta
@@ -86,7 +85,7 @@ class Create(HostedCall):
             if isinstance(error, AnswerFailed):
                 raise
             context.log.warning("plugins do not let a container be created", why=str(error))
-            raise AnswerFailed(UNKNOWN, f"cri-resmgr: {error}") from None
+            raise AnswerFailed(Code.UNKNOWN, f"cri-resmgr: {error}") from None
         except Exception:
             if not made.id:
                 await made.unmake()

@@ -17,8 +17,8 @@ from cri_proxy.instruments import Count, Distribution
 from cri_proxy.nri.dispatch import event_name, missing, rpc_of, subscribes
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, NriConnection
 from cri_proxy.nri.messages import EventMessage
-from cri_proxy.nri.ttrpc import UNIMPLEMENTED
 from cri_proxy.nri.validate import NriSettings
+from cri_proxy.relay.status import Code
 from cri_proxy.services.nri_metrics import NriMetrics
 
 LAUNCHED, EXTERNAL = "launched", "external"
@@ -138,7 +138,7 @@ class RegisteredPlugin:
                     rpc.method, message.request, timeout_s, may_be_unknown=rpc.has_fallback
                 )
             except CallFailed as error:
-                if error.code != UNIMPLEMENTED or not rpc.has_fallback:
+                if error.code != Code.UNIMPLEMENTED or not rpc.has_fallback:
                     raise
                 self.old_style.add(message.event)
         return await self.call("StateChange", message.state_change(), timeout_s)
@@ -152,7 +152,7 @@ class RegisteredPlugin:
             try:
                 reply = await self.connection.call(method, message, timeout_s)
             except CallFailed as error:
-                if not (may_be_unknown and error.code == UNIMPLEMENTED):
+                if not (may_be_unknown and error.code == Code.UNIMPLEMENTED):
                     self._count(method, ERROR, started, f"{method}: {error}")
                 raise
             except CallTimedOut as error:

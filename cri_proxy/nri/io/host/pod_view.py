@@ -19,7 +19,8 @@ from cri_proxy.nri.lifecycle import Due, Lifecycle, State
 from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.pod_cache import PodCache
 from cri_proxy.nri.view import view_container, view_pod, view_resources
-from cri_proxy.relay.interception import AnswerFailed, Forward, Interception, end_of
+from cri_proxy.relay.interception import AnswerFailed, CallEnd, Forward, Interception
+from cri_proxy.relay.status import Code
 from cri_proxy.runtime import RuntimeClient, gather_limited
 
 AT_A_TIME = 8
@@ -290,16 +291,16 @@ class PodView:
         outcome = Forward() if engine is None else await engine.request(message)
         if not isinstance(outcome, Forward):
             outcome = Forward()
-        code, details = 1, "cancelled"
+        end, code, details = CallEnd.UNKNOWN, int(Code.CANCELLED), "cancelled"
         sent = message + outcome.delta
         try:
             await self._upstream.forward(full_method, sent, UNDO_TIMEOUT_S)
-            code, details = 0, ""
+            end, code, details = CallEnd.OK, int(Code.OK), ""
         except AnswerFailed as error:
-            code, details = error.code, error.message
+            end, code, details = error.end, error.code, error.message
             raise
         finally:
             if engine is not None:
-                await engine.ended(end_of(code, True), code, details)
+                await engine.ended(end, code, details)
         linux = cri.UpdateContainerResourcesRequest.FromString(sent).linux
         self.pod_cache.note_resources(container_id, view_resources(linux))

@@ -26,8 +26,8 @@ from cri_proxy.nri.io.connection import CallFailed, NriConnection
 from cri_proxy.nri.io.host.peer import EXTERNAL, ConnectedPlugins, PeerLost, PluginIdentity, RegisteredPlugin
 from cri_proxy.nri.messages import Shown, sync_parts
 from cri_proxy.nri.subscription import NRI_VERSION
-from cri_proxy.nri.ttrpc import INVALID_ARGUMENT, UNKNOWN
 from cri_proxy.relay.interception import AnswerFailed
+from cri_proxy.relay.status import Code
 from cri_proxy.unix_sockets import is_served
 
 #: The most plugins with a penalty.
@@ -258,7 +258,7 @@ class _Visit:
     async def _register(self, message: bytes, timeout_s: float) -> bytes:
         request = _read(nri.RegisterPluginRequest, message)
         if self._registration.done():
-            raise CallFailed(UNKNOWN, "the plugin is registered already")
+            raise CallFailed(Code.UNKNOWN, "the plugin is registered already")
         told = replace(self._origin, told=request.NRI_version)
         if not self._origin.name:
             problem = registration_problem(request.plugin_name, request.plugin_idx)
@@ -270,14 +270,14 @@ class _Visit:
             if problem:
                 self.is_refused = True
                 self._registration.set_exception(NotAdmitted(problem))
-                raise CallFailed(UNKNOWN, problem, is_last=True)
+                raise CallFailed(Code.UNKNOWN, problem, is_last=True)
         self._registration.set_result(told)
         return b""
 
     async def _update(self, message: bytes, timeout_s: float) -> bytes:
         request = _read(nri.UpdateContainersRequest, message)
         if not self.is_admitted:
-            raise CallFailed(UNKNOWN, "the plugin has not been started yet: it is not synchronized")
+            raise CallFailed(Code.UNKNOWN, "the plugin has not been started yet: it is not synchronized")
         if request.evict:
             self._log.info("an NRI plugin asks for evictions, which are not done", plugin=self.title)
         updates = [update for update in request.update if update.container_id]
@@ -290,7 +290,7 @@ def _read(kind: Any, message: bytes) -> Any:
     try:
         return kind.FromString(message)
     except DecodeError:
-        raise CallFailed(INVALID_ARGUMENT, f"the {kind.__name__} cannot be read") from None
+        raise CallFailed(Code.INVALID_ARGUMENT, f"the {kind.__name__} cannot be read") from None
 
 
 def listening_socket(path: Path) -> socket.socket:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
-
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import TRACE, AnswerFailed
+from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import RuntimeClient
 
 #: Longer than any client waits (kubelet: 2 and 4 minutes, times what runtimeRequestTimeout is set to): the client's own
@@ -26,18 +25,15 @@ class Upstream:
     async def forward(self, full_method: str, message: bytes, timeout_s: float) -> bytes:
         """The reply to the client's own request, perhaps a changed one."""
         try:
-            reply: bytes = await self._runtime.channel.unary_unary(full_method)(
-                message, timeout=timeout_s, metadata=TRACE.get()
-            )
-        except grpc.aio.AioRpcError as error:
+            return await self._runtime.channel.unary(full_method, message, timeout_s, TRACE.get())
+        except RpcError as error:
             raise failure(error) from None
-        return reply
 
     async def call(self, method: str, request: Any, reply: Any, timeout_s: float = UNDO_TIMEOUT_S) -> Any:
         """One call of our own."""
         try:
             return await self._runtime.call(method, request, reply, timeout_s)
-        except grpc.aio.AioRpcError as error:
+        except RpcError as error:
             raise failure(error) from None
 
     async def stop_container(self, container_id: str) -> None:
@@ -60,7 +56,6 @@ class Upstream:
         await self.call("RemovePodSandbox", remove, cri.RemovePodSandboxResponse)
 
 
-def failure(error: grpc.aio.AioRpcError) -> AnswerFailed:
+def failure(error: RpcError) -> AnswerFailed:
     """The runtime's error, for the client to see as it is."""
-    trailers = tuple((key, value) for key, value in error.trailing_metadata() or ())
-    return AnswerFailed(error.code().value[0], error.details() or "", trailers)
+    return AnswerFailed(error.code, error.details, error.trailers, error.in_doubt)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Optional, Protocol
 
-import grpc
-
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, read_fence
 from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
+from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
 from policies.model import Constraint
 
@@ -41,7 +40,7 @@ class NriSender:
     async def deliver(self, update: CpusetUpdate) -> None:
         """Have the runtime give a container its place.
 
-        :raises grpc.aio.AioRpcError: it does not.
+        :raises RpcError: it does not.
         """
         if self.caller is not None and await self._by_nri(self.caller, update):
             return
@@ -83,7 +82,6 @@ def _said(linux: cri.LinuxContainerResources) -> _Said:
     return read_fence(linux), numbers
 
 
-def _refused(details: str) -> grpc.aio.AioRpcError:
+def _refused(details: str) -> RpcError:
     """As a runtime's refusal by CRI looks."""
-    nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, nothing, nothing, details)
+    return RpcError(Code.UNKNOWN, details)

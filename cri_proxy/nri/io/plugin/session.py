@@ -27,7 +27,7 @@ from cri_proxy.nri.io.plugin.launched import EVENT_S, PATIENCE, Taken
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
 from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
 from cri_proxy.nri.ttrpc import PeerCall
-from cri_proxy.relay.interception import FAILED_PRECONDITION, INTERNAL
+from cri_proxy.relay.status import Code
 from cri_proxy.services.node_state import NodeState
 from policies.model import BudgetSpent, Container, PlacementRefused
 
@@ -251,7 +251,7 @@ class NriSession:
             reply = await wait_within(budget_s, work(kind.FromString(message), told))
         except PlacementRefused as error:
             told.outcome, told.fields["why"] = "refused", str(error)
-            failure = CallFailed(FAILED_PRECONDITION, f"cri-resmgr: {error}")
+            failure = CallFailed(Code.FAILED_PRECONDITION, f"cri-resmgr: {error}")
         except Exception as error:
             failure = self._fail_open(told, error)
         self._note(told, started)
@@ -270,7 +270,7 @@ class NriSession:
             return None
         told.outcome = "refused"
         sentence = f"{told.method} could not be decided ({reason}) and {told.namespace} fails closed"
-        return CallFailed(INTERNAL, f"cri-resmgr: {sentence}")
+        return CallFailed(Code.INTERNAL, f"cri-resmgr: {sentence}")
 
     def _note(self, told: Told, started: float) -> None:
         microseconds = round((time.perf_counter() - started) * 1e6)
