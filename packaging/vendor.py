@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 #: What is never imported: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
 LEFT_OUT_FOLDERS = frozenset(["tests", "__pycache__"])
 LEFT_OUT_ENDINGS = (".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".pth")
-LEFT_OUT_FILES = ("multidict/_testcapi.",)
+LEFT_OUT_FILES = ("multidict/_testcapi.", "uvloop/_testbase.py")
 #: All that stays of NAME.dist-info: scanners for vulnerable versions read it.
 METADATA = "METADATA"
 LICENCE_WORDS = ("license", "licence", "copying", "notice", "authors")
@@ -39,12 +39,23 @@ def lock_file(python: str) -> Path:
     return HERE / f"requirements-{python}.txt"
 
 
-def requirements(setup_cfg: Path = HERE.parent / "setup.cfg") -> list[str]:
-    """What the project asks for."""
+def requirements(python: str, setup_cfg: Path = HERE.parent / "setup.cfg") -> list[str]:
+    """What the project asks for on one Python (``3.11``). Of markers, which pip takes for its own Python's, only
+    ``python_version < "3.N"`` may be there.
+    """
     parser = configparser.ConfigParser()
     parser.read(setup_cfg)
     lines = parser["options"]["install_requires"].splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    found = []
+    for line in lines:
+        name, _, marker = line.partition("#")[0].partition(";")
+        if name.strip() and (not marker or _minor(python) < _minor(marker.partition("<")[2].strip(' "'))):
+            found.append(name.strip())
+    return found
+
+
+def _minor(python: str) -> int:
+    return int(python.partition(".")[2])
 
 
 def fetch(python: str, architecture: Architecture, folder: Path) -> list[Path]:
@@ -96,7 +107,7 @@ def lock(python: str) -> None:
             # The first one's versions decide.
             pins = ["==".join(_name_and_version(wheel)) for wheel in wheels[0]] if wheels else []
             folder = Path(scratch) / architecture.name
-            _download(python, architecture, folder, ["--no-deps", *pins] if pins else requirements())
+            _download(python, architecture, folder, ["--no-deps", *pins] if pins else requirements(python))
             wheels.append(sorted(folder.glob("*.whl"), key=lambda found: found.name.lower()))
         lock_file(python).write_text(lock_text(python, wheels))
 

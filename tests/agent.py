@@ -115,8 +115,6 @@ class Agent:
             # What is not configured, or cannot be read, is not the machine's either.
             machine_root.VARIABLE: str(self.folder / "root"),
             constants.VARIABLE: json.dumps(self.constants),
-            # What most nodes have; tests/functional/test_uvloop.py has the other.
-            "CRI_RESMGR_UVLOOP": os.environ.get("CRI_RESMGR_UVLOOP", "no"),
             **(environment or {}),
         }
         with self.log_file.open("ab") as log:

@@ -162,7 +162,7 @@ def test_what_is_not_the_machines_or_done_by_its_own_daemon_is_no_harm(machine: 
 def test_a_daemon_that_runs_as_installed_notices_nothing_of_tests() -> None:
     """Two files of those that had opened what is such a daemon's; the others are run so by hand."""
     command = [sys.executable, "-m", "tests.guard.installed", "-q", "-p", "no:cacheprovider"]
-    files = ["tests/config/io/test_files.py", "tests/functional/test_uvloop.py"]
+    files = ["tests/config/io/test_files.py", "tests/functional/test_asyncio.py"]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("the daemon has noticed nothing\n")

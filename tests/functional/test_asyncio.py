@@ -1,4 +1,4 @@
-"""Where uvloop is installed the daemon runs on it, and does what it does on asyncio's own loop."""
+"""Without uvloop, or with that switched off, the daemon runs on asyncio's own loop and does what it does on that."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 from cri_proxy.event_loop import UVLOOP_SWITCH
 from tests.functional import test_life, test_restart_behind_socket, test_runtime_comes_and_goes
 
-pytest.importorskip("uvloop")
-
 
 @pytest.fixture(autouse=True)
-def with_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(UVLOOP_SWITCH, "yes")
+def without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UVLOOP_SWITCH, "no")
 
 
 @pytest.mark.parametrize(
@@ -29,12 +27,12 @@ def with_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda claim: claim.__name__[len("test_") :],
 )
-async def test_it_holds_on_uvloop_that(claim, runtime) -> None:
+async def test_it_holds_on_asyncio_that(claim, runtime) -> None:
     await claim(runtime)
 
 
 @pytest.mark.parametrize("is_wanted", [True, False], ids=["wanted", "switched off"])
-async def test_it_is_used_unless_it_is_switched_off(is_wanted, start_agent, monkeypatch) -> None:
+async def test_uvloop_is_used_unless_it_is_switched_off(is_wanted, start_agent, monkeypatch) -> None:
     monkeypatch.setenv(UVLOOP_SWITCH, "yes" if is_wanted else "no")
     agent = await start_agent()
     assert agent.process is not None
