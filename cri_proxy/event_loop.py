@@ -1,4 +1,4 @@
-"""One event loop for the life of a process, uvloop's, or asyncio's where that is missing; and an end that nothing holds up."""
+"""One event loop for the life of a process: uvloop's, else asyncio's; and an end that nothing holds up."""
 
 from __future__ import annotations
 
