@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from google.protobuf.json_format import ParseDict, ParseError
 
@@ -41,9 +41,12 @@ from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod, PodSize, Resources
 
 AT_A_TIME = 8
+#: Questions that are made ready together: each takes 2 kB until its turn has come, and a node may have a thousand.
+PART = 64
 #: As many containers of a kind are named in the line about a comparison.
 NAMED = 20
 
+_Item = TypeVar("_Item")
 #: Given the running and created containers that there is no record of, by id; returns those to take as they are.
 Welcome = Callable[
     [Engine, Mapping[str, UnannouncedContainer]], Awaitable[Mapping[str, UnannouncedContainer]]
@@ -100,14 +103,16 @@ class Reconciler:
     async def _run(self, engine: Engine, in_motion: Collection[str], with_cpusets: bool) -> Resync:
         node_state = self._node_state
         listed_at_s, then = node_state.clock(), dict(engine.grants)
-        listed = await self._runtime.containers()
-        seen = {c.id: _seen(c, engine.pods) for c in listed}
+        seen = {c.id: _seen(c, engine.pods) for c in await self._runtime.containers()}
         await self._exit_codes(engine, seen)
-        found = await self._details(unknown_ids(engine, seen.values()), seen)
+        unknown = unknown_ids(engine, seen.values())
+        sandboxes = await self._runtime.sandboxes() if with_cpusets or unknown else []
+        if with_cpusets:
+            await self._sandboxes(engine, sandboxes)
+        found = await self._details(engine, unknown, sandboxes, seen)
         adopted = await self.welcome(engine, found)
         details = {key: each.container for key, each in adopted.items()}
         if with_cpusets:
-            await self._sandboxes(engine)
             await self._cgroups_of(engine, seen)
             await self._pod_sizes(engine)
         known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
@@ -170,24 +175,30 @@ class Reconciler:
             and (g := engine.grants.get(s.id)) is not None
             and not (g.life is Life.HELD and g.exit_code is not None)
         ]
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in news])
+        statuses = await _asked(self._runtime.container_status, news)
         for container_id, got in zip(news, statuses):
             if not isinstance(got, BaseException):
                 seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
 
     async def _details(
-        self, ids: tuple[str, ...], seen: dict[str, ListedContainer]
+        self,
+        engine: Engine,
+        ids: tuple[str, ...],
+        sandboxes: Sequence[cri.PodSandbox],
+        seen: dict[str, ListedContainer],
     ) -> dict[str, UnannouncedContainer]:
         """What containers are that we have no record of, and what they run on."""
-        if not ids:
-            return {}
-        sandboxes = await self._runtime.sandboxes()
         # What was created and not started in a sandbox that has ended never will be.
         ready = {s.id for s in sandboxes if s.state == cri.SANDBOX_READY}
         ids = tuple(i for i in ids if seen[i].running or seen[i].sandbox_id in ready)
-        pods = await self._pods([s for s in sandboxes if s.id in {seen[i].sandbox_id for i in ids}])
-        jobs = [self._detail(i, pods[seen[i].sandbox_id], seen) for i in ids if seen[i].sandbox_id in pods]
-        found = await gather_limited(AT_A_TIME, jobs)
+        theirs = {seen[i].sandbox_id for i in ids}
+        # A pod is one object in memory, for its containers as well.
+        pods = {key: engine.pods[key] for key in theirs & engine.pods.keys()}
+        pods.update(await self._pods([s for s in sandboxes if s.id in theirs - pods.keys()]))
+        found = await _asked(
+            lambda i: self._detail(i, pods[seen[i].sandbox_id], seen),
+            [i for i in ids if seen[i].sandbox_id in pods],
+        )
         return {each.id: each for each in found if isinstance(each, UnannouncedContainer)}
 
     async def _detail(
@@ -233,8 +244,8 @@ class Reconciler:
         labels, annotations = kept_labels(status.labels), kept_annotations(status.annotations)
         return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
 
-    async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
-        pods = await gather_limited(AT_A_TIME, [self._pod_of(sandbox) for sandbox in sandboxes])
+    async def _pods(self, sandboxes: Sequence[cri.PodSandbox]) -> dict[str, Pod]:
+        pods = await _asked(self._pod_of, sandboxes)
         return {pod.id: pod for pod in pods if isinstance(pod, Pod)}
 
     async def _pod_of(self, sandbox: cri.PodSandbox) -> Pod:
@@ -249,12 +260,12 @@ class Reconciler:
             meta = sandbox.metadata
             return Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
 
-    async def _sandboxes(self, engine: Engine) -> None:
+    async def _sandboxes(self, engine: Engine, sandboxes: Sequence[cri.PodSandbox]) -> None:
         """Know the sandboxes that ran before us: a create does not say what its sandbox's runtime handler is.
 
         Records of sandboxes that two lists in a row do not name are dropped (one list may be older than the record).
         """
-        listed = {s.id: s for s in await self._runtime.sandboxes()}
+        listed = {s.id: s for s in sandboxes}
         news = [s for s in listed.values() if s.id not in engine.pods and s.id not in self._refused]
         for pod in (await self._pods(news)).values():
             if pod.id not in engine.pods:
@@ -338,7 +349,7 @@ class Reconciler:
         """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""
         ids = list(ids)
         # containerd before 1.7 tells resources, and all runtimes tell processes, among the verbose information only.
-        found = await gather_limited(AT_A_TIME, [self._told_of(container_id) for container_id in ids])
+        found = await _asked(self._told_of, ids)
         for error in found:
             if isinstance(error, Exception):
                 raise error
@@ -395,6 +406,14 @@ class Reconciler:
             return CgroupLook()
         sets = self._cgroups.configured(path)
         return CgroupLook(sets, "", None if sets is None else self._cgroups.limits(path, container_id))
+
+
+async def _asked(ask: Callable[[_Item], Coroutine[Any, Any, Any]], items: Sequence[_Item]) -> list[Any]:
+    """What a question has brought for each item, or its exception; as many at a time as the runtime is asked."""
+    found: list[Any] = []
+    for start in range(0, len(items), PART):
+        found += await gather_limited(AT_A_TIME, [ask(item) for item in items[start : start + PART]])
+    return found
 
 
 @dataclass(frozen=True)
