@@ -338,7 +338,7 @@ class NoAffinity:
 
 _Value = TypeVar("_Value")
 #: Values that are remembered to be shared: the latest, so that those of many containers stay among those of one each.
-VALUES_SHARED = 512
+VALUES_KEPT = 512
 
 
 def altered(value: _Value, **changes: object) -> _Value:
@@ -352,14 +352,14 @@ def altered(value: _Value, **changes: object) -> _Value:
     return new
 
 
-def shared(value: _Value) -> _Value:
+def kept_once(value: _Value) -> _Value:
     """An equal value of the same class, mostly the one object in memory that stands for all such: hundreds of containers
     may differ in nothing but their names. ``value`` can be hashed and is never changed."""
     kept: _Value = _first_equal(value)
     return kept
 
 
-@lru_cache(maxsize=VALUES_SHARED, typed=True)
+@lru_cache(maxsize=VALUES_KEPT, typed=True)
 def _first_equal(value: Any) -> Any:
     return value
 

@@ -30,7 +30,7 @@ from policies.model import (
     Qos,
     Quota,
     Resources,
-    shared,
+    kept_once,
 )
 
 # Kubernetes' cpu.shares: 1024 a CPU, at least 2, at most 262144 (kubelet, cm/helpers_linux.go MilliCPUToShares).
@@ -152,9 +152,9 @@ def read_pod(
         # crictl's own pods may have no uid; the sandbox is then the pod.
         uid=meta.uid or sandbox_id,
         name=meta.name,
-        namespace=shared(meta.namespace),
+        namespace=kept_once(meta.namespace),
         cgroup_parent=config.linux.cgroup_parent,
-        runtime_handler=shared(runtime_handler),
+        runtime_handler=kept_once(runtime_handler),
         labels=kept_labels(config.labels),
         annotations=kept_annotations(config.annotations),
         size=read_pod_size(config),
@@ -174,7 +174,7 @@ def read_pod(
 
 def kept_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Labels to keep in a record: a string that many containers have is in memory once."""
-    return {shared(key): shared(value) for key, value in labels.items()} or NO_TEXTS
+    return {kept_once(key): kept_once(value) for key, value in labels.items()} or NO_TEXTS
 
 
 def kept_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:
@@ -238,7 +238,7 @@ def _annotated_container(resources: Any) -> tuple[int, Optional[int]]:
 
 def read_fence(resources: cri.LinuxContainerResources) -> Constraint:
     """The cpuset and mems the caller set; a list that cannot be read counts as none and is the runtime's to refuse."""
-    return shared(Constraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems)))
+    return kept_once(Constraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems)))
 
 
 def _optional_set(text: str) -> Optional[frozenset[int]]:
@@ -272,7 +272,7 @@ def read_resources(linux: cri.LinuxContainerResources, qos: Qos, memory_capacity
     period_us = (linux.cpu_period or DEFAULT_PERIOD_US) if linux.cpu_quota or limit is None else 0
     pages = {parse_page_size(entry.page_size) for entry in linux.hugepage_limits if entry.limit}
     sizes = frozenset(pages - {0}) or NO_CPUS  # an empty set of its own takes 200 bytes
-    return shared(Resources(request, limit, memory_request, memory_limit, period_us, sizes))
+    return kept_once(Resources(request, limit, memory_request, memory_limit, period_us, sizes))
 
 
 def memory_limit_of(linux: cri.LinuxContainerResources) -> int:

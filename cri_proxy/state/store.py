@@ -467,6 +467,7 @@ class Store:
     def _take_in(self) -> None:
         with self._in_use:
             taken = self._logged.copy()
+            self._writer.forget()
         error = self._commit_logged(taken)
         with self._in_use:
             if error is None:

@@ -264,13 +264,22 @@ class StateWriter:
         self._tell_change()
 
     async def checkpoint(self) -> None:
-        """Have the file take the log in, beside the writing. Returns when that is done, or takes long."""
+        """Have the file take in the log as it is now, beside the writing. Returns when that is done, or takes long."""
+        under_way = self._checkpoint
+        if under_way is not None and not under_way.done():  # it takes in what there was when it began
+            await asyncio.wait({under_way}, timeout=self.wait_s)
         await asyncio.wait({self._begin_checkpoint()}, timeout=self.wait_s)
 
     def _begin_checkpoint(self) -> asyncio.Future[None]:
         if self._checkpoint is None or self._checkpoint.done():
             self._checkpoint = asyncio.ensure_future(asyncio.to_thread(self.store.checkpoint))
+            self._checkpoint.add_done_callback(self._look_again)
         return self._checkpoint
+
+    def _look_again(self, done: asyncio.Future[None]) -> None:
+        """The log may have grown long again meanwhile, and nothing may be written for some time."""
+        if not done.cancelled() and done.exception() is None and self.store.is_long:
+            self._begin_checkpoint()
 
     async def close(self) -> None:
         """Write what still waits and let go of the file, if the disk answers in time."""
