@@ -273,13 +273,7 @@ class StateWriter:
     def _begin_checkpoint(self) -> asyncio.Future[None]:
         if self._checkpoint is None or self._checkpoint.done():
             self._checkpoint = asyncio.ensure_future(asyncio.to_thread(self.store.checkpoint))
-            self._checkpoint.add_done_callback(self._look_again)
         return self._checkpoint
-
-    def _look_again(self, done: asyncio.Future[None]) -> None:
-        """The log may have grown long again meanwhile, and nothing may be written for some time."""
-        if not done.cancelled() and done.exception() is None and self.store.is_long:
-            self._begin_checkpoint()
 
     async def close(self) -> None:
         """Write what still waits and let go of the file, if the disk answers in time."""
