@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cri_proxy.config.config import Config
+from cri_proxy.frozen import frozen
 from policies.affinity.graph.graph import GraphSettings
 from policies.affinity.planner.distances import CLUSTER_NS
 from policies.affinity.planner.problem import PlanSettings
@@ -12,7 +11,7 @@ from policies.affinity.planner.problem import PlanSettings
 GIB = 1 << 30
 
 
-@dataclass(frozen=True)
+@frozen
 class AffinitySettings:
     """The options of the ``affinity`` section that the daemon reads. ``is_automatic``: plans are made by themselves."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Optional
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
+from cri_proxy.frozen import frozen
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
@@ -52,7 +53,7 @@ class UnreadableRequest(ValueError):
     """The bytes are not the message they should be, or lack what makes a container; they go through untouched."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CreateRequest:
     """What a CreateContainerRequest says: the container, the caller's own cpuset and mems, devices and mounts."""
 
@@ -61,7 +62,7 @@ class CreateRequest:
     uses: tuple[Use, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class UpdateRequest:
     """What an UpdateContainerResourcesRequest says."""
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 from collections.abc import Awaitable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Callable, Optional, TypeVar
 
 from google.protobuf.json_format import ParseDict, ParseError
@@ -35,6 +35,7 @@ from cri_proxy.engine.resources import (
     with_quota,
 )
 from cri_proxy.engine.resync import Listing, Resync, UnannouncedContainer, merged, resync_slices, unknown_ids
+from cri_proxy.frozen import frozen
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState
@@ -434,7 +435,7 @@ async def _asked(ask: Callable[[_Item], Coroutine[Any, Any, Any]], items: Sequen
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class CgroupLook:
     """A container's cgroup: its cpuset, ``ListedContainer.runs_in``, and its limits; each None if it is not known."""
 
