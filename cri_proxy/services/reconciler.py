@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Collection, Coroutine, Iterable, Mapping,
 from dataclasses import replace
 from typing import Any, Callable, Optional, TypeVar
 
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf import json_format
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
@@ -546,8 +546,8 @@ def _pod(sandbox: cri.PodSandbox, info: dict[str, Any]) -> Pod:
     config.linux.cgroup_parent = str(linux.get("cgroup_parent") or "")
     for name in ("resources", "overhead"):
         found = linux.get(name)
-        with contextlib.suppress(ParseError):
-            ParseDict(found if isinstance(found, dict) else {}, getattr(config.linux, name), True)
+        with contextlib.suppress(json_format.ParseError):
+            json_format.ParseDict(found if isinstance(found, dict) else {}, getattr(config.linux, name), True)
     for key, value in sandbox.labels.items():
         config.labels[key] = value
     for key, value in sandbox.annotations.items():
