@@ -9,7 +9,10 @@ import contextlib
 import gc
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Optional
 
 #: Modules with which hashlib does without OpenSSL.
 OWN_HASHES = (
@@ -19,6 +22,23 @@ OWN_HASHES = (
     "_blake2",
     *(("_sha2",) if sys.version_info >= (3, 12) else ("_sha256", "_sha512")),
 )
+#: Modules of protobuf that a start has no use for: each is loaded when something is first asked of it. Messages in Python,
+#: and with them the text format, are for machines without its C library. Not for a module that is imported by its name
+#: twice: before Python 3.12 the second time loads it.
+LATER = ("google.protobuf.internal.python_message", "google.protobuf.json_format")
+
+
+class _Later:
+    """Finds those as the import system does, and has them loaded when they are first used."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        found = PathFinder.find_spec(name, path, target) if name in LATER else None
+        if found is not None and found.loader is not None:
+            found.loader = importlib.util.LazyLoader(found.loader)
+        return found
 
 
 @contextlib.contextmanager
@@ -36,9 +56,11 @@ def lightly() -> Iterator[None]:
     sys.modules.update(dict.fromkeys(left_out))  # type: ignore[arg-type]
     was_enabled = gc.isenabled()
     gc.disable()
+    sys.meta_path.insert(0, _Later)
     try:
         yield
     finally:
+        sys.meta_path.remove(_Later)
         gc.freeze()  # the daemon looks through it once, when it serves
         if was_enabled:
             gc.enable()

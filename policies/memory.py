@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import Constraint, Container, Decision, Placement
+from policies.model import Constraint, Container, Decision, Placement, kept_once
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -216,4 +216,5 @@ def spread_limit(
     left = sorted(range(len(ordered)), key=lambda i: shares[i] - weights[i])
     for index in left[: limit_bytes - sum(shares)]:
         shares[index] += 1
-    return tuple((n, s) for n, s in zip(ordered, shares) if s)
+    # What is in proportion to the free memory leaves the proportions as they are: that of equal limits mostly is the same.
+    return kept_once(tuple((n, s) for n, s in zip(ordered, shares) if s))

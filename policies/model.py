@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Optional, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, Optional, Protocol, TypeVar
 
 from policies.machine.cpus import NO_CPUS
 
@@ -336,6 +337,8 @@ class NoAffinity:
 
 
 _Value = TypeVar("_Value")
+#: Values that are remembered to be shared: the latest, so that those of many containers stay among those of one each.
+VALUES_KEPT = 512
 
 
 def altered(value: _Value, **changes: object) -> _Value:
@@ -347,6 +350,18 @@ def altered(value: _Value, **changes: object) -> _Value:
     new.__dict__.update(value.__dict__)
     new.__dict__.update(changes)
     return new
+
+
+def kept_once(value: _Value) -> _Value:
+    """An equal value of the same class, mostly the one object in memory that stands for all such: hundreds of containers
+    may differ in nothing but their names. ``value`` can be hashed and is never changed."""
+    kept: _Value = _first_equal(value)
+    return kept
+
+
+@lru_cache(maxsize=VALUES_KEPT, typed=True)
+def _first_equal(value: Any) -> Any:
+    return value
 
 
 def limit_milli(container: Container) -> int:

@@ -140,7 +140,8 @@ class Node:
         self.residents: dict[str, Resident] = {}
         #: Grows with every change.
         self.version = 0
-        self._of_pod: dict[str, dict[str, Resident]] = {}
+        #: Keys by pod. Most pods have one container, and a tuple of one takes a fifth of a set.
+        self._of_pod: dict[str, tuple[str, ...]] = {}
         #: The containers of each group; their CPUs; and how often either has changed, so that it need not be read anew.
         self.groups: dict[str, Group] = {}
         self.group_versions: dict[str, int] = {}
@@ -192,7 +193,7 @@ class Node:
         if not resident.cpus <= self._charge.keys():
             resident = replace(resident, cpus=resident.cpus.intersection(self._charge))
         self.residents[key] = resident
-        self._of_pod.setdefault(resident.pod_uid, {})[key] = resident
+        self._of_pod[resident.pod_uid] = (*self._of_pod.get(resident.pod_uid, ()), key)
         if resident.container is not None and resident.container.preferences.affinity:
             self.with_terms[key] = resident
         if resident.group:
@@ -214,10 +215,9 @@ class Node:
         self.owners.pop(key, None)
         self.sharers -= resident.shares
         self.homes.remove(key, resident.placement, resident.milli_request)
-        of_pod = self._of_pod[resident.pod_uid]
-        del of_pod[key]
-        if not of_pod:
-            del self._of_pod[resident.pod_uid]
+        others = tuple(other for other in self._of_pod.pop(resident.pod_uid) if other != key)
+        if others:
+            self._of_pod[resident.pod_uid] = others
         self._book(resident, -1)
         return resident
 
@@ -231,7 +231,7 @@ class Node:
             return
         self.version += 1
         group = resident.group
-        self.residents[key] = self._of_pod[resident.pod_uid][key] = resident
+        self.residents[key] = resident
         if key in self.with_terms:
             self.with_terms[key] = resident
         if group:
@@ -261,7 +261,7 @@ class Node:
             was = self.residents[key]
             exclusive = NO_CPUS if place is None else place.exclusive
             now = altered(was, cpus=cpus, placement=place, exclusive=exclusive)
-            self.residents[key] = self._of_pod[was.pod_uid][key] = now
+            self.residents[key] = now
             if key in self.with_terms:
                 self.with_terms[key] = now
             size, wanted = (was.milli_request, was.milli_used), was.milli_wanted
@@ -464,7 +464,7 @@ class Node:
 
     def of_pod(self, pod_uid: str) -> Mapping[str, Resident]:
         """The containers of one pod, by key."""
-        return self._of_pod.get(pod_uid, {})
+        return {key: self.residents[key] for key in self._of_pod.get(pod_uid, ())}
 
     def containers_on(self, cpus: frozenset[int]) -> int:
         """How many containers may run on at least one of these CPUs."""

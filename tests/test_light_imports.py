@@ -32,6 +32,20 @@ with light_imports.lightly():
     import hashlib
 assert sys.modules["_hashlib"]
 """
+LATER = """
+import sys
+from cri_proxy import light_imports
+with light_imports.lightly():
+    from google.protobuf import json_format
+    from cri_api import runtime_v1_pb2 as cri
+assert "google.protobuf.text_format" not in sys.modules and light_imports._Later not in sys.meta_path
+message = cri.VersionRequest(version="v1")
+assert cri.VersionRequest.FromString(message.SerializeToString()) == message
+assert json_format.MessageToDict(message) == {"version": "v1"} and str(message).split() == ["version:", '"v1"']
+from google.protobuf import text_format
+from google.protobuf.internal import python_message
+assert text_format.Parse('version: "v1"', cri.VersionRequest()) == message and python_message.GeneratedProtocolMessageType
+"""
 IN_USE = """
 import ssl, sys
 from cri_proxy import light_imports
@@ -43,8 +57,8 @@ assert asyncio.sslproto.ssl is ssl is sys.modules["ssl"]
 
 @pytest.mark.parametrize(
     "code",
-    [LIGHTLY, FOREIGN_HASHES, IN_USE],
-    ids=["can be had later", "hashes of OpenSSL alone", "in use already"],
+    [LIGHTLY, FOREIGN_HASHES, IN_USE, LATER],
+    ids=["can be had later", "hashes of OpenSSL alone", "in use already", "loaded where it is used"],
 )
 def test_a_process_that_stays_leaves_out_what_it_does_not_use(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

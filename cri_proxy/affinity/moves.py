@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import nsmallest
 from itertools import groupby
 from typing import Any, Optional, TypeVar
@@ -13,6 +13,7 @@ from cri_proxy.affinity.problem import PlanningSnapshot, StayingContainer
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Life, Move, Plan
 from cri_proxy.engine.moves import MOST_PEERS, NAMED, being_resized, bytes_text, may_move
+from cri_proxy.frozen import frozen
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.instance import Instance
@@ -227,7 +228,7 @@ class _Words:
 _MICRO_IN_MILLI = 1000
 
 
-@dataclass(frozen=True)
+@frozen
 class PendingMove:
     """Where a container would move. ``home``: the CPUs of the domain it is in; ``beside``: the peers that it would have
     there, heaviest first; ``waits``: what follows "waits", "" = for its turn; ``until_s``: till then, 0 = not known."""

@@ -16,10 +16,11 @@ waits half of its time already may rise by a tenth by chance.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean, median
 from typing import Optional
 
+from cri_proxy.frozen import frozen
 from policies.affinity.planner.problem import Problem
 
 LEAST_RISE = 0.10
@@ -33,7 +34,7 @@ SHORTEST_S = 5.0
 Ban = tuple[str, frozenset[int]]
 
 
-@dataclass(frozen=True)
+@frozen
 class PressureReading:
     """How long a container's tasks have waited for CPUs since it exists, in microseconds; ``at_s``: when it was read."""
 
@@ -41,7 +42,7 @@ class PressureReading:
     waited_us: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Worse:
     """A place where containers wait longer than before: their waiting shares, and the rise elsewhere."""
 

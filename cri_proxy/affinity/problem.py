@@ -11,13 +11,14 @@ rule 13). They all read one state: their caller starts anew when the engine has 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Optional, TypeVar
 
 from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.moves import being_resized, may_move
+from cri_proxy.frozen import frozen
 from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.distances import distance_ns, tree_of
 from policies.affinity.planner.problem import Problem, Tree, Vertex
@@ -30,7 +31,7 @@ from policies.settings import PlacementSettings
 from policies.wanted import hinted_nodes, missed_hints
 
 
-@dataclass(frozen=True)
+@frozen
 class StayingContainer:
     """A container that could be moved but stays: ``at``, ``sites`` and ``milli`` as in ``Vertex``, where it has but the
     present site and a demand of nothing. ``until_s``: the end of its cooldown; 0 = it waits for trust."""
@@ -41,7 +42,7 @@ class StayingContainer:
     until_s: float
 
 
-@dataclass(frozen=True)
+@frozen
 class PlanningSnapshot:
     """Made by ``question_of`` at ``at_s`` from the engine's state of ``version``.
 
@@ -82,7 +83,7 @@ Movable = Mapping[str, tuple[int, tuple[int, ...]]]
 Weights = dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Ground:
     """The ground of a question. By key in the books, ``memory``: bytes."""
 
@@ -93,7 +94,7 @@ class _Ground:
     memory: Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Vertices:
     """The containers of a question while it is made, by their keys in the books."""
 
@@ -101,7 +102,7 @@ class _Vertices:
     fixed: Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Kept:
     """Containers that could be moved, and stay: as in ``PlanningSnapshot``."""
 

@@ -1,4 +1,4 @@
-"""Traffic as people read it: the graph as a table, groups, plans, and the line in the status. Pure.
+"""Traffic as people read it: the graph as a table, groups, plans, and the line in the status; and as GraphML. Pure.
 
 A *row* is plain data for JSON; a text is made of rows. Names of containers are ``namespace/pod/container``.
 """
@@ -6,13 +6,16 @@ A *row* is plain data for JSON; a text is made of rows. Names of containers are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cri_proxy.affinity.effect.comparison import effect_lines
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import APART, NAMED, WHERE, bytes_text, where_both
 from cri_proxy.text.terminal import duration_text, table
 from policies.affinity.graph.traffic import LEAST_TRUST, Edge, Traffic
+
+if TYPE_CHECKING:
+    import networkx
 
 #: As many edges are shown unless all are asked for.
 SHOWN = 20
@@ -25,6 +28,7 @@ NOT_KNOWN = "not known"
 #: What most machines have not, or most graphs: left out where no edge is.
 SELDOM = (NOT_KNOWN, "same cluster")
 
+_NUMBERS = ("weight", "bytes_per_s", "messages_per_s")
 _EDGE_TITLES = ("CONTAINER", "TALKS TO", "TRAFFIC", "MESSAGES/S", "WEIGHT", "SEEN ON", "WHERE")
 _MOVE_TITLES = ("CONTAINER", "FROM", "TO", "GAIN", "WHY")
 
@@ -300,3 +304,33 @@ def _last_plan_text(last: Mapping[str, Any]) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------- GraphML, for programs that draw and analyse graphs
+
+
+def graph_of(document: Mapping[str, Any]) -> networkx.Graph[str]:
+    """The document of ``affinity --json`` as an undirected graph: nodes by id, with ``label`` and ``group``.
+
+    ``group``: the number of the group a container belongs to, from 1, heaviest first; 0 = none. Edges have
+    ``weight`` (cache lines a second), ``bytes_per_s``, ``messages_per_s``, ``kinds`` and ``where``.
+    """
+    import networkx  # by the command that writes it only: it takes 20 MB
+
+    graph: networkx.Graph[str] = networkx.Graph()
+    group_of = {
+        member: number for number, group in enumerate(document["groups"], 1) for member in group["ids"]
+    }
+    for row in document["edges"]:
+        for end, name in ((row["a"], row["container"]), (row["b"], row["talks_to"])):
+            graph.add_node(end, label=name, group=group_of.get(end, 0))
+        numbers = {key: float(row[key]) for key in _NUMBERS}
+        graph.add_edge(row["a"], row["b"], **numbers, kinds=",".join(row["kinds"]), where=row["where"])
+    return graph
+
+
+def graphml_text(document: Mapping[str, Any]) -> str:
+    """The same as GraphML text."""
+    import networkx
+
+    return "\n".join(networkx.generate_graphml(graph_of(document)))

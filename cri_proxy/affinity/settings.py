@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cri_proxy.config.config import Config
-from policies.affinity.graph.graph import GraphSettings
+from cri_proxy.frozen import frozen
 from policies.affinity.planner.distances import CLUSTER_NS
 from policies.affinity.planner.problem import PlanSettings
+
+if TYPE_CHECKING:
+    from policies.affinity.graph.graph import GraphSettings
 
 GIB = 1 << 30
 
 
-@dataclass(frozen=True)
+@frozen
 class AffinitySettings:
     """The options of the ``affinity`` section that the daemon reads. ``is_automatic``: plans are made by themselves."""
 
@@ -71,6 +74,8 @@ def affinity_settings(config: Config) -> AffinitySettings:
 
 def graph_settings(config: Config) -> GraphSettings:
     """The settings of the observer's graph."""
+    from policies.affinity.graph.graph import GraphSettings  # the daemon has no graph of its own
+
     constants = config.constants
     return GraphSettings(
         half_life_s=constants.affinity_half_life_s,

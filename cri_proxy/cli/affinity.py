@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from cri_proxy.affinity.report import affinity_text, rebalance_text
+from cri_proxy.affinity.report import affinity_text, graphml_text, rebalance_text
 from cri_proxy.cli.answers import ask_daemon, json_option, show_document, waiting_updates
 from cri_proxy.cli.progress import progress
 
@@ -29,9 +29,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
     """
     document = ask_daemon("affinity")
     if graphml:
-        from cri_proxy.affinity.graphml import graphml as written
-
-        click.echo(written(document))
+        click.echo(graphml_text(document))
         return
     show_document(document, as_json, lambda d: affinity_text(d, everything, groups))
 

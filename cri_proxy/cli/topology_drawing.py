@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Optional
 
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Domain, Topology
 
@@ -60,7 +60,7 @@ def draw_topology(
     return text.translate(_ASCII) if ascii else text
 
 
-@dataclass(frozen=True)
+@frozen
 class _Leaf:
     """What stands in the box of a leaf: title, CPUs and what is special about them, the caller's labels."""
 
@@ -76,7 +76,7 @@ class _Leaf:
         return wide, max(len(self.title), min(longest, LABEL_WIDTHS[1]), *pieces)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Style:
     """``leaf_width``: columns inside a leaf's box. ``columns``: boxes side by side, by depth in the tree."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Optional
 
 import voluptuous as vol
@@ -23,6 +22,7 @@ from cri_proxy.config.checks import (
     write_list,
     write_text,
 )
+from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.balloons.types import SHARE_LEVELS, BalloonType
@@ -55,7 +55,7 @@ _PRIORITIES = ("high", "normal", "low", "none")
 _SHARE_WORDS = {"l2cache": "core", "thread": "core", "socket": "package", "machine": "system", "off": ""}
 
 
-@dataclass(frozen=True)
+@frozen
 class BalloonSpec:
     """A balloon type as a file has it. ``given``: the fields it names; the others are inherited or default."""
 
@@ -63,7 +63,7 @@ class BalloonSpec:
     given: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
+@frozen
 class BalloonField:
     """One key of a balloon type; ``name`` is the field of ``BalloonType``. ``default``: in words."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import ip_network
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
 import voluptuous as vol
 
+from cri_proxy.frozen import frozen
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from cri_proxy.text.sources import Raw
 from policies.machine.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
@@ -47,7 +48,7 @@ _PART = r"[0-9]{1,9}(\.[0-9]{0,9})?"
 _PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._:-]*[A-Za-z0-9]|[A-Za-z0-9/]")
 
 
-@dataclass(frozen=True)
+@frozen
 class Check:
     """One kind of value. ``expected`` in words; ``read`` takes what was written, ``write`` gives it; ``unit``, if any.
 
@@ -65,7 +66,7 @@ class Check:
         return self.read(raw)
 
 
-@dataclass(frozen=True)
+@frozen
 class CpuConstraint:
     """CPUs as Intel's files name them: a quantity, a set, or a cgroup whose set the shell looks up.
 

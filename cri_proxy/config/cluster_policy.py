@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
 from cri_proxy.config.gone import FORMER_SECTIONS, GONE
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
+from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import BadText, SettingsSource, read_entries, show_key
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
@@ -31,7 +31,7 @@ class BadPolicy(ValueError):
     """A policy that is not taken. The message is one sentence that names the key."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ClusterPolicy:
     """``values``: as in a configuration file, nested. ``hash``: what tells two contents apart."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, Optional
@@ -22,6 +22,7 @@ from cri_proxy.config.constants import Constants
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.config.gone import GONE, OLD_VALIDATORS, VALIDATORS_KEY, OldValidators, ignored
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
+from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import (
     BadText,
     Remark,
@@ -69,7 +70,7 @@ class BadConfig(Exception):
         self.warnings = tuple(warnings)
 
 
-@dataclass(frozen=True)
+@frozen
 class Config:
     """Immutable: the value and the origin ("default", "FILE:LINE", "command line") of every option; and the constants."""
 
@@ -102,7 +103,7 @@ class Config:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class LoadedConfig:
     """A configuration, and sentences about what in its sources an operator should look at."""
 

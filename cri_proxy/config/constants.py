@@ -7,10 +7,12 @@ names those that differ (``VARIABLE``), as YAML; it is read once, at the program
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Union
 
 import yaml
+
+from cri_proxy.frozen import frozen
 
 VARIABLE = "CRI_RESMGR_CONSTANTS"
 
@@ -21,7 +23,7 @@ class BadConstants(ValueError):
     """The environment names a constant that is none, or a value of another type. The message is a sentence."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Constants:
     """Defaults are what every node runs with. A field's comment says its unit, and against what the value was chosen."""
 

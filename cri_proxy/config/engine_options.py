@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from cri_proxy.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class EngineOptions:
     """The options of the ``placement`` section that the engine reads; seconds, namespace globs, handler names."""
 

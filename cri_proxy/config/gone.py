@@ -8,7 +8,6 @@ are read into an option that there is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Optional
 
@@ -17,6 +16,7 @@ import voluptuous as vol
 from cri_proxy.config.checks import flag, write_duration
 from cri_proxy.config.constants import Constants
 from cri_proxy.config.options.table import VALIDATORS
+from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import Remark, SourceEntry, describe
 
 VALIDATORS_KEY = "nri.validators"
@@ -26,7 +26,7 @@ _VALIDATOR_WORDS = {f"nri.validator.reject_{word}_adjustment": word for word in 
 OLD_VALIDATORS = frozenset((_ENABLE, *_VALIDATOR_WORDS))
 
 
-@dataclass(frozen=True)
+@frozen
 class FormerOption:
     """``constant``: the field of ``Constants`` that holds now; else ``holds``: a clause that says what does.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from sys import intern
+from dataclasses import replace
 from typing import Any, Optional
 
 from google.protobuf.message import DecodeError
@@ -18,9 +17,10 @@ from google.protobuf.message import DecodeError
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
+from cri_proxy.frozen import frozen
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
-from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
+from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.model import (
     SANDBOX_RESOURCES,
     Constraint,
@@ -31,6 +31,7 @@ from policies.model import (
     Qos,
     Quota,
     Resources,
+    kept_once,
 )
 
 # Kubernetes' cpu.shares: 1024 a CPU, at least 2, at most 262144 (kubelet, cm/helpers_linux.go MilliCPUToShares).
@@ -42,11 +43,17 @@ GUARANTEED_OOM_SCORE, BESTEFFORT_OOM_SCORE = -997, 1000
 RESOURCE_ANNOTATIONS = ("intel.com/resources", "noderesource.dev/resources")
 
 
+#: How the keys of annotations begin that Kubernetes itself writes.
+KUBERNETES_OWN = ("io.kubernetes.", "kubernetes.io/", "kubectl.kubernetes.io/")
+#: The labels or annotations of a record without any; never changed.
+NO_TEXTS: Mapping[str, str] = {}
+
+
 class UnreadableRequest(ValueError):
     """The bytes are not the message they should be, or lack what makes a container; they go through untouched."""
 
 
-@dataclass(frozen=True)
+@frozen
 class CreateRequest:
     """What a CreateContainerRequest says: the container, the caller's own cpuset and mems, devices and mounts."""
 
@@ -55,7 +62,7 @@ class CreateRequest:
     uses: tuple[Use, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class UpdateRequest:
     """What an UpdateContainerResourcesRequest says."""
 
@@ -146,9 +153,9 @@ def read_pod(
         # crictl's own pods may have no uid; the sandbox is then the pod.
         uid=meta.uid or sandbox_id,
         name=meta.name,
-        namespace=meta.namespace,
+        namespace=kept_once(meta.namespace),
         cgroup_parent=config.linux.cgroup_parent,
-        runtime_handler=runtime_handler,
+        runtime_handler=kept_once(runtime_handler),
         labels=kept_labels(config.labels),
         annotations=kept_annotations(config.annotations),
         size=read_pod_size(config),
@@ -166,14 +173,16 @@ def read_pod(
     return known if pod == known else pod  # one object in memory for all its containers
 
 
-def kept_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels to keep in a record: each string is in memory once, however many containers have it."""
-    return {intern(key): intern(value) for key, value in labels.items()}
+def kept_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Labels to keep in a record: a string that many containers have is in memory once."""
+    return {kept_once(key): kept_once(value) for key, value in labels.items()} or NO_TEXTS
 
 
-def kept_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The same for annotations, whose values are long and seldom shared: their keys."""
-    return {intern(key): value for key, value in annotations.items()}
+def kept_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """The annotations to keep, likewise. Those of Kubernetes' own ask for no place: kubelet puts seven on every container,
+    and kubectl may put the whole manifest on a pod."""
+    kept = {key: text for key, text in annotations.items() if not key.startswith(KUBERNETES_OWN)}
+    return kept_labels(kept)
 
 
 def read_pod_size(config: cri.PodSandboxConfig) -> Optional[PodSize]:
@@ -230,7 +239,7 @@ def _annotated_container(resources: Any) -> tuple[int, Optional[int]]:
 
 def read_fence(resources: cri.LinuxContainerResources) -> Constraint:
     """The cpuset and mems the caller set; a list that cannot be read counts as none and is the runtime's to refuse."""
-    return Constraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems))
+    return kept_once(Constraint(_optional_set(resources.cpuset_cpus), _optional_set(resources.cpuset_mems)))
 
 
 def _optional_set(text: str) -> Optional[frozenset[int]]:
@@ -263,7 +272,8 @@ def read_resources(linux: cri.LinuxContainerResources, qos: Qos, memory_capacity
     # A limit that no quota says is none to give back; a quota of -1 was taken away from what kubelet had set.
     period_us = (linux.cpu_period or DEFAULT_PERIOD_US) if linux.cpu_quota or limit is None else 0
     pages = {parse_page_size(entry.page_size) for entry in linux.hugepage_limits if entry.limit}
-    return Resources(request, limit, memory_request, memory_limit, period_us, frozenset(pages - {0}))
+    sizes = frozenset(pages - {0}) or NO_CPUS  # an empty set of its own takes 200 bytes
+    return kept_once(Resources(request, limit, memory_request, memory_limit, period_us, sizes))
 
 
 def memory_limit_of(linux: cri.LinuxContainerResources) -> int:

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, TextIO, cast
 
@@ -39,6 +38,7 @@ from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
 from cri_proxy.engine.engine import Engine
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
+from cri_proxy.frozen import frozen
 from cri_proxy.history.io.keeper import HistoryKeeper
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.lock import NodeLock
@@ -61,7 +61,7 @@ READY_BEHIND_S = 10.0
 STARTING = "it is starting: bytes only until machine and state are read, which takes long"
 
 
-@dataclass(frozen=True)
+@frozen
 class RunOptions:
     """What ``cri-resmgr run`` was given."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from cri_proxy.frozen import frozen
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 VERDICTS = (OK, NOTE, WARNING, PROBLEM)
@@ -12,7 +14,7 @@ VERDICTS = (OK, NOTE, WARNING, PROBLEM)
 EXAMINE_S = 5.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """``topic`` groups; ``check`` is a stable name for scripts; ``hint``: what to type or set, "" if nothing."""
 

@@ -24,7 +24,7 @@ from cri_proxy.engine.model import (
 from cri_proxy.engine.place import opted_out
 from cri_proxy.engine.told import told_by
 from policies.machine.cpus import NO_CPUS
-from policies.model import NO_CONSTRAINT, Constraint, Container, Placement, Qos, Resources
+from policies.model import NO_CONSTRAINT, Constraint, Container, Placement, Qos, Resources, kept_once
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is another program's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
@@ -446,7 +446,7 @@ def _adoption(
     return replace(
         grant,
         stance=Management.ADOPTED,
-        placement=Placement(home=home, exclusive=exclusive),
+        placement=kept_once(Placement(home=home, exclusive=exclusive)),
         why="it ran before this daemon knew it: it keeps what it has",
     )
 

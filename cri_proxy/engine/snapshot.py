@@ -133,6 +133,11 @@ class RecordWriter:
             placement = _joined(write_placement(record.placement), **added)
         return _joined(fields, placement=placement)
 
+    def forget(self) -> None:
+        """Let go of the texts that are kept for records of the same container, some 250 kB."""
+        self._containers.clear()
+        _placement.cache_clear()
+
     def _container(self, container: Container) -> str:
         # Kept together, so that no other object gets that identity.
         kept = self._containers.get(id(container))

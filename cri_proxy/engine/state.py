@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.model import (
@@ -64,6 +64,7 @@ MESSAGE_CHARS = 1000
 
 #: What all shared sets follow from: the node, its shared CPUs, and the claims on exclusive ones: all, those of no group.
 Pools = tuple[int, frozenset[int], frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
+_Name = TypeVar("_Name")
 JournalKey = tuple[str, str]
 #: Records as they were before a transition has changed them: as (table, key, value), by kind and name.
 Undo = dict[tuple[str, str], tuple[MutableMapping[Any, Any], Any, Any]]
@@ -109,8 +110,8 @@ class State:
         #: While one runs: grants that were given another set together, before and after it, and that set.
         self.together: dict[str, tuple[ContainerRecord, ContainerRecord, frozenset[int]]] = {}
         #: Keys of grants by (pod uid, container name) and by sandbox.
-        self.names: dict[tuple[str, str], set[str]] = {}
-        self.sandboxes: dict[str, set[str]] = {}
+        self.names: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.sandboxes: dict[str, tuple[str, ...]] = {}
         #: Sandboxes in which a container has come, gone or been told otherwise since its pod's size was shared out.
         self.unshared: set[str] = set()
         #: Keys of grants whose containers have ended, and whose places are kept.
@@ -260,8 +261,8 @@ class State:
         self.unshared.add(container.pod.id)
         if known is not None:  # what was found out about it may tell another owner
             discard(self.replicas, owner_of_container(known.container), grant.key)
-        self.names.setdefault((container.pod.uid, container.name), set()).add(grant.key)
-        self.sandboxes.setdefault(container.pod.id, set()).add(grant.key)
+        _enter(self.names, (container.pod.uid, container.name), grant.key)
+        _enter(self.sandboxes, container.pod.id, grant.key)
         self.replicas.setdefault(owner_of_container(container), set()).add(grant.key)
 
     def _leave_place(self, grant: ContainerRecord) -> None:
@@ -386,8 +387,8 @@ class State:
         self.kubelets.discard(key)
         self.unpinned.pop(key, None)
         self.unshared.add(container.pod.id)
-        discard(self.names, (container.pod.uid, container.name), key)
-        discard(self.sandboxes, container.pod.id, key)
+        _leave(self.names, (container.pod.uid, container.name), key)
+        _leave(self.sandboxes, container.pod.id, key)
         discard(self.replicas, owner_of_container(container), key)
 
     def _unbook(self, key: str) -> None:
@@ -630,6 +631,19 @@ def is_other_amount(before: MemoryCharge, now: MemoryCharge) -> bool:
         abs(held.get(node, 0) - was.get(node, 0)) > max(SAME_BYTES, was.get(node, 0) // SAME_PART)
         for node in was.keys() | held.keys()
     )
+
+
+def _enter(index: dict[_Name, tuple[str, ...]], name: _Name, key: str) -> None:
+    """Note a key under a name that few have: most often this one alone, for which a tuple takes a fifth of a set."""
+    there = index.get(name, ())
+    if key not in there:
+        index[name] = (*there, key)
+
+
+def _leave(index: dict[_Name, tuple[str, ...]], name: _Name, key: str) -> None:
+    others = tuple(other for other in index.pop(name) if other != key)
+    if others:
+        index[name] = others
 
 
 def discard(index: dict[Any, set[str]], name: Any, key: str) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from cri_proxy.engine.model import DecisionRecord
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import format_cpus
 
 #: As many entries are told at once at most, and unless another number is asked for.
@@ -40,7 +40,7 @@ class BadQuery(ValueError):
     """What is asked for makes no sense. The message names it and what is expected."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Query:
     """Which entries are wanted.
 

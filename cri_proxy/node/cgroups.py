@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Union
 
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
 from cri_proxy.engine.resources import CgroupReading
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
@@ -18,7 +19,7 @@ KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice
 NO_MEMORY_LIMIT = 1 << 62
 
 
-@dataclass(frozen=True)
+@frozen
 class Cpusets:
     """CPUs and memory nodes of one cgroup. An empty set = the file is empty: inherited on v2, and none on v1.
 

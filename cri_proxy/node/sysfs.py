@@ -11,12 +11,13 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
 from cri_proxy.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, TopologyData
 
@@ -31,7 +32,7 @@ class SysfsError(Exception):
     """No CPU at all can be read. The message names the path and what was expected there."""
 
 
-@dataclass(frozen=True)
+@frozen
 class SysfsReading:
     """What was read, and one sentence for every hole in it."""
 
@@ -247,7 +248,7 @@ def _note_contradictions(groups: Mapping[int, frozenset[int]], path: str, holes:
 # ---------------------------------------------------------------------- NUMA nodes
 
 
-@dataclass(frozen=True)
+@frozen
 class _Nodes:
     """``known``: the nodes that have CPUs or memory, or of which we know that they have none."""
 

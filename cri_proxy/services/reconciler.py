@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional
+import ctypes
+from collections.abc import Awaitable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Optional, TypeVar
 
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf import json_format
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
@@ -34,6 +35,7 @@ from cri_proxy.engine.resources import (
     with_quota,
 )
 from cri_proxy.engine.resync import Listing, Resync, UnannouncedContainer, merged, resync_slices, unknown_ids
+from cri_proxy.frozen import frozen
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState
@@ -41,9 +43,14 @@ from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod, PodSize, Resources
 
 AT_A_TIME = 8
+#: Questions that are made ready together: each takes 2 kB until its turn has come, and a node may have a thousand.
+PART = 64
+#: Containers adopted by one comparison after which what that took is given back: some 2 kB each.
+MANY = 100
 #: As many containers of a kind are named in the line about a comparison.
 NAMED = 20
 
+_Item = TypeVar("_Item")
 #: Given the running and created containers that there is no record of, by id; returns those to take as they are.
 Welcome = Callable[
     [Engine, Mapping[str, UnannouncedContainer]], Awaitable[Mapping[str, UnannouncedContainer]]
@@ -95,19 +102,28 @@ class Reconciler:
             if engine is None:
                 return Resync()
             with self._node_state.updates.watched() as in_motion:
-                return await self._run(engine, in_motion, with_cpusets)
+                result = await self._run(engine, in_motion, with_cpusets)
+            if len(result.adopted) >= MANY:
+                await self._node_state.store.settled()
+                await self._node_state.store.checkpoint()
+                give_memory_back()
+            self._node_state.metrics.resyncs.labels("ok").inc()
+            return result
 
     async def _run(self, engine: Engine, in_motion: Collection[str], with_cpusets: bool) -> Resync:
         node_state = self._node_state
         listed_at_s, then = node_state.clock(), dict(engine.grants)
-        listed = await self._runtime.containers()
-        seen = {c.id: _seen(c, engine.pods) for c in listed}
+        seen = {c.id: _seen(c, engine.pods) for c in await self._runtime.containers()}
         await self._exit_codes(engine, seen)
-        found = await self._details(unknown_ids(engine, seen.values()), seen)
+        unknown = unknown_ids(engine, seen.values())
+        sandboxes = await self._runtime.sandboxes() if with_cpusets or unknown else []
+        if with_cpusets:
+            await self._sandboxes(engine, sandboxes)
+        found = await self._details(engine, unknown, sandboxes, seen)
+        del sandboxes  # with the reply that they are parts of
         adopted = await self.welcome(engine, found)
         details = {key: each.container for key, each in adopted.items()}
         if with_cpusets:
-            await self._sandboxes(engine)
             await self._cgroups_of(engine, seen)
             await self._pod_sizes(engine)
         known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
@@ -128,7 +144,6 @@ class Reconciler:
             self.taken_over(len(parts[0].adopted))
         if with_cpusets and parts:
             node_state.note_compared()
-        node_state.metrics.resyncs.labels("ok").inc()
         self._paths = {key: path for key, path in self._paths.items() if key in seen}
         self._outside = {key: where for key, where in self._outside.items() if key in seen}
         self._explained = {key: found for key, found in self._explained.items() if key in seen}
@@ -170,24 +185,30 @@ class Reconciler:
             and (g := engine.grants.get(s.id)) is not None
             and not (g.life is Life.HELD and g.exit_code is not None)
         ]
-        statuses = await gather_limited(AT_A_TIME, [self._runtime.container_status(i) for i in news])
+        statuses = await _asked(self._runtime.container_status, news)
         for container_id, got in zip(news, statuses):
             if not isinstance(got, BaseException):
                 seen[container_id] = replace(seen[container_id], exit_code=got[0].exit_code)
 
     async def _details(
-        self, ids: tuple[str, ...], seen: dict[str, ListedContainer]
+        self,
+        engine: Engine,
+        ids: tuple[str, ...],
+        sandboxes: Sequence[cri.PodSandbox],
+        seen: dict[str, ListedContainer],
     ) -> dict[str, UnannouncedContainer]:
         """What containers are that we have no record of, and what they run on."""
-        if not ids:
-            return {}
-        sandboxes = await self._runtime.sandboxes()
         # What was created and not started in a sandbox that has ended never will be.
         ready = {s.id for s in sandboxes if s.state == cri.SANDBOX_READY}
         ids = tuple(i for i in ids if seen[i].running or seen[i].sandbox_id in ready)
-        pods = await self._pods([s for s in sandboxes if s.id in {seen[i].sandbox_id for i in ids}])
-        jobs = [self._detail(i, pods[seen[i].sandbox_id], seen) for i in ids if seen[i].sandbox_id in pods]
-        found = await gather_limited(AT_A_TIME, jobs)
+        theirs = {seen[i].sandbox_id for i in ids}
+        # A pod is one object in memory, for its containers as well.
+        pods = {key: engine.pods[key] for key in theirs & engine.pods.keys()}
+        pods.update(await self._pods([s for s in sandboxes if s.id in theirs - pods.keys()]))
+        found = await _asked(
+            lambda i: self._detail(i, pods[seen[i].sandbox_id], seen),
+            [i for i in ids if seen[i].sandbox_id in pods],
+        )
         return {each.id: each for each in found if isinstance(each, UnannouncedContainer)}
 
     async def _detail(
@@ -233,8 +254,8 @@ class Reconciler:
         labels, annotations = kept_labels(status.labels), kept_annotations(status.annotations)
         return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
 
-    async def _pods(self, sandboxes: list[cri.PodSandbox]) -> dict[str, Pod]:
-        pods = await gather_limited(AT_A_TIME, [self._pod_of(sandbox) for sandbox in sandboxes])
+    async def _pods(self, sandboxes: Sequence[cri.PodSandbox]) -> dict[str, Pod]:
+        pods = await _asked(self._pod_of, sandboxes)
         return {pod.id: pod for pod in pods if isinstance(pod, Pod)}
 
     async def _pod_of(self, sandbox: cri.PodSandbox) -> Pod:
@@ -249,12 +270,12 @@ class Reconciler:
             meta = sandbox.metadata
             return Pod(sandbox.id, meta.uid or sandbox.id, meta.name, meta.namespace)
 
-    async def _sandboxes(self, engine: Engine) -> None:
+    async def _sandboxes(self, engine: Engine, sandboxes: Sequence[cri.PodSandbox]) -> None:
         """Know the sandboxes that ran before us: a create does not say what its sandbox's runtime handler is.
 
         Records of sandboxes that two lists in a row do not name are dropped (one list may be older than the record).
         """
-        listed = {s.id: s for s in await self._runtime.sandboxes()}
+        listed = {s.id: s for s in sandboxes}
         news = [s for s in listed.values() if s.id not in engine.pods and s.id not in self._refused]
         for pod in (await self._pods(news)).values():
             if pod.id not in engine.pods:
@@ -338,7 +359,7 @@ class Reconciler:
         """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""
         ids = list(ids)
         # containerd before 1.7 tells resources, and all runtimes tell processes, among the verbose information only.
-        found = await gather_limited(AT_A_TIME, [self._told_of(container_id) for container_id in ids])
+        found = await _asked(self._told_of, ids)
         for error in found:
             if isinstance(error, Exception):
                 raise error
@@ -397,7 +418,24 @@ class Reconciler:
         return CgroupLook(sets, "", None if sets is None else self._cgroups.limits(path, container_id))
 
 
-@dataclass(frozen=True)
+def give_memory_back() -> None:
+    """Have the kernel take back the pages that malloc keeps for later: glibc never gives back those below one in use.
+
+    Takes some milliseconds. Other C libraries know no such call.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+async def _asked(ask: Callable[[_Item], Coroutine[Any, Any, Any]], items: Sequence[_Item]) -> list[Any]:
+    """What a question has brought for each item, or its exception; as many at a time as the runtime is asked."""
+    found: list[Any] = []
+    for start in range(0, len(items), PART):
+        found += await gather_limited(AT_A_TIME, [ask(item) for item in items[start : start + PART]])
+    return found
+
+
+@frozen
 class CgroupLook:
     """A container's cgroup: its cpuset, ``ListedContainer.runs_in``, and its limits; each None if it is not known."""
 
@@ -508,8 +546,8 @@ def _pod(sandbox: cri.PodSandbox, info: dict[str, Any]) -> Pod:
     config.linux.cgroup_parent = str(linux.get("cgroup_parent") or "")
     for name in ("resources", "overhead"):
         found = linux.get(name)
-        with contextlib.suppress(ParseError):
-            ParseDict(found if isinstance(found, dict) else {}, getattr(config.linux, name), True)
+        with contextlib.suppress(json_format.ParseError):
+            json_format.ParseDict(found if isinstance(found, dict) else {}, getattr(config.linux, name), True)
     for key, value in sandbox.labels.items():
         config.labels[key] = value
     for key, value in sandbox.annotations.items():

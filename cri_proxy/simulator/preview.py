@@ -7,19 +7,20 @@ then rehosted, as at a reload. So it moves what a reload would move, and nothing
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Optional
 
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import make_engine, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import NO_ORDERS, ContainerRecord, Host, Management, Orders, Ticket
+from cri_proxy.frozen import frozen
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod
 
 
-@dataclass(frozen=True)
+@frozen
 class Records:
     """What an engine knows at one moment; taking it is quick, and what is done with it changes no engine."""
 
@@ -32,7 +33,7 @@ class Records:
     orders: Orders = NO_ORDERS
 
 
-@dataclass(frozen=True)
+@frozen
 class Shift:
     """One container that would be told of other CPUs or memory nodes."""
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from cri_proxy.engine.state import JournalKey
+from cri_proxy.frozen import frozen
 
 #: The log's name after the file's, and that of one which is being begun.
 SUFFIX, NEW_SUFFIX = "-log", "-log.new"
@@ -81,7 +82,7 @@ def _without(values: dict[_Key, _Value], taken: dict[_Key, _Value]) -> dict[_Key
     return {key: value for key, value in values.items() if key not in taken or taken[key] is not value}
 
 
-@dataclass(frozen=True)
+@frozen
 class LogFound:
     """What a log held. ``mark``: that of the file, "" = it has none. ``note``, ``lost``: sentences about what was left out
     that had not been reported durable or is outdated, and about what had been and is gone; "" = nothing was.

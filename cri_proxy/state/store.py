@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import sqlite3
 import threading
 import time
@@ -388,7 +387,7 @@ class Store:
     def _begin_log(self) -> None:
         """In place of one that is gone, torn or another's, and with what that held."""
         self._let_go_of_log()
-        self._mark = self._mark or secrets.token_hex(8)
+        self._mark = self._mark or os.urandom(8).hex()
         log = StateLog(log_of(self.path), self._mark, self._logged)
         try:
             # Last: a mark without its log says that the log is lost.
@@ -467,6 +466,7 @@ class Store:
     def _take_in(self) -> None:
         with self._in_use:
             taken = self._logged.copy()
+            self._writer.forget()
         error = self._commit_logged(taken)
         with self._in_use:
             if error is None:

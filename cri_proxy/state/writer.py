@@ -264,7 +264,10 @@ class StateWriter:
         self._tell_change()
 
     async def checkpoint(self) -> None:
-        """Have the file take the log in, beside the writing. Returns when that is done, or takes long."""
+        """Have the file take in the log as it is now, beside the writing. Returns when that is done, or takes long."""
+        under_way = self._checkpoint
+        if under_way is not None and not under_way.done():  # it takes in what there was when it began
+            await asyncio.wait({under_way}, timeout=self.wait_s)
         await asyncio.wait({self._begin_checkpoint()}, timeout=self.wait_s)
 
     def _begin_checkpoint(self) -> asyncio.Future[None]:

@@ -17,6 +17,8 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from cri_proxy.frozen import frozen
+
 #: PyYAML reads some 65 kB a second; a configuration has a few.
 MAX_CHARACTERS = 256 * 1024
 #: The composer calls itself: far from Python's limit, and deeper than any configuration.
@@ -26,14 +28,14 @@ _USUAL_KEY = re.compile(r"[A-Za-z0-9_<(][A-Za-z0-9_.<(/*: )-]{0,59}")
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
-@dataclass(frozen=True)
+@frozen
 class Odd:
     """A value that no option takes, in words for the error: "a mapping"."""
 
     what: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Table(Odd):
     """A list with mappings in it, of which ``rows`` makes entries; only options that are such lists take it."""
 
@@ -45,7 +47,7 @@ class Table(Odd):
 Raw = Union[str, tuple[str, ...], None, Odd]
 
 
-@dataclass(frozen=True)
+@frozen
 class SettingsSource:
     """One origin of settings: a YAML ``text``, or ``values`` by dotted key (nested mappings do, too).
 
@@ -59,7 +61,7 @@ class SettingsSource:
     values: Optional[Mapping[str, Any]] = None
 
 
-@dataclass(frozen=True)
+@frozen
 class SourceEntry:
     """One setting. ``via``: the key it was given under, where that is not ``key``."""
 
@@ -73,7 +75,7 @@ class SourceEntry:
         return self.via or self.key
 
 
-@dataclass(frozen=True)
+@frozen
 class Remark:
     """A sentence for the operator. ``is_doubt``: likely a mistake, and an error where a file is checked; else a note."""
 

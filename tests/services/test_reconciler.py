@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import sqlite3
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -23,7 +29,7 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import NodeState
-from cri_proxy.services.reconciler import AT_A_TIME, Reconciler, declared_cgroup, uses_of
+from cri_proxy.services.reconciler import AT_A_TIME, MANY, Reconciler, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
@@ -31,6 +37,7 @@ from cri_proxy.text.sources import SettingsSource
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.settings import PlacementSettings
+from tests.cri_client import container_config
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
 from tests.scenes import topology
@@ -195,6 +202,84 @@ async def test_of_what_runtimes_tell_no_more_is_kept_than_is_asked_for_at_a_time
     monkeypatch.setattr(found.client, method, told)
     await found.reconciler.run()
     assert len(found.engine.grants) == len(found.engine.pods) == 42 and 0 < most <= AT_A_TIME
+
+
+#: What kubelet and a workload's controller put on every pod and container.
+LABELS = {"app": "shop", "pod-template-hash": "5d4f8c7b9", "app.kubernetes.io/part-of": "shop"}
+ANNOTATIONS = {
+    "kubernetes.io/config.source": "api",
+    "io.kubernetes.container.hash": "0a1b2c3d",
+    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+    "kubectl.kubernetes.io/last-applied-configuration": "{}" * 5000,
+}
+#: Bytes that a record of a container may take with all that goes with it; with two pods and all annotations it took 8000.
+KEPT_BYTES = 4500
+
+
+def kept_bytes(*roots: Any) -> int:
+    """What some objects take with all that they hold, but for what programs are made of."""
+    seen, waiting, total = set[int](), list(roots), 0
+    while waiting:
+        item = waiting.pop()
+        if id(item) not in seen and not isinstance(item, (type, ModuleType, FunctionType)):
+            seen.add(id(item))
+            total += sys.getsizeof(item)
+            waiting += gc.get_referents(item)
+    return total
+
+
+async def test_an_adopted_container_takes_little_memory(found) -> None:
+    def add(first: int, last: int) -> None:
+        for number in range(first, last):
+            uid = f"0a1b2c3d-0000-4000-8000-{number:012d}"
+            own = {"io.kubernetes.pod.name": f"shop-{number}", "io.kubernetes.pod.uid": uid}
+            config = cri.PodSandboxConfig(
+                metadata=cri.PodSandboxMetadata(name=f"shop-{number}", uid=uid, namespace="default"),
+                linux=cri.LinuxPodSandboxConfig(cgroup_parent=f"/kubepods/burstable/pod{uid}"),
+                labels={**LABELS, **own},
+                annotations=ANNOTATIONS,
+            )
+            app = container_config("app", cpu_request=100, cpu_limit=1000, memory_limit=1 << 28)
+            app.labels.update(own)
+            app.annotations.update(ANNOTATIONS)
+            found.runtime.add_container(found.runtime.add_pod(config), app)
+
+    async def kept() -> int:
+        await found.reconciler.run()
+        found.node_state.save()
+        await found.node_state.store.settled()
+        await found.node_state.store.checkpoint()
+        return kept_bytes(found.engine, found.reconciler._paths, found.node_state.store.store)
+
+    add(0, 40)
+    before = await kept()
+    add(40, 120)
+    assert 0 < (await kept() - before) / 80 < KEPT_BYTES
+    pods = {id(grant.container.pod) for grant in found.engine.grants.values()}
+    assert pods == {id(pod) for pod in found.engine.pods.values()}
+
+
+async def test_each_pod_is_asked_for_once(found, monkeypatch) -> None:
+    asked, real = Counter[str](), found.client.sandbox_status
+
+    async def told(sandbox_id: str) -> Any:
+        asked[sandbox_id] += 1
+        return await real(sandbox_id)
+
+    monkeypatch.setattr(found.client, "sandbox_status", told)
+    await found.reconciler.run()
+    await found.reconciler.run()
+    assert asked == dict.fromkeys(found.engine.pods, 1)
+
+
+async def test_when_many_are_adopted_the_state_file_has_them_and_their_texts_are_let_go(found) -> None:
+    for number in range(MANY):
+        found._add(f"more-{number}")
+    await found.reconciler.run()
+    store = found.node_state.store.store
+    with contextlib.closing(sqlite3.connect(store.path)) as db:
+        keys = {key for (key,) in db.execute("SELECT key FROM records WHERE kind = 'grant'")}
+    assert keys == found.engine.grants.keys() and not store._logged
 
 
 def test_containers_that_run_on_one_set_of_cpus_share_it() -> None:

@@ -257,6 +257,28 @@ async def test_a_log_that_has_grown_is_taken_in_beside_the_calls(it, monkeypatch
     assert records_in(it.store.directory) == {str(number) for number in range(100)}
 
 
+async def test_a_checkpoint_takes_in_what_was_written_before_it_was_asked_for(it, monkeypatch) -> None:
+    begun, go, real = threading.Event(), threading.Event(), it.store._commit_logged
+
+    def commit_logged(changes: Any) -> Any:
+        begun.set()
+        go.wait()
+        return real(changes)
+
+    monkeypatch.setattr(it.store, "_commit_logged", commit_logged)
+    it.writer.write(change("a"))
+    await it.writer.settled()
+    first = asyncio.ensure_future(it.writer.checkpoint())
+    await asyncio.to_thread(begun.wait)
+    it.writer.write(change("b"))
+    await it.writer.settled()
+    second = asyncio.ensure_future(it.writer.checkpoint())
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(first, second)
+    assert not it.store._logged
+
+
 async def test_a_bug_in_the_thread_is_a_problem_and_does_not_end_it(it, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(it.store, "_reopen", lambda: 1 / 0)

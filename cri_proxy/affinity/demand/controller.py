@@ -34,6 +34,7 @@ from cri_proxy.affinity.demand.estimate import (
     Verdict,
     step_for,
 )
+from cri_proxy.frozen import frozen
 
 #: How often containers in shrunk sets are sampled that have no PSI trigger, seconds.
 FAST_S = 0.5
@@ -45,7 +46,7 @@ GROW_AGAIN_S, SHRINK_AGAIN_S = 5.0, 60.0
 TOLD_AGAIN = 0.2
 
 
-@dataclass(frozen=True)
+@frozen
 class ContainerSet:
     """A container's set and its bounds, all milli-CPUs.
 
@@ -73,7 +74,7 @@ class ContainerSet:
         return self.step < self.step_by_limit
 
 
-@dataclass(frozen=True)
+@frozen
 class SizeChange:
     """A set that is to become another one. ``action``: grow, shrink, limit (back to its rung by limit).
 
@@ -93,7 +94,7 @@ class SizeChange:
         return self.action != "shrink"
 
 
-@dataclass(frozen=True)
+@frozen
 class DemandReport:
     """One container's demand, for ``explain``. Milli-CPUs, seconds.
 

@@ -29,8 +29,10 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional
+
+from cri_proxy.frozen import frozen
 
 #: Peaks are kept for intervals of this length, seconds: of a window of ten minutes 120, however often samples come.
 PEAK_S = 5.0
@@ -48,7 +50,7 @@ GROWTH = 2
 TRIGGER_S = 0.5
 
 
-@dataclass(frozen=True)
+@frozen
 class DemandSettings:
     """The options of the section ``demand``. Parts are 0 to 1, times seconds.
 
@@ -69,7 +71,7 @@ class DemandSettings:
     growths_per_hour: int = 6
 
 
-@dataclass(frozen=True)
+@frozen
 class DemandSample:
     """One look at a container, all nanoseconds; the last three since it exists. ``waited_ns`` None: no PSI is told."""
 
@@ -79,7 +81,7 @@ class DemandSample:
     waited_ns: Optional[int] = None
 
 
-@dataclass(frozen=True)
+@frozen
 class UsageBetween:
     """The time between two samples: usage in milli-CPUs, parts of the time that it waited (None: not
     told) and was throttled."""
@@ -89,7 +91,7 @@ class UsageBetween:
     throttled: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Growth:
     """A set that was too small: when (seconds), and how that was seen."""
 
@@ -97,7 +99,7 @@ class Growth:
     cause: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Bar:
     """A size that was too small, milli-CPUs, that is not to be had again until then; and how often that has happened."""
 
@@ -106,7 +108,7 @@ class _Bar:
     until_s: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """The verdict on a container's set. ``action``: start, keep, shrink, grow, limit (back to the step by limit).
 

@@ -19,11 +19,11 @@ Twice the spread: what one window differs from the next without a move is noise.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from cri_proxy.affinity.effect.events import EventSet
+from cri_proxy.frozen import frozen
 
 #: Windows before, and as many after.
 WINDOWS = 5
@@ -34,7 +34,7 @@ LEAST_WORK = 1e6
 BETTER, WORSE, NOISE, UNKNOWN = "better", "worse", "within the noise", "not known"
 
 
-@dataclass(frozen=True)
+@frozen
 class Counts:
     """A container's counters: work, and how often each event came; since they were opened, or of one window."""
 
@@ -51,7 +51,7 @@ class Counts:
 Window = Mapping[str, Counts]
 
 
-@dataclass(frozen=True)
+@frozen
 class Effect:
     """``before``, ``after``: mean rate of each event. ``noise``: largest minus smallest sum of them before.
 
@@ -184,7 +184,7 @@ def _of_what(row: Mapping[str, Any]) -> str:
 # The containers that are counted around a plan: the moved ones, and their peers.
 
 
-@dataclass(frozen=True)
+@frozen
 class Subject:
     """A container to count: its cgroup's path from the hierarchy's root, and its CPUs."""
 

@@ -13,14 +13,15 @@ models. Linux has no PMCx043 for Zen 1: there likwid's src/includes/perfmon_zen_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional
+
+from cri_proxy.frozen import frozen
 
 #: ``type`` of ``perf_event_attr`` (include/uapi/linux/perf_event.h).
 TYPE_SOFTWARE, TYPE_RAW = 1, 4
 
 
-@dataclass(frozen=True)
+@frozen
 class Event:
     """The event of one counter. ``words``: the name of its figure; ``type`` and ``config``: of perf_event_attr."""
 
@@ -31,7 +32,7 @@ class Event:
     type: int = TYPE_RAW
 
 
-@dataclass(frozen=True)
+@frozen
 class EventSet:
     """The events of one kind of core, counted together.
 
@@ -116,7 +117,7 @@ ZEN_4 = _new("Zen 4", "amdzen4/cache.json", *_DRAM)
 ZEN_5 = _new("Zen 5", "amdzen5/load-store.json", *_DRAM)
 
 
-@dataclass(frozen=True)
+@frozen
 class CpuModel:
     """As /proc/cpuinfo has it."""
 

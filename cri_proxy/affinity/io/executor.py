@@ -24,6 +24,7 @@ from cri_proxy.bounded_files import read_number, read_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import MOVED, Life, Move, Plan
 from cri_proxy.engine.place import FROZEN
+from cri_proxy.frozen import frozen
 from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
 
@@ -36,7 +37,7 @@ GUARD_S = 20.0
 Wait = Callable[[float], Awaitable[Any]]
 
 
-@dataclass(frozen=True)
+@frozen
 class FailedMove:
     """A move that was made and could not be kept: what the runtime, or the guard, said."""
 
@@ -45,7 +46,7 @@ class FailedMove:
     error: str
 
 
-@dataclass(frozen=True)
+@frozen
 class MoveOutcome:
     """``made``: the moves that stand. ``failed``: those taken back. ``stopped``: why there is no use in trying more."""
 
@@ -247,7 +248,7 @@ class Last:
     taken_back: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Accepted:
     """A plan that is being carried out. ``settings``: of its making; ``measured``: the counts before it."""
 

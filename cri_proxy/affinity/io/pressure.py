@@ -10,19 +10,19 @@ Elsewhere on v1 only throttling is told (``cpu.stat``: ``throttled_time`` in nan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
 from cri_proxy.affinity.pressure_guard import PressureReading
 from cri_proxy.bounded_files import read_number, read_text
+from cri_proxy.frozen import frozen
 
 PSI, THROTTLING, NOTHING = "pressure (PSI)", "throttling", "nothing"
 _PRESSURE = ("", "unified", "cpu,cpuacct", "cpuacct")
 _CPU = ("", "cpu", "cpu,cpuacct")
 
 
-@dataclass(frozen=True)
+@frozen
 class PressureSample:
     """One look at many containers: what could be read, and on what."""
 

@@ -11,17 +11,17 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_proxy.bounded_files import read_bytes
 from cri_proxy.config.cluster_policy import MAX_CHARACTERS, BadPolicy, ClusterPolicy, read_policy
+from cri_proxy.frozen import frozen
 
 FILE = "cluster-policy.json"
 
 
-@dataclass(frozen=True)
+@frozen
 class StoredPolicy:
     """What is on disk. ``problem``: why a policy that is there is not used. ``held_off``: the node takes none.
 

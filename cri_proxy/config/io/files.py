@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
@@ -16,6 +16,7 @@ from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
 from cri_proxy.config.constants import VARIABLE, BadConstants, Constants, read_constants
 from cri_proxy.config.io.cluster_policy_file import NOTHING, StoredPolicy, read_kept
 from cri_proxy.config.options.table import OPTIONS, SECTIONS
+from cri_proxy.frozen import frozen
 from cri_proxy.machine_root import below, machine_root
 from cri_proxy.text.sources import MAX_CHARACTERS, BadText, SettingsSource, read_entries
 
@@ -60,7 +61,7 @@ def told_constants() -> Constants:
         raise SystemExit(f"cri-resmgr: {error}") from None
 
 
-@dataclass(frozen=True)
+@frozen
 class Layers:
     """The sources of a configuration in their order; the cluster's policy comes between the two parts."""
 
@@ -80,7 +81,7 @@ class Layers:
         return read_config(self.with_policy(policy), strict=strict, constants=self.constants)
 
 
-@dataclass(frozen=True)
+@frozen
 class Files:
     """The files to read, in order, and the command line's settings. Missing optional files are skipped."""
 
@@ -190,7 +191,7 @@ def _is_valid(sources: Sequence[SettingsSource]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@frozen
 class ConfigInForce:
     """The configuration in force and, if it is not what the files say now, why not.
 

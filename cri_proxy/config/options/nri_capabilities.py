@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Callable
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.frozen import frozen
 
 
 class Reaction(Enum):
@@ -78,7 +79,7 @@ def always_followed(_path: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeCapabilities:
     """What the node and its runtime can do, and what the operator wants done about what they cannot."""
 
@@ -97,7 +98,7 @@ class NodeCapabilities:
     reactions: Mapping[str, Reaction] = field(default_factory=lambda: REACTIONS)
 
 
-@dataclass(frozen=True)
+@frozen
 class Unsupported:
     """Something a plugin asks for that is not to be had.
 

@@ -6,7 +6,6 @@ PlacementPolicy are written from it (``make docs``). Sections come in the order 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from cri_proxy.config.balloons import balloon_types
@@ -33,6 +32,7 @@ from cri_proxy.config.checks import (
     whole,
 )
 from cri_proxy.config.options.nri_capabilities import REACTIONS
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.registry import POLICIES
 
@@ -47,7 +47,7 @@ VALIDATORS = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Option:
     """One setting. ``default`` is the typed value; ``live``: a reload applies it, else a restart does.
 

@@ -12,8 +12,8 @@ A term that cannot be understood is left out, with a note that says where it sta
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from cri_proxy.frozen import frozen
 from cri_proxy.text.annotation_value import BadAnnotation, Value, kind_of, read_value
 from cri_proxy.text.sources import quote
 from policies.affinity.pull.expressions import OPERATORS, fault_of
@@ -28,7 +28,7 @@ _TERM_KEYS = ("scope", "match", "weight")
 _CONDITION_KEYS = ("key", "operator", "values")
 
 
-@dataclass(frozen=True)
+@frozen
 class Terms:
     """What an affinity annotation says of one container. ``notes``: phrases about terms that are left out."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Callable, Optional
 
 from cri_proxy.cri.annotations.values import (
@@ -28,6 +27,7 @@ from cri_proxy.cri.annotations.values import (
     read_name,
     read_paths,
 )
+from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import quote
 
 OURS, NRI, INTEL = "cri-resmgr.io", "resource-policy.nri.io", "cri-resource-manager.intel.com"
@@ -48,7 +48,7 @@ def _like_require(text: str) -> bool:
     return bool(difflib.get_close_matches(text.strip().lower()[:40], ["require"], cutoff=0.7))
 
 
-@dataclass(frozen=True)
+@frozen
 class Key:
     """An annotation: its ``key`` (and another spelling), the field of ``PlacementPreferences`` it sets, how it is read.
 

@@ -11,11 +11,11 @@ import os
 import sqlite3
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from cri_proxy.engine.model import DecisionRecord
+from cri_proxy.frozen import frozen
 from cri_proxy.history.entries import Entry, EntryKey, Query, entry_row, write_entry
 
 FILE = "history.db"
@@ -44,7 +44,7 @@ class Handed(NamedTuple):
     paths: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@frozen
 class Bounds:
     """What is kept: so many entries, none of before ``oldest_s`` (since 1970)."""
 

@@ -25,6 +25,7 @@ from typing import Optional
 from cri_proxy.affinity.effect.comparison import Counts, Subject, fitting
 from cri_proxy.affinity.effect.events import CpuModel, Event, EventSet, events_of
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import BadCpuList, parse_cpus
 
 _HIERARCHIES = ("perf_event", "", "unified")
@@ -38,7 +39,7 @@ NOT_PERMITTED = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Countable:
     """This machine's counters. ``why``: why there are none, else "". ``l3_type``: of amd_l3, 0 = there is none; it counts
     the L3 of each of ``l3_cpus``."""
@@ -49,7 +50,7 @@ class Countable:
     l3_cpus: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class L3Counts:
     """Of all L3s that a plan touches, since they are counted: lookups and misses, bytes to and from memory,
     and those of them to the own node's. None = not counted here."""
@@ -73,7 +74,7 @@ def _less(now: Optional[float], then: Optional[float]) -> Optional[float]:
     return None if now is None or then is None else max(now - then, 0.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """All counters at one time."""
 
