@@ -25,8 +25,16 @@ from cri_proxy.relay.http2.headers import Headers, write_fields, write_response,
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.replies import Replies
 from cri_proxy.relay.http2.requests import OpenCall, Requests
-from cri_proxy.relay.http2.stream import Closing, Event, FarewellRead, Stage, Stream
-from cri_proxy.relay.http2.wire import CLIENT_GONE, STREAM_BYTES, Wire
+from cri_proxy.relay.http2.wire import (
+    CLIENT_GONE,
+    STREAM_BYTES,
+    Closing,
+    Event,
+    FarewellRead,
+    Stage,
+    Stream,
+    Wire,
+)
 from cri_proxy.relay.status import Code, Metadata
 
 #: How long an answer of ours waits for the runtime's last frames of the call.

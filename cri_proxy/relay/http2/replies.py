@@ -31,8 +31,7 @@ from cri_proxy.relay.http2.frames import (
 from cri_proxy.relay.http2.headers import code_of_reset, status_of, value_of
 from cri_proxy.relay.http2.messages import ReplyHold, write_message
 from cri_proxy.relay.http2.pipe import Frame, Handler, Paused, Pipe
-from cri_proxy.relay.http2.stream import FailedOpen, ReplyReceived, Stage, Stream
-from cri_proxy.relay.http2.wire import Wire
+from cri_proxy.relay.http2.wire import FailedOpen, ReplyReceived, Stage, Stream, Wire
 from cri_proxy.relay.interception import CallEnd, end_of
 from cri_proxy.relay.status import Code
 

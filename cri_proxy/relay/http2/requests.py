@@ -28,8 +28,7 @@ from cri_proxy.relay.http2.headers import value_of
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, PREFIX_BYTES, Hold, ReplyHold
 from cri_proxy.relay.http2.pipe import Frame, Handler, Pipe
 from cri_proxy.relay.http2.replies import Replies, doubt_push, write_credit
-from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived, Stage, Stream
-from cri_proxy.relay.http2.wire import CLIENT_GONE, Wire
+from cri_proxy.relay.http2.wire import CLIENT_GONE, FailedOpen, RequestReceived, Stage, Stream, Wire
 from cri_proxy.relay.status import Code
 
 #: A request that is not whole by then is sent on as it is.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
 from cri_proxy.relay.http2.headers import Headers, value_of
-from cri_proxy.relay.http2.stream import Ended, ReplyReceived, RequestReceived
+from cri_proxy.relay.http2.wire import Ended, ReplyReceived, RequestReceived
 from cri_proxy.relay.interception import (
     TRACE,
     TRACE_HEADERS,

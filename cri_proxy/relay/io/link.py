@@ -15,10 +15,10 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 from cri_api.waiting import wait_within
 from cri_proxy.relay.http2.frames import Error, write_goaway
 from cri_proxy.relay.http2.headers import Headers
-from cri_proxy.relay.http2.lobby import Lobby
-from cri_proxy.relay.http2.local import LocalEnd
+from cri_proxy.relay.http2.local import Lobby, LocalEnd
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import (
+from cri_proxy.relay.http2.wire import (
+    STREAM_BYTES,
     Closing,
     Ended,
     FailedOpen,
@@ -26,7 +26,6 @@ from cri_proxy.relay.http2.stream import (
     ReplyReceived,
     RequestReceived,
 )
-from cri_proxy.relay.http2.wire import STREAM_BYTES
 from cri_proxy.relay.interception import Around, Interceptor
 from cri_proxy.relay.io.call import Done, FrameCall, Instead, run_call
 from cri_proxy.relay.io.drain import DrainedCall

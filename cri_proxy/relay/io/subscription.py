@@ -17,7 +17,7 @@ from cri_proxy.relay.http2.caller import Caller, OwnCall
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES
 from cri_proxy.relay.http2.headers import Headers, write_fields
 from cri_proxy.relay.http2.messages import write_message
-from cri_proxy.relay.http2.stream import Ended, RequestReceived
+from cri_proxy.relay.http2.wire import Ended, RequestReceived
 from cri_proxy.relay.interception import (
     CallEnd,
     Forward,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, Ended, ReplyReceived, RequestReceived
+from cri_proxy.relay.http2.wire import Closing, Ended, ReplyReceived, RequestReceived
 
 FOLDER = Path(__file__).parents[2] / "data" / "http2"
 

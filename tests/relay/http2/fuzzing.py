@@ -7,8 +7,14 @@ from typing import Any, Optional
 from cri_proxy.relay.http2.frames import DEFAULT_FRAME_BYTES, GOAWAY, MAX_BLOCK_BYTES, PING
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, Ended, FarewellRead, ReplyReceived, RequestReceived
-from cri_proxy.relay.http2.wire import MAX_HELD_BYTES
+from cri_proxy.relay.http2.wire import (
+    MAX_HELD_BYTES,
+    Closing,
+    Ended,
+    FarewellRead,
+    ReplyReceived,
+    RequestReceived,
+)
 from tests.relay.http2.hand import written
 
 #: What the shell does about each request that it is asked about.

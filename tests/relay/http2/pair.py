@@ -16,7 +16,7 @@ import h2.settings
 from cri_proxy.relay.http2.frames import Buffer
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import (
+from cri_proxy.relay.http2.wire import (
     Closing,
     Ended,
     FailedOpen,

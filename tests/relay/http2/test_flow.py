@@ -18,7 +18,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import Closing, RequestReceived
+from cri_proxy.relay.http2.wire import Closing, RequestReceived
 from tests.relay.http2.hand import (
     BLOCK,
     CONFIRMED,

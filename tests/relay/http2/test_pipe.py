@@ -8,7 +8,7 @@ from cri_proxy.relay.http2 import frames
 from cri_proxy.relay.http2.headers import write_response
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.pipe import Frame, Pipe
-from cri_proxy.relay.http2.stream import ReplyReceived, RequestReceived
+from cri_proxy.relay.http2.wire import ReplyReceived, RequestReceived
 from tests.relay.http2.hand import BLOCK, HOLDS, data, hand_made, headers
 
 BIG = data(1, bytes(frames.DEFAULT_FRAME_BYTES))

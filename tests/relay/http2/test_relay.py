@@ -16,7 +16,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.messages import write_message
 from cri_proxy.relay.http2.relay import CLEAR_S, RelayedConnection
-from cri_proxy.relay.http2.stream import FarewellRead
+from cri_proxy.relay.http2.wire import FarewellRead
 from cri_proxy.relay.interception import CallEnd
 from tests.relay.http2 import hand
 from tests.relay.http2.pair import LONG, all_is_in_step, created

@@ -15,8 +15,7 @@ from cri_proxy.relay.http2.frames import (
 )
 from cri_proxy.relay.http2.messages import MAX_MESSAGE_BYTES, write_message
 from cri_proxy.relay.http2.relay import RelayedConnection
-from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived
-from cri_proxy.relay.http2.wire import MAX_HELD_BYTES
+from cri_proxy.relay.http2.wire import MAX_HELD_BYTES, FailedOpen, RequestReceived
 from cri_proxy.relay.interception import CallEnd
 from tests.relay.http2.hand import CONFIRMED, CREATE, data, headers, written
 from tests.relay.http2.pair import Pair, all_is_in_step, created
