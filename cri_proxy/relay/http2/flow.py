@@ -63,7 +63,7 @@ class _Piece:
     ``is_owed``: they are the sender's, which was given no credit for them yet.
     """
 
-    payload: memoryview
+    payload: Buffer
     end_stream: bool
     raw: bytes
     is_owed: bool

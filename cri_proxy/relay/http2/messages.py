@@ -9,27 +9,11 @@ import zlib
 from typing import Optional
 
 from cri_proxy.relay.http2.frames import Buffer
+from cri_proxy.relay.inflated import MAX_INFLATED_BYTES, Inflated
 
 PREFIX_BYTES = 5
 #: What is held of one stream, and what is decompressed of one message: kubelet and containerd allow 16 MiB.
 MAX_MESSAGE_BYTES = 16 << 20
-
-
-#: Decompressed messages in memory at once, of all connections: a few kilobytes make one of 16 MiB.
-MAX_INFLATED_BYTES = 64 << 20
-
-
-class Inflated(bytes):
-    """A decompressed message. All there are together are counted, as long as any is in use."""
-
-    total = 0
-
-    def __new__(cls, message: bytes) -> Inflated:
-        Inflated.total += len(message)
-        return super().__new__(cls, message)
-
-    def __del__(self) -> None:
-        Inflated.total -= len(self)
 
 
 def write_message(message: Buffer) -> bytes:

@@ -97,7 +97,8 @@ class Pipe:
             if self.unhandled_bytes < self._wanted:
                 return
             self._run(b"".join(self._pieces))
-        rest = data[at:]
+        # mypyc's slice of all is a copy.
+        rest = data[at:] if at else data
         if rest and self.is_paused:
             self._pieces.append(rest)
             self.unhandled_bytes += len(rest)
@@ -162,7 +163,7 @@ class Pipe:
                 self._start = end
             at = end
         self._pass(data, at)
-        self._keep(data[at:], wanted)
+        self._keep(data[at:] if at else data, wanted)
 
     def _pass(self, data: bytes, end: int) -> None:
         """Pass on what came before ``end`` and was not passed on."""
