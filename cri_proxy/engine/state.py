@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
+from mypy_extensions import mypyc_attr
+
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.model import (
     NO_ORDERS,
@@ -48,9 +50,10 @@ from policies.model import (
     Placement,
     PlacementRequest,
     Pod,
+    Resident,
     altered,
 )
-from policies.node import Node, Resident
+from policies.node import Node
 from policies.policy import Policy
 
 #: Key of the CPUs that kubelet has assigned to containers that were not created yet.
@@ -70,6 +73,7 @@ Undo = dict[tuple[str, str], tuple[MutableMapping[Any, Any], Any, Any]]
 JournalValue = Union[ContainerRecord, Ticket, Pod, DecisionRecord, float, None]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class State:
     """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
 

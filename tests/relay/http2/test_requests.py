@@ -8,9 +8,9 @@ import gzip
 import pytest
 
 from cri_proxy.relay.http2.messages import write_message
-from cri_proxy.relay.inflated import Inflated
 from cri_proxy.relay.http2.requests import HOLD_S
 from cri_proxy.relay.http2.stream import FailedOpen, RequestReceived
+from cri_proxy.relay.inflated import Inflated
 from tests.relay.http2.hand import BLOCK, CREATE, VERSION, data, hand_made, headers
 from tests.relay.http2.pair import LONG, Pair, all_is_in_step
 
