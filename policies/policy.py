@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from mypy_extensions import mypyc_attr
-
 from policies.machine.topology import Topology
 from policies.model import UNTOUCHED, Constraint, Container, Decision, Placement, PlacementRequest
 from policies.node import Node
 from policies.settings import PlacementSettings
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Policy(ABC):
     """A policy for one machine and one set of options. Each question is answered from values and changes nothing."""
 

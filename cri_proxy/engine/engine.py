@@ -83,25 +83,15 @@ def _transition(method: _Method) -> _Method:
     return cast(_Method, run)
 
 
-def _method(function: _Method) -> _Method:
-    """A function of the engine as its method: a compiled one does not become one by itself."""
-
-    @wraps(function)
-    def run(self: Engine, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs)
-
-    return cast(_Method, run)
-
-
 class Engine(State):
     """All state about placements of one node, and its transitions."""
 
     # ------------------------------------------------------------------ questions
 
-    pinned_outside, pinning_plan = _method(place.outside), _method(place.plan_of_pins)
-    sized_sets, shrunk = _method(sizing.sized_sets), _method(sizing.shrunk)
-    lacks, any_lacks, lacking = _method(telling.lacks), _method(telling.any_lacks), _method(telling.lacking)
-    pending, not_alone = _method(telling.pending), _method(telling.not_alone)
+    pinned_outside, pinning_plan = place.outside, place.plan_of_pins
+    sized_sets, shrunk = sizing.sized_sets, sizing.shrunk
+    lacks, any_lacks, lacking = telling.lacks, telling.any_lacks, telling.lacking
+    pending, not_alone = telling.pending, telling.not_alone
 
     @property
     def traffic(self) -> Traffic:
@@ -121,9 +111,8 @@ class Engine(State):
 
     # ------------------------------------------------------------------ what containers were told: no record changes
 
-    begin_update, took = _method(telling.begin), _method(telling.took)
-    refused, unanswered = _method(telling.refused), _method(telling.unanswered)
-    saw = _method(telling.saw)
+    begin_update, took, refused, unanswered = telling.begin, telling.took, telling.refused, telling.unanswered
+    saw = telling.saw
 
     # ------------------------------------------------------------------ pods
 

@@ -158,7 +158,7 @@ def _broken_books(engine: EngineView) -> list[str]:
     problems = []
     for grant in engine.grants.values():
         booked, true = engine.node.residents[grant.key], resident_of(grant)
-        if booked != true and booked != replace(true, cpus=true.cpus.intersection(known)):
+        if booked != true and booked != replace(true, cpus=true.cpus & known):
             problems.append(f"{grant.container.path} ({grant.key}) is not booked as it is recorded")
     return problems
 

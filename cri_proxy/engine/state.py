@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
-from mypy_extensions import mypyc_attr
-
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.model import (
     NO_ORDERS,
@@ -73,7 +71,6 @@ Undo = dict[tuple[str, str], tuple[MutableMapping[Any, Any], Any, Any]]
 JournalValue = Union[ContainerRecord, Ticket, Pod, DecisionRecord, float, None]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class State:
     """Everything the engine knows. Keeps records and accounts in step; decides nothing."""
 
