@@ -37,7 +37,7 @@ PEERS := gcc libc6-dev libseccomp-dev pkg-config
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto demo say-demo demo-affinity demo-cluster test test-39 test-arm test-long lint peers e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long lint peers e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,10 +71,20 @@ demo-cluster: peers ## nginx and wrk on a real cluster of one node, before and a
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(TRAFFIC)
 	@$(BIN)/python -m demo.cluster
 
+compiled: setup ## What pays is compiled in this tree (mypyc), where a compiler is; again after each change of it
+	@tools/debian-packages gcc libc6-dev python3-dev
+	@$(BIN)/python packaging/compiled.py
+
+source: ## Take away what was compiled in this tree
+	@python3 packaging/compiled.py --remove
+
 test: setup ## All tests; as root also those on a real containerd
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(PACKAGING) $(CACHE) mmdebstrap
 	@$(BIN)/python -m tests.peers --or-without kubectl
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
+
+test-source: setup source ## The tests of what can be compiled, from source
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/relay tests/policies tests/test_form.py
 
 test-long: peers ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(ARM) $(PACKAGING) $(CLUSTER) $(LOGIND) $(CACHE)
@@ -197,4 +207,5 @@ run: setup ## The daemon in the foreground, with /etc/cri-resmgr; RUNTIME=contai
 clean: ## Remove everything that was made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache
 	rm -f cri_api/*_pb2.py cri_api/*_pb2.pyi
+	python3 packaging/compiled.py --remove
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,12 +9,14 @@ from __future__ import annotations
 import email
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import compiled
 import manuals
 import vendor
 from architectures import Architecture
@@ -41,6 +43,7 @@ def prepare(python: str, architectures: Sequence[Architecture], target: Path) ->
     for source in files_below(*OUR_PACKAGES):
         (site / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(REPOSITORY / source, site / source)
+    _compiled(python, architectures, target)
     allowed = [
         sys.executable,
         "-m",
@@ -61,6 +64,17 @@ def _vendored(python: str, architectures: Sequence[Architecture], target: Path) 
             vendor.unpack(wheel, target / "site" if vendor.is_shared(wheel) else compiled, licences)
     sites = [target / "site", *(compiled_site(target, architecture) for architecture in architectures)]
     licences.joinpath("VENDORED.md").write_text(vendored_list(sites, licences))
+
+
+def _compiled(python: str, architectures: Sequence[Architecture], target: Path) -> None:
+    """Extension modules, for this machine's architecture; a package for another one has the sources alone."""
+    for architecture in architectures:
+        if architecture.name == platform.machine():
+            said = compiled.compile_modules(target / "site", python, compiled_site(target, architecture))
+        else:
+            said = f"nothing is compiled here for {architecture.name}"
+        if said:
+            print(f"packaging: {said}: the package runs from source", file=sys.stderr)
 
 
 def vendored_list(sites: Sequence[Path], licences: Path) -> str:

@@ -15,13 +15,14 @@ from typing import Optional
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OUR_PACKAGES = ("policies", "cri_api", "cri_proxy", "bpf", "cluster")
-#: What is made in folders of sources: by Python, by protoc (cri_api/build_protos.py), by editors. As in .gitignore.
+#: What is made in folders of sources: by Python, by protoc, by mypyc, by editors. As in .gitignore.
 MADE = (
     "__pycache__",
     "allowed_options.py",
     "*_pb2.py",
     "*_pb2.pyi",
     "*_pb2_grpc.py",
+    "*.so",
     ".*.sw?",
     "*~",
     "*.orig",

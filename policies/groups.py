@@ -9,7 +9,7 @@ from policies.machine.cpus import NO_CPUS
 from policies.model import Pod
 
 if TYPE_CHECKING:
-    from policies.node import Resident
+    from policies.model import Resident
 
 #: So begin the names of the groups of pods' containers: no balloon's does.
 POD_PREFIX = "pod/"

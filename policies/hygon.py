@@ -31,11 +31,12 @@ from policies.model import (
     PlacementRefused,
     PlacementRequest,
     Qos,
+    Resident,
     altered,
     limit_milli,
     wanted_milli,
 )
-from policies.node import NANO_PER_MILLI, Capacity, Node, Resident
+from policies.node import NANO_PER_MILLI, Capacity, Node
 from policies.pod_domain import PodDomains
 from policies.policy import Policy
 from policies.reserved import reserved_place

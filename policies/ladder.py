@@ -270,9 +270,8 @@ def _decided_by(
     for name, ours, theirs in zip(CRITERIA[1:7], key, rival):
         if ours != theirs:
             if name == "allocated share":
-                return (
-                    f"by allocated share ({ours // NANO_PER_MILLI}m a CPU, next {theirs // NANO_PER_MILLI}m)"
-                )
+                milli, next_milli = int(ours) // NANO_PER_MILLI, int(theirs) // NANO_PER_MILLI
+                return f"by allocated share ({milli}m a CPU, next {next_milli}m)"
             if name == "use":
                 return "the others there leave it what it uses"
             return (

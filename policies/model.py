@@ -313,6 +313,53 @@ class Decision:
     others: Mapping[str, Placement] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Resident:
+    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` the bytes of memory by NUMA node
+    that it may come to hold, or holds.
+
+    ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
+    ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
+    where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
+    ``milli_used``: its weight in ordering beyond its request, where its set is sized by demand.
+    """
+
+    pod_uid: str
+    milli_request: int
+    milli_wanted: int
+    cpus: frozenset[int]
+    exclusive: frozenset[int] = NO_CPUS
+    memory_charge: tuple[tuple[int, int], ...] = ()
+    container: Optional[Container] = None
+    placement: Optional[Placement] = None
+    inside: Optional[frozenset[int]] = None
+    bounds: Optional[frozenset[int]] = None
+    is_fixed: bool = False
+    milli_used: int = 0
+
+    @property
+    def group(self) -> str:
+        """The group it shares its own CPUs with; "" for none."""
+        return "" if self.placement is None else self.placement.group
+
+    @property
+    def shares(self) -> bool:
+        """Whether it is placed on CPUs that neither it nor a group owns, and that are not reserved."""
+        place = self.placement
+        owns = self.exclusive or self.group
+        return bool(place is not None and place.cpus and not owns and place.level != "reserved")
+
+    @property
+    def has_limit_of_pod(self) -> bool:
+        """Whether its memory limit is its whole pod's: what all such containers of the pod hold is within one limit.
+
+        Kubelet writes a pod's limit into each of its containers that has none of its own.
+        """
+        container = self.container
+        limit = 0 if container is None else container.pod.memory_limit_bytes
+        return container is not None and 0 < limit == container.resources.memory_limit_bytes
+
+
 class PlacementRefused(Exception):
     """A policy cannot or may not place this container. The message names the demand and the free amount."""
 

@@ -15,7 +15,7 @@ from policies.groups import Group
 from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.model import Container, Placement, altered
+from policies.model import Container, Placement, Resident, altered
 
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
@@ -24,62 +24,17 @@ MIN_ORDER_MILLI = 10
 CONSTRAINTS_KEPT = 8
 
 
-@dataclass(frozen=True)
-class Resident:
-    """One container in the books. ``milli_wanted`` is its ``n``; ``memory_charge`` the bytes of memory by NUMA node
-    that it may come to hold, or holds.
+def charges(resident: Resident) -> list[tuple[frozenset[int], int, int]]:
+    """Its charge on each of its CPUs, by set of CPUs: its request, and its weight in ordering.
 
-    ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
-    ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
-    where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
-    ``milli_used``: its weight in ordering beyond its request, where its set is sized by demand.
+    Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
     """
-
-    pod_uid: str
-    milli_request: int
-    milli_wanted: int
-    cpus: frozenset[int]
-    exclusive: frozenset[int] = NO_CPUS
-    memory_charge: tuple[tuple[int, int], ...] = ()
-    container: Optional[Container] = None
-    placement: Optional[Placement] = None
-    inside: Optional[frozenset[int]] = None
-    bounds: Optional[frozenset[int]] = None
-    is_fixed: bool = False
-    milli_used: int = 0
-
-    @property
-    def group(self) -> str:
-        """The group it shares its own CPUs with; "" for none."""
-        return "" if self.placement is None else self.placement.group
-
-    @property
-    def shares(self) -> bool:
-        """Whether it is placed on CPUs that neither it nor a group owns, and that are not reserved."""
-        place = self.placement
-        owns = self.exclusive or self.group
-        return bool(place is not None and place.cpus and not owns and place.level != "reserved")
-
-    @property
-    def has_limit_of_pod(self) -> bool:
-        """Whether its memory limit is its whole pod's: what all such containers of the pod hold is within one limit.
-
-        Kubelet writes a pod's limit into each of its containers that has none of its own.
-        """
-        container = self.container
-        limit = 0 if container is None else container.pod.memory_limit_bytes
-        return container is not None and 0 < limit == container.resources.memory_limit_bytes
-
-    def charges(self) -> list[tuple[frozenset[int], int, int]]:
-        """Its charge on each of its CPUs, by set of CPUs: its request, and its weight in ordering.
-
-        Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
-        """
-        own = self.cpus & self.exclusive if self.exclusive and not self.group else NO_CPUS
-        if not own or own == self.cpus:
-            return [_spread(self.cpus, self.milli_request, self.milli_used)] if self.cpus else []
-        milli_shared = max(self.milli_request % 1000, self.milli_request - len(self.exclusive) * 1000)
-        return [_spread(own, self.milli_request - milli_shared), _spread(self.cpus - own, milli_shared)]
+    cpus, exclusive, milli = resident.cpus, resident.exclusive, resident.milli_request
+    own = cpus & exclusive if exclusive and not resident.group else NO_CPUS
+    if not own or own == cpus:
+        return [_spread(cpus, milli, resident.milli_used)] if cpus else []
+    milli_shared = max(milli % 1000, milli - len(exclusive) * 1000)
+    return [_spread(own, milli - milli_shared), _spread(cpus - own, milli_shared)]
 
 
 def _spread(cpus: frozenset[int], milli: int, milli_used: int = 0) -> tuple[frozenset[int], int, int]:
@@ -309,7 +264,7 @@ class Node:
                 self._memory[node] = self._memory.get(node, 0) + sign * size
 
     def _book_cpus(self, resident: Resident, sign: int) -> None:
-        for part, share, order in resident.charges():
+        for part, share, order in charges(resident):
             entry = self._unentered.setdefault(part, [0, 0])
             entry[0] += sign * share
             entry[1] += sign * order
@@ -553,7 +508,7 @@ class Capacity:
         for resident in residents.values():
             if resident.pod_uid != pod_uid:
                 continue
-            for cpus, each, each_order in resident.charges():
+            for cpus, each, each_order in charges(resident):
                 for index, leaf in enumerate(self.cpus):
                     overlap = len(leaf & cpus)
                     if overlap:

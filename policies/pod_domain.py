@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Optional
 
 from policies.machine.topology import Domain, Topology
-from policies.model import Affinity, Container, wanted_milli
-from policies.node import NANO_PER_MILLI, Capacity, Node, Resident
+from policies.model import Affinity, Container, Resident, wanted_milli
+from policies.node import NANO_PER_MILLI, Capacity, Node
 
 
 class PodDomains:

@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
+from tests import form
 from tests.guard import plugin as guard
 
 # Deterministic by default: a red build must be red again. "long" searches at random, and longer.
@@ -51,6 +52,11 @@ ONE_AFTER_ANOTHER = (
 )
 #: Where a test takes seconds: one at a time goes to the worker that is free. Elsewhere a file does.
 ONE_AT_A_TIME = "tests/functional/"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput") and (why := form.stale()):
+        pytest.exit(why, returncode=2)
 
 
 @pytest.hookimpl(optionalhook=True)

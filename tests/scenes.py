@@ -30,10 +30,11 @@ from policies.model import (
     Pod,
     PodSize,
     Qos,
+    Resident,
     Resources,
     wanted_milli,
 )
-from policies.node import Node, Resident
+from policies.node import Node
 from policies.policy import Policy
 from policies.settings import PlacementSettings
 from tests.machines import GIB, machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Callable
 
 from cri_proxy.engine import resync as comparison
@@ -23,10 +23,14 @@ class ToldAdmission(Admission):
 
 
 @dataclass(frozen=True)
-class Looked(comparison.Resync):
-    """With what containers were told after a comparison."""
+class Looked:
+    """What a comparison has found, whose fields it has, too; and what containers were told after it."""
 
+    found: comparison.Resync = field(default_factory=comparison.Resync)
     updates: Updates = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.found, name)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class ToldAtOnce(Engine):
         before = self.tell_all(lambda update: update.shrink)
         waiting = self.tickets[admission.ticket].waiting
         after = sorted((u for u in self.lacking() if u.id in waiting), key=lambda update: update.id)
-        values = {field.name: getattr(admission, field.name) for field in fields(admission)}
+        values = {each.name: getattr(admission, each.name) for each in fields(admission)}
         return ToldAdmission(**values, before=before, after=tuple(after))
 
     def admit(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +112,7 @@ def resync(engine: ToldAtOnce, listing: comparison.Listing, now_s: float) -> Loo
     """A comparison, after which containers are told."""
     with engine.quiet():
         found = comparison.resync(engine, listing, now_s)
-    return Looked(**vars(found), updates=engine.tell_all() if listing.enforce else ())
+    return Looked(found, engine.tell_all() if listing.enforce else ())
 
 
 class Store:

@@ -26,7 +26,7 @@ from policies.affinity.pull.declared import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
 from policies.machine.topology import Topology
 from policies.model import Placement, used_milli, wanted_milli
-from policies.node import NANO_PER_MILLI, Capacity, Node
+from policies.node import NANO_PER_MILLI, Capacity, Node, charges
 from policies.settings import PlacementSettings
 from policies.wanted import hinted_nodes, missed_hints
 
@@ -258,7 +258,7 @@ def _capacities(ground: _Ground, movable: Movable) -> Slices[list[int]]:
     leaf_of = node.leaf_of
     for key in movable:
         resident = node.residents[key]
-        for cpus, nano, _ in resident.charges():
+        for cpus, nano, _ in charges(resident):
             by_set[cpus] = by_set.get(cpus, 0) + nano
         for cpu in resident.exclusive:
             owned[leaf_of[cpu]] = owned.get(leaf_of[cpu], 0) + 1000

@@ -119,8 +119,11 @@ def status_text(document: dict[str, Any]) -> str:
     lines = []
     runtime = document["runtime"]
     reasons = document["degraded"]
+    # A daemon before this version does not say it.
+    form = document.get("form", "source")
     lines.append(
-        f"cri-resmgr {document['version']}: mode {document['mode']}" + (", DEGRADED" if reasons else "")
+        f"cri-resmgr {document['version']}, {form}: mode {document['mode']}"
+        + (", DEGRADED" if reasons else "")
     )
     lines += [f"  degraded ({topic}): {reason}" for topic, reason in reasons.items()]
     state = (

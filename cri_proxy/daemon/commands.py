@@ -36,9 +36,11 @@ from cri_proxy.engine.report import (
 )
 from cri_proxy.engine.transitions import is_adoptable
 from cri_proxy.node.machine import NoMachine
+from cri_proxy.relay.http2 import pipe
 from cri_proxy.services.node_state import ENFORCE, MODES
 from cri_proxy.simulator.preview import diff_document, records_of
-from cri_proxy.version import VERSION
+from cri_proxy.version import VERSION, form_of
+from policies import node
 from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
@@ -105,6 +107,7 @@ class Commands:
             services.health.note("invariants", unmet_in_short(engine))
         document: dict[str, Any] = {
             "version": VERSION,
+            "form": form_of(pipe, node),
             "mode": daemon.mode,
             "mode_wanted": node_state.mode,
             "degraded": dict(services.health.reasons),

@@ -24,12 +24,12 @@ from policies.model import (
     Decision,
     Placement,
     Quota,
+    Resident,
     Resources,
     altered,
     used_milli,
     wanted_milli,
 )
-from policies.node import Resident
 
 
 class Management(str, Enum):

@@ -42,9 +42,10 @@ from policies.model import (
     Placement,
     PlacementRefused,
     Qos,
+    Resident,
     wanted_milli,
 )
-from policies.node import NANO_PER_MILLI, Resident
+from policies.node import NANO_PER_MILLI
 
 #: Annotations that opt a container out, with the value that does it: ours, and nri-plugins' two.
 OPT_OUT = {

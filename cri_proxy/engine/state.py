@@ -48,9 +48,10 @@ from policies.model import (
     Placement,
     PlacementRequest,
     Pod,
+    Resident,
     altered,
 )
-from policies.node import Node, Resident
+from policies.node import Node
 from policies.policy import Policy
 
 #: Key of the CPUs that kubelet has assigned to containers that were not created yet.

@@ -8,8 +8,8 @@ from typing import Optional
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import Balloon, BalloonType
 from policies.machine.topology import Topology
-from policies.model import Container, Placement, altered
-from policies.node import Node, Resident
+from policies.model import Container, Placement, Resident, altered
+from policies.node import Node
 
 
 class BalloonPlaces:

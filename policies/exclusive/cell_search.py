@@ -65,9 +65,9 @@ def choices(cells: list[Cell], want: int, distance: Distance) -> Iterator[CellCh
     # 2. The sets of so many nodes that need the fewest cells.
     sets: list[tuple[int, tuple[int, ...]]] = []
     for nodes in node_sets(free_in, want, held_nodes, distance):
-        count = _fewest([c for node in nodes for c in by_node[node]], want)
-        if count is not None:
-            sets.append((count, nodes))
+        needed = _fewest([c for node in nodes for c in by_node[node]], want)
+        if needed is not None:
+            sets.append((needed, nodes))
     if not sets:
         return
     fewest = min(count for count, _ in sets)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Callable, Optional
-from weakref import WeakKeyDictionary
 
 from policies.exclusive.cell_search import CHOICES, CellChoice, Cost, choices, node_sets
 from policies.exclusive.cells import (
@@ -34,6 +34,8 @@ from policies.machine.topology import Topology
 
 #: Of choices that are equally good so many are asked for their cost.
 COSTED = 64
+#: Machines whose cells are kept: before and after a change of its CPUs.
+MACHINES_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,7 @@ def pick(topology: Topology, free: frozenset[int], claim: Claim) -> Optional[Pic
 
     ``free`` are the CPUs that may be owned now (``claim.keep`` included).
     """
-    picker = _PICKERS.get(topology)
-    if picker is None:
-        picker = _PICKERS[topology] = Picker(topology)
-    return picker.pick(free, claim)
+    return _picker(topology).pick(free, claim)
 
 
 class Picker:
@@ -246,7 +245,9 @@ class Picker:
         return f"{len(cpus)} exclusive {'CPU' if len(cpus) == 1 else 'CPUs'} in {where}{idle}"
 
 
-_PICKERS: WeakKeyDictionary[Topology, Picker] = WeakKeyDictionary()
+@lru_cache(maxsize=MACHINES_KEPT)
+def _picker(topology: Topology) -> Picker:
+    return Picker(topology)
 
 
 def _key(found: tuple[tuple[int, ...], list[CellChoice]]) -> tuple[bool, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,9 @@ from cri_proxy.engine.state import HISTORY
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
-from policies.model import NO_CONSTRAINT, Qos, Resources
+from policies.model import NO_CONSTRAINT, Decision, Placement, PlacementRequest, Qos, Resources
+from policies.node import Node
+from policies.policy import Policy
 from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S, machine, take_offline
 from tests.scenes import (
@@ -262,14 +265,24 @@ def test_every_entry_is_written_down_as_it_is() -> None:
         assert shadow.differs_from(node) == []
 
 
+class Broken(Policy):
+    """A policy that fails whenever it is asked."""
+
+    name = "broken"
+
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        raise ZeroDivisionError
+
+    def tidy(self, node: Node, now_s: float) -> Mapping[str, Placement]:
+        raise ZeroDivisionError
+
+
 def test_a_transition_that_fails_leaves_no_entry(node) -> None:
     run(node, make_container("web", limit=16), "web")
     before, changed = list(node.history), dict(node.changed)
-    node.policy = None  # type: ignore[assignment]
-    try:
+    node.policy = Broken(node.host.topology, node.policy.settings)
+    with pytest.raises(ZeroDivisionError):
         node.remove("web")
-    except AttributeError:
-        pass
     assert (list(node.history), node.changed) == (before, changed)
     assert format_cpus(node.grants["web"].cpus) == NODE_0
 

@@ -311,7 +311,7 @@ def test_a_refused_resize_is_undone(node) -> None:
 def test_rule_4_a_next_attempt_gets_the_same_cpus_and_an_old_one_takes_none_of_them_away(node) -> None:
     app = own("app", 4)
     first = run(node, app, "a0").cpus
-    node.exited("a0", 1.0, 1)
+    node.exited("a0", 1, 1.0)
     assert run(node, again(app, 1), "a1", 2.0).exclusive == first
     node.remove("a0")
     assert node.grants["a1"].exclusive == first
@@ -321,7 +321,7 @@ def test_rule_4_a_next_attempt_gets_the_same_cpus_and_an_old_one_takes_none_of_t
 
 def test_held_cpus_are_the_last_choice_and_then_given_up(node) -> None:
     run(node, own("old", 8), "old")
-    node.exited("old", 1.0, 1)
+    node.exited("old", 1, 1.0)
     run(node, own("small", 4), "small", 2.0)
     assert not node.grants["small"].cpus & node.grants["old"].cpus
     big = run(node, own("big", 8), "big", 3.0)

@@ -78,7 +78,7 @@ def test_nobody_is_moved_if(what: str, options: EngineOptions, request_cpus: int
 def test_containers_that_have_ended_or_are_fenced_in_stay(why: str) -> None:
     engine = scattered()
     if why == "held":
-        engine.exited("c", 9.0, 1)
+        engine.exited("c", 1, 9.0)
     else:
         engine.amend(replace(engine.grants["c"], constraint=constraint(CCX_0)))
     admission = engine.admit(app("new", 3), constraint(), 10.0)

@@ -87,7 +87,7 @@ def test_containers_that_one_cause_has_moved_alike_are_one_entry() -> None:
             f"c{number}",
             within=Constraint(CCX[0]),
         )
-    engine.remove("own", 20.0)
+    engine.remove("own")
     [row] = recent_moves(engine, 10, 21.0)
     assert (row["operation"], row["count"], len(row["containers"])) == ("grown", 5, 3)
     assert "default/pod-of-own/own (removal)" in row["why"]

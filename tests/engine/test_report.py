@@ -219,6 +219,7 @@ def test_domain_rows_are_the_pools_as_plain_data(engine) -> None:
 
 STATUS: dict[str, Any] = {
     "version": "1",
+    "form": "compiled",
     "mode": "enforce",
     "degraded": {},
     "runtime": {
@@ -248,8 +249,8 @@ PLACING = {
     "not_alone": {"default/db/own": ["default/a/x", "default/b/y"]},
 }
 LINES = {
-    "at rest": ({}, "cri-resmgr 1: mode enforce"),
-    "degraded": ({"degraded": {"state": "full"}}, "cri-resmgr 1: mode enforce, DEGRADED"),
+    "at rest": ({}, "cri-resmgr 1, compiled: mode enforce"),
+    "degraded": ({"degraded": {"state": "full"}}, "cri-resmgr 1, compiled: mode enforce, DEGRADED"),
     "why degraded": ({"degraded": {"state": "full"}}, "  degraded (state): full"),
     "connected": ({}, "  runtime    /run/c.sock (containerd 2, v1)"),
     "not connected": (
@@ -302,3 +303,8 @@ LINES = {
 def test_the_status_has_a_line_for(case) -> None:
     changes, line = LINES[case]
     assert line in status_text({**STATUS, **changes}).splitlines()
+
+
+def test_a_daemon_from_before_that_was_asked_runs_from_source() -> None:
+    before = {name: value for name, value in STATUS.items() if name != "form"}
+    assert status_text(before).startswith("cri-resmgr 1, source: mode enforce\n")

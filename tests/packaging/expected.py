@@ -100,5 +100,5 @@ def ours(names: Iterable[str]) -> set[str]:
         name
         for name in names
         if name.partition("/")[0] in OUR_PACKAGES
-        and not name.endswith(("_pb2.py", "_pb2.pyi", "/allowed_options.py", ".pyc", "/"))
+        and not name.endswith(("_pb2.py", "_pb2.pyi", "/allowed_options.py", ".pyc", ".so", "/"))
     }

@@ -33,6 +33,7 @@ STRAY = (
     "cri_api/affinity_pb2.py",
     "cri_api/affinity_pb2.pyi",
     "cluster/api/allowed_options.py",
+    "policies/node.cpython-311-x86_64-linux-gnu.so",
 )
 BUILD = """
 import sys

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, parse_cpus
-from policies.model import Placement
-from policies.node import Node, Resident
+from policies.model import Placement, Resident
+from policies.node import Node
 from tests.machines import ALL_MACHINES
 from tests.scenes import node_of
 

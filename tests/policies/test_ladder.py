@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Callable, Optional
 
@@ -260,7 +261,7 @@ def test_two_nodes_are_of_two_sockets_where_a_socket_is_one_node() -> None:
 def test_the_nearest_pair_is_found_where_distances_differ_in_a_socket() -> None:
     data = machines.machine(machines.EPYC_NPS4_1S)
     rows = ((10, 12, 30, 30), (12, 10, 30, 30), (30, 30, 10, 11), (30, 30, 11, 10))
-    scene = Scene(Topology(type(data)(**{**vars(data), "distance": rows})))
+    scene = Scene(Topology(replace(data, distance=rows)))
     assert climb(scene, 32).site.name == "NUMA node 2 + NUMA node 3"
     assert climb(scene, 20).site.nodes == {2, 3}
 
@@ -297,7 +298,7 @@ def test_affinity_comes_before_distance_and_load(scene) -> None:
 def test_distance_comes_before_load() -> None:
     data = machines.machine(machines.EPYC_NPS4_1S)
     rows = ((10, 11, 30, 30), (11, 10, 30, 30), (30, 30, 10, 12), (30, 30, 12, 10))
-    scene = Scene(Topology(type(data)(**{**vars(data), "distance": rows})))
+    scene = Scene(Topology(replace(data, distance=rows)))
     scene.occupy("0-31", request=8)
     choice = climb(scene, 30)
     assert choice.site.name == "NUMA node 0 + NUMA node 1"

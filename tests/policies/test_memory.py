@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.memory import FILL_PERCENT, MemoryChoice, MemoryNeed, choose_memory
-from policies.node import Node, Resident
+from policies.model import Resident
+from policies.node import Node
 from policies.settings import PlacementSettings
 from tests.machines import (
     ALL_MACHINES,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
-from policies.model import Placement
-from policies.node import CONSTRAINTS_KEPT, NANO_PER_MILLI, Capacity, Node, Resident
+from policies.model import Placement, Resident
+from policies.node import CONSTRAINTS_KEPT, NANO_PER_MILLI, Capacity, Node, charges
 from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO
 from tests.scenes import node_of, topology
 
@@ -32,7 +32,7 @@ def recount(node: Node, constraint: frozenset[int]) -> Capacity:
     charge, order = [0] * len(leaves), [0] * len(leaves)
     for r in node.residents.values():
         for index, leaf in enumerate(leaves):
-            for cpus, each, each_order in r.charges():
+            for cpus, each, each_order in charges(r):
                 charge[index] += each * len(leaf & cpus)
                 order[index] += each_order * len(leaf & cpus)
     return Capacity(leaves, tuple(map(len, leaves)), tuple(charge), tuple(order))

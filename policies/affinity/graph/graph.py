@@ -509,12 +509,12 @@ V = TypeVar("V")
 MOST_GONE = 10_000
 
 
-@dataclass(frozen=True)
 class Difference(Generic[K, V]):
     """The values that are new or changed, and the keys that are gone."""
 
-    changed: list[V]
-    gone: list[K]
+    def __init__(self, changed: list[V], gone: list[K]) -> None:
+        self.changed = changed
+        self.gone = gone
 
 
 class Changes(Generic[K, V]):

@@ -12,7 +12,7 @@ it fetches past its L3 are spread over the L3s of its site in the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from typing import Optional
 
 from policies.affinity.planner.problem import Problem, Vertex
 
@@ -31,7 +31,11 @@ class Instance:
     ``fills``: by vertex, lines a second past its L3, all 0 where containers do not push each other apart; ``filling``:
     those with some; ``caches``: how many L3s there are; ``repel_s``: what each line beyond saturation costs."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, fine: Optional[Instance] = None) -> None:
+        """``fine``: one of the same problem, of which this is to be a coarser one (``merged``)."""
+        if fine is not None:
+            self._share(fine)
+            return
         _check(problem)
         self.problem = problem
         tree, settings = problem.tree, problem.settings
@@ -80,7 +84,7 @@ class Instance:
             one, other = owner[a], owner[b]
             if one != other:
                 near[one][other] = near[other][one] = near[one].get(other, 0.0) + weight
-        coarse = copy(self)
+        coarse = Instance(self.problem, self)
         coarse.sizes = [sum([self.sizes[vertex] for vertex in group]) for group in members]
         coarse.sites = [self.sites[group[0]] for group in members]
         coarse.movable = [group[0] in free and self.movable[group[0]] for group in members]
@@ -154,6 +158,19 @@ class Instance:
         step = NANOSECOND * min([d for row in distances for d in row if d > 0], default=0.0)
         volume = sum([abs(weight) for _, _, weight in self.problem.edges]) / talking
         return max(settings.least_gain, settings.kappa * volume * step)
+
+    def _share(self, fine: Instance) -> None:
+        """All that does not follow from its vertices."""
+        self.problem, self.repel_s = fine.problem, fine.repel_s
+        self.capacities, self.leaves, self.single, self._shares = (
+            fine.capacities,
+            fine.leaves,
+            fine.single,
+            fine._shares,
+        )
+        self.rows, self.nodes, self._farthest = fine.rows, fine.nodes, fine._farthest
+        self.caches, self._cache_shares = fine.caches, fine._cache_shares
+        self._parts, self._fill_parts = fine._parts, fine._fill_parts
 
     def _connect(self) -> None:
         self.filling = [u for u, fills in enumerate(self.fills) if fills]

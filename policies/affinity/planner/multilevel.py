@@ -226,7 +226,7 @@ class _Halving:
         ]
         sign_of = {**pulls[0], **pulls[1]}
         #: Above 0: to the second half.
-        self.pull = {
+        self.pull: dict[int, float] = {
             u: sum([weight * sign_of.get(bisection.at[other], 0) for other, weight in instance.near[u]])
             for u in vertices
         }  # fmt: skip
@@ -249,7 +249,9 @@ class _Halving:
     def _grown(self) -> dict[int, int]:
         """From a vertex at random, always that on which cuts least, until the first half has its share."""
         side = dict.fromkeys(self.vertices, 1)
-        gain = {u: -self.pull[u] - sum([weight for _, weight in self.near[u]]) for u in self.vertices}
+        gain: dict[int, float] = {
+            u: -self.pull[u] - sum([weight for _, weight in self.near[u]]) for u in self.vertices
+        }
         heap: list[tuple[float, int]] = []
         rest, taken = len(self.vertices), 0
         while taken < self.share and rest:
@@ -321,7 +323,7 @@ class _Halving:
 
     def _gain(self, side: dict[int, int], vertex: int) -> float:
         here = side[vertex]
-        cut = sum([weight if side[other] != here else -weight for other, weight in self.near[vertex]])
+        cut: float = sum([weight if side[other] != here else -weight for other, weight in self.near[vertex]])
         return cut + (-self.pull[vertex] if here else self.pull[vertex])
 
     def _loads(self, side: dict[int, int]) -> list[int]:
@@ -333,5 +335,7 @@ class _Halving:
 
     def _value(self, side: dict[int, int]) -> tuple[float, float]:
         """The load above the bounds, then the weight cut: the less the better."""
-        cut = sum([w for u in self.vertices for other, w in self.near[u] if side[u] and not side[other]])
+        cut: float = sum(
+            [w for u in self.vertices for other, w in self.near[u] if side[u] and not side[other]]
+        )
         return self._over(self._loads(side)), cut - sum([self.pull[u] for u in self.vertices if side[u]])

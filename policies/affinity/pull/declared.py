@@ -17,8 +17,8 @@ from typing import Callable, Optional
 
 from policies.affinity.pull.expressions import predicate_of
 from policies.machine.topology import LOCAL_DISTANCE, Topology
-from policies.model import Affinity, AffinityTerm, Container, MatchExpression
-from policies.node import Node, Resident
+from policies.model import Affinity, AffinityTerm, Container, MatchExpression, Resident
+from policies.node import Node
 from policies.settings import PlacementSettings
 
 #: What cri-resource-manager and nri-plugins give colocation by configuration.

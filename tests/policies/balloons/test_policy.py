@@ -21,9 +21,9 @@ from policies.model import (
     PlacementPreferences,
     PlacementRefused,
     PlacementRequest,
+    Resident,
     wanted_milli,
 )
-from policies.node import Resident
 from policies.settings import PlacementSettings
 from tests import machines
 from tests.scenes import Number, constraint, make_container, make_pod, node_of

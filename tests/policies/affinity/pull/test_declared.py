@@ -9,8 +9,15 @@ import pytest
 
 from policies.affinity.pull.declared import Combined, DeclaredAffinity, peers_of
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Container, MatchExpression, NoAffinity, PlacementPreferences
-from policies.node import Node, Resident
+from policies.model import (
+    AffinityTerm,
+    Container,
+    MatchExpression,
+    NoAffinity,
+    PlacementPreferences,
+    Resident,
+)
+from policies.node import Node
 from policies.settings import PlacementSettings
 from tests.machines import ALL_MACHINES, EPYC_NPS4_1S, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
 from tests.scenes import make_container, make_pod, node_of, topology

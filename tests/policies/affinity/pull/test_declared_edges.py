@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from policies.affinity.pull.declared import MOST_MEANT, DeclaredEdges, declares_any
 from policies.machine.cpus import parse_cpus
-from policies.model import AffinityTerm, Container, MatchExpression, PlacementPreferences
-from policies.node import Node, Resident
+from policies.model import AffinityTerm, Container, MatchExpression, PlacementPreferences, Resident
+from policies.node import Node
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S
 from tests.scenes import make_container, make_pod, node_of

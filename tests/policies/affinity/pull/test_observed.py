@@ -10,8 +10,8 @@ import pytest
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.pull.observed import Observed, Peer, pull_of
 from policies.machine.cpus import parse_cpus
-from policies.model import Container, Pod
-from policies.node import Node, Resident
+from policies.model import Container, Pod, Resident
+from policies.node import Node
 from tests.machines import HYGON_7285_2S
 from tests.scenes import make_container, make_pod, node_of
 

@@ -1,0 +1,209 @@
+"""The modules that are compiled (mypyc), where a compiler and the headers of a Python are there; ``make compiled``.
+
+    compiled.py [--python 3.11] [FOLDER]  extension modules for that Python beside the sources in FOLDER, a tree like ours
+
+Sources stay beside the extension modules: they are what tracebacks quote, and what another Python or machine imports, as a
+name's suffix says which Python an extension module is for. What was made is kept in .cache, under the hash of its sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Optional
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+CACHE = REPOSITORY / ".cache"
+#: By the name of the library that its modules share. What each gains: docs/dev/benchmarks.md.
+PARTS = {"relay": "cri_proxy/relay/http2", "policies": "policies"}
+#: Values, whose copies are made of their ``__dict__`` (``altered``); and what classes that are not compiled derive from.
+AS_SOURCE = ("policies/model.py", "policies/policy.py")
+#: The last mypy for Python 3.9, so that all are compiled by the same one.
+TOOLS = ("mypy==1.19.1", "setuptools==80.9.0")
+#: Types of other packages decide nothing here, so that the same sources give the same C.
+MYPY = (
+    "--config-file=",
+    "--strict-bytes",
+    "--follow-imports=silent",
+    "--ignore-missing-imports",
+    "--no-site-packages",
+)
+#: Names of the extension modules, and of what says which sources they are of.
+MADE, STAMP = "*.cpython-*.so", "compiled-sources"
+
+
+def modules(root: Path) -> dict[str, list[str]]:
+    """The files that are compiled, as paths from ``root``, by their part."""
+    found = {
+        part: (path.relative_to(root) for path in (root / folder).rglob("*.py"))
+        for part, folder in PARTS.items()
+    }
+    return {
+        part: sorted(str(path) for path in paths if path.name != "__init__.py" and str(path) not in AS_SOURCE)
+        for part, paths in found.items()
+    }
+
+
+def digest(root: Path, python: str) -> str:
+    """Of all that decides what is made: the compiled modules, those they import, what compiles them, and for what."""
+    hashed = hashlib.sha256(f"{python} {platform.machine()} {TOOLS} {MYPY}".encode())
+    hashed.update(Path(__file__).read_bytes())
+    for path in sorted(_with_imports(root, [name for names in modules(root).values() for name in names])):
+        hashed.update(f"{path}\n".encode() + (root / path).read_bytes())
+    return hashed.hexdigest()[:20]
+
+
+def _with_imports(root: Path, names: Iterable[str]) -> set[str]:
+    found, left = set(names), list(names)
+    while left:
+        for node in ast.walk(ast.parse((root / left.pop()).read_bytes())):
+            imported = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported += [f"{node.module}.{alias.name}" for alias in node.names] if imported else []
+            imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for path in (f"{name.replace('.', '/')}.py" for name in imported):
+                # What protoc makes has no types.
+                if path not in found and (root / path).is_file() and not path.endswith("_pb2.py"):
+                    found.add(path)
+                    left.append(path)
+    return found
+
+
+def compile_modules(root: Path, python: str, target: Path) -> str:
+    """Put the extension modules of the sources in ``root`` for ``python`` (``3.11``) and this machine into ``target``, where
+    they belong beside the sources.
+
+    Returns why there are none, in a sentence; "" = there are.
+
+    :raises SystemExit: the sources cannot be compiled; what mypyc or the compiler said is printed.
+    """
+    interpreter = with_headers(python)
+    if interpreter is None:
+        return f"no headers of Python {python} here (python3-dev): nothing is compiled for it"
+    if shutil.which("gcc") is None:
+        return "no gcc here: nothing is compiled"
+    made = CACHE / "compiled" / digest(root, python)
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with (made.parent / f"{made.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.is_dir():
+            _build(root, python, interpreter, made)
+    shutil.copytree(made, target, dirs_exist_ok=True)
+    return ""
+
+
+def remove(root: Path) -> None:
+    """Take all extension modules out of a tree, and the stamp."""
+    for path in _made_below(root):
+        path.unlink()
+    (root / STAMP).unlink(missing_ok=True)
+
+
+def _made_below(root: Path) -> list[Path]:
+    return [*root.glob(MADE), *(path for folder in PARTS.values() for path in (root / folder).rglob(MADE))]
+
+
+def with_headers(python: str) -> Optional[str]:
+    """A program that is this Python and has its headers. Debian's (python3-dev), the PATH's, those of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    installed = sorted(map(str, pyenv.glob(f"versions/{python}.*/bin/python{python}")))
+    asked = (
+        "import os, sys, sysconfig; "
+        "print(os.path.exists(sysconfig.get_path('include') + '/Python.h'), '%d.%d' % sys.version_info[:2])"
+    )
+    for program in (f"/usr/bin/python{python}", shutil.which(f"python{python}"), *installed):
+        if program is None or not os.path.exists(program):
+            continue
+        said = subprocess.run(
+            [program, "-c", asked], capture_output=True, text=True, check=False
+        ).stdout.split()
+        if said == ["True", python]:
+            return program
+    return None
+
+
+def _build(root: Path, python: str, interpreter: str, made: Path) -> None:
+    tools = CACHE / f"{'-'.join(TOOLS)}-py{python}"
+    if not (tools / "mypyc").is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        only = ["--only-binary=:all:", "--python-version", python]
+        subprocess.run([*pip, *only, "--target", str(tools), *TOOLS], check=True)
+    with tempfile.TemporaryDirectory(prefix="cri-resmgr-mypyc-") as folder:
+        work = Path(folder)
+        names = modules(root)
+        for name in _with_imports(root, [name for found in names.values() for name in found]):
+            for path in (name, *(str(parent / "__init__.py") for parent in list(Path(name).parents)[:-1])):
+                if (root / path).is_file():
+                    (work / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(root / path, work / path)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(tools),
+            "PYTHONHASHSEED": "0",
+            "LDFLAGS": "-s",
+        }
+        command = [interpreter, "-s", __file__, "--here"]
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"packaging: mypyc failed for Python {python}\n{done.stdout}{done.stderr}")
+        scratch = made.with_name(f"{made.name}.new")
+        shutil.rmtree(scratch, ignore_errors=True)
+        for path in _made_below(work):
+            target = scratch / path.relative_to(work)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            target.chmod(0o644)
+        scratch.rename(made)
+
+
+def _build_here() -> None:
+    """In the folder that a build works in, by the Python it is for."""
+    # Only there (PYTHONPATH).
+    from mypyc.build import mypycify
+    from setuptools.dist import Distribution
+
+    names = modules(Path())
+    groups = [(found, f"cri_resmgr_{part}") for part, found in names.items()]
+    paths = [*MYPY, *(name for found in names.values() for name in found)]
+    extensions = mypycify(paths, opt_level="3", debug_level="0", multi_file=True, separate=groups)
+    built = Distribution({"name": "cri-resmgr", "ext_modules": extensions}).get_command_obj("build_ext")
+    built.inplace = True
+    built.parallel = os.cpu_count()
+    built.ensure_finalized()
+    built.run()
+
+
+def main(arguments: list[str]) -> int:
+    """Compile, or take away what was compiled; print what there is."""
+    parser = argparse.ArgumentParser(prog="compiled.py", description=__doc__)
+    here = "{}.{}".format(*sys.version_info)
+    parser.add_argument("--python", default=here, help=f"by default that which runs this: {here}")
+    parser.add_argument("--remove", action="store_true", help="take them away")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("folder", nargs="?", type=Path, default=REPOSITORY)
+    options = parser.parse_args(arguments)
+    if options.here:
+        _build_here()
+    elif options.remove:
+        remove(options.folder)
+    else:
+        remove(options.folder)
+        said = compile_modules(options.folder, options.python, options.folder)
+        if not said:
+            (options.folder / STAMP).write_text(f"{digest(options.folder, options.python)}\n")
+        print(said or f"{', '.join(PARTS.values())} are compiled for Python {options.python}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
