@@ -420,7 +420,7 @@ class Reconciler:
 
 
 def give_memory_back() -> None:
-    """Have the kernel take back the pages of garbage, cycles too, and those that malloc keeps for later: glibc by itself gives
+    """Have the kernel take back the pages of garbage, cycles too, and those that malloc keeps: glibc by itself gives
     none back that lie below one in use.
 
     Takes some 10 ms. Other C libraries know no such call.

@@ -286,10 +286,5 @@ def test_what_is_written_is_read_back_with_names_weights_and_groups() -> None:
 
 def test_no_traffic_is_an_empty_graph() -> None:
     assert (
-        len(
-            networkx.read_graphml(
-                io.BytesIO(report.graphml_text({"edges": [], "groups": []}).encode())
-            )
-        )
-        == 0
+        len(networkx.read_graphml(io.BytesIO(report.graphml_text({"edges": [], "groups": []}).encode()))) == 0
     )
