@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Optional
 
 from cri_proxy.config.config import Config, CpuConstraint, engine_options, placement_settings, reservation
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT, Constraint
@@ -20,7 +21,7 @@ from policies.reserved import reserve
 CLIMBING = ("hygon", "topology-aware")
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """What was read of the node: its tree, what kubelet's cgroup allows (None: unknown), kubelet's CPUs, free memory."""
 

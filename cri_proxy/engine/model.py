@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import Enum
 from typing import Any, NamedTuple, Optional
 
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.machine.domain_names import domain_text, read_domain
 from policies.machine.topology import Domain, Topology
@@ -54,7 +55,7 @@ class Life(str, Enum):
     HELD = "held"
 
 
-@dataclass(frozen=True)
+@frozen
 class ContainerRecord:
     """One container's place. ``key`` is its runtime id, or its ticket's id while it is being created.
 
@@ -185,7 +186,7 @@ class Told(NamedTuple):
     ignores_mems: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Ticket:
     """A request on its way to the runtime.
 
@@ -211,7 +212,7 @@ class Ticket:
     waiting: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class CpusetUpdate:
     """A cpuset (and mems) that a container must get. ``shrink``: it loses CPUs, so it is told first.
 
@@ -233,7 +234,7 @@ class Begun(NamedTuple):
     has: Told
 
 
-@dataclass(frozen=True)
+@frozen
 class Admission:
     """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched.
 
@@ -247,7 +248,7 @@ class Admission:
     give_back: Optional[Quota] = None
 
 
-@dataclass(frozen=True)
+@frozen
 class ListedContainer:
     """One container as the runtime lists it. ``cpus``/``mems`` None = not looked up; "" in the runtime = all = empty.
 
@@ -274,7 +275,7 @@ class ListedContainer:
     held: Optional[tuple[tuple[int, int], ...]] = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Move:
     """One step of a plan: the container's new home and level. ``was``: the placement it had when the plan was made.
 
@@ -293,7 +294,7 @@ class Move:
     peers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """Moves that were worked out from the engine's state of ``version``, in the order in which to make them.
 
@@ -308,7 +309,7 @@ class Plan:
     is_order: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class PlacementChange:
     """What became of the places of some containers by one cause: of those of ``keys`` the same.
 
@@ -326,7 +327,7 @@ class PlacementChange:
     keys: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class MoveEffect:
     """What a move of a plan has brought, for ``explain`` of both sides: ``gain`` as the plan has reckoned it, and by id
     the peers that the container is nearer to now, those it is farther from, and those it has changed places with."""
@@ -337,7 +338,7 @@ class MoveEffect:
     exchanged: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class DecisionRecord:
     """One decision as it is kept for ``explain``: what was asked, what was decided, how it ended.
 
@@ -363,7 +364,7 @@ class DecisionRecord:
 # ---------------------------------------------------------------------- the node
 
 
-@dataclass(frozen=True)
+@frozen
 class Host:
     """One node at one moment.
 
@@ -418,7 +419,7 @@ LARGER_RUNG, REFUSED, MOVED, UNPLACED = "LargerRung", "Refused", "MovedNearPeer"
 TYPES = {LARGER_RUNG: "Warning", REFUSED: "Warning", MOVED: "Normal", UNPLACED: "Warning"}
 
 
-@dataclass(frozen=True)
+@frozen
 class NotableEvent:
     """One thing that happened to a container; ``message``: one line."""
 
@@ -481,7 +482,7 @@ class BadOrder(ValueError):
     """An order that cannot be read. The message is a sentence that names the place."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Override:
     """A container that belongs into a zone. ``pod`` may end in ``*``: all pods whose names begin so.
 
@@ -506,7 +507,7 @@ class Override:
         return pod.name.startswith(self.pod[:-1]) if self.pod.endswith("*") else pod.name == self.pod
 
 
-@dataclass(frozen=True)
+@frozen
 class Orders:
     """``freeze``: no container that runs is moved. Of several ``overrides`` about one container the first counts."""
 
@@ -591,7 +592,7 @@ ZONES = {"socket": ("socket", "Socket"), "numa": ("node", "Node"), "l3": ("l3", 
 _RANKS = {level: rank for rank, level in enumerate(ZONES)}
 
 
-@dataclass(frozen=True)
+@frozen
 class Zone:
     """One place that has a name."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.engine.engine import Engine
@@ -23,6 +22,7 @@ from cri_proxy.engine.model import (
 )
 from cri_proxy.engine.moves import LISTED, NAMED, peer_rows
 from cri_proxy.engine.state import CAUSES
+from cri_proxy.frozen import frozen
 from policies.affinity.graph.groups import TrafficGroup
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import POD_PREFIX, Traffic
@@ -33,7 +33,7 @@ from policies.node import Node
 from policies.wanted import demand_of
 
 
-@dataclass(frozen=True)
+@frozen
 class DomainPools:
     """One domain's CPUs by pool (``usable``, ``shared``, ``exclusive``, ``reserved``), and its charge."""
 

@@ -7,13 +7,14 @@ that only is no news. Neither is a quota that we have taken away ourselves.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, log2
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
 from cri_proxy.engine.model import ContainerRecord, Life, Management
+from cri_proxy.frozen import frozen
 from policies.model import POD_CGROUP, Container, PodSize, Resources
 from policies.settings import PlacementSettings
 
@@ -25,7 +26,7 @@ LARGEST_PAGE_BYTES = 65536
 SYSTEMD_STEP_MILLI = 10
 
 
-@dataclass(frozen=True)
+@frozen
 class CgroupReading:
     """What the files of one cgroup say; 0 = not read. ``shares``: cgroup v1; ``weight``: v2.
 

@@ -7,7 +7,7 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Optional
 
 from cri_proxy.cri.device_hints import Use
@@ -23,6 +23,7 @@ from cri_proxy.engine.model import (
 )
 from cri_proxy.engine.place import opted_out
 from cri_proxy.engine.told import told_by
+from cri_proxy.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.model import NO_CONSTRAINT, Constraint, Container, Placement, Qos, Resources, kept_once
 
@@ -32,7 +33,7 @@ FLIPS, DRIFT_WINDOW_S = 3, 60.0
 SLICE = 50
 
 
-@dataclass(frozen=True)
+@frozen
 class Resync:
     """What a resync found: ids by what it was. ``ignoring``: the runtime has not set their memory nodes, told twice."""
 
@@ -93,7 +94,7 @@ def _never_run(
     return frozenset(dead)
 
 
-@dataclass(frozen=True)
+@frozen
 class Listing:
     """What was seen of the runtime.
 
@@ -597,7 +598,7 @@ def _owned(engine: Engine, but: Iterable[str]) -> frozenset[int]:
 # container is there already, and nothing can come between.
 
 
-@dataclass(frozen=True)
+@frozen
 class UnannouncedContainer:
     """A container that no call announced. ``constraint``: the cpuset and mems it was created with; ``cpus``, ``mems``:
     those it has now, None = not known. ``started_at_ns``: Unix time, 0 = not known. Not running: created only."""

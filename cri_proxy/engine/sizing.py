@@ -9,7 +9,6 @@ cooldown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Optional
 
 from cri_proxy.engine.model import ContainerRecord, Life
@@ -18,6 +17,7 @@ from cri_proxy.engine.place import is_worse, resized_anew
 from cri_proxy.engine.reconcile import keep_memory, reconcile
 from cri_proxy.engine.state import State
 from cri_proxy.engine.told import GIVEN_BACK
+from cri_proxy.frozen import frozen
 from policies.model import (
     BudgetSpent,
     Constraint,
@@ -35,7 +35,7 @@ TRIED_MORE = 2
 GROW, SHRINK = "grow", "shrink"
 
 
-@dataclass(frozen=True)
+@frozen
 class Sized:
     """A container's set as it is sized. ``steps``: as ``Policy.sizes``; ``milli_set``: it now; both milli-CPUs."""
 

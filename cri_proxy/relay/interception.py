@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from enum import Enum
 from typing import Callable, Optional, Protocol, Union
 
+from cri_proxy.frozen import frozen
 from cri_proxy.relay.status import Code, Metadata
 
 #: CRI versions have the same messages under two service names.
@@ -77,14 +77,14 @@ def intercepted(full_method: str) -> str:
     return _INTERCEPTED.get(full_method.lstrip("/"), "")
 
 
-@dataclass(frozen=True)
+@frozen
 class Forward:
     """Send the request on, with these bytes appended (none: the same bytes)."""
 
     delta: bytes = b""
 
 
-@dataclass(frozen=True)
+@frozen
 class Refuse:
     """Answer with a gRPC status; nothing is sent to the runtime."""
 
@@ -92,7 +92,7 @@ class Refuse:
     message: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Answer:
     """Make the reply ourselves: a coroutine that may call the runtime. Used while an NRI plugin is connected.
 
