@@ -10,11 +10,12 @@ from typing import Any, Callable
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Admission, CpusetUpdate
+from cri_proxy.frozen import frozen
 
 Updates = tuple[CpusetUpdate, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class ToldAdmission(Admission):
     """With what others were told before the request is sent, and what they will be told once it has ended."""
 
