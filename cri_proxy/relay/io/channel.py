@@ -132,6 +132,8 @@ class ServerStream:
             if call.is_over:
                 if call.status[0] != Code.OK:
                     raise call.error()
+                if call.hold.data:
+                    raise RpcError(Code.INTERNAL, "the last message is not whole", in_doubt=True)
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -168,7 +170,7 @@ class Channel:
         #: Why the last attempt to connect has failed; "" = it has not.
         self._problem = ""
         self._is_closed = False
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: list[asyncio.Future[None]] = []
 
     async def unary(
         self, method: str, message: bytes, timeout_s: Optional[float] = None, metadata: Fields = ()
@@ -302,11 +304,11 @@ class Channel:
     async def _change(self) -> None:
         """Return when the channel has been connected, has lost its connection, or has failed to connect."""
         change = asyncio.get_running_loop().create_future()
-        self._waiting.add(change)
+        self._waiting.append(change)
         try:
             await change
         finally:
-            self._waiting.discard(change)
+            self._waiting.remove(change)
 
     def _tell(self) -> None:
         for change in self._waiting:
