@@ -286,6 +286,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_not_there(
 async def test_a_server_of_another_kind_is_not_there(folder: Path, channel: Channel) -> None:
     def say(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
 
     async with await asyncio.start_unix_server(say, f"{folder}/r.sock"):
         error = await failure(channel.unary(VERSION, b"", 100))
@@ -310,7 +311,8 @@ async def test_after_a_goaway_calls_end_where_they_began_and_new_ones_go_elsewhe
     second.write(answer(1, b"new"))
     assert [await soon(calls[0]), await soon(third)] == [b"old", b"new"]
     assert await soon(first.reader.read()) is not None  # to its end: closed by us
-    assert channel.is_connected and channel._leaving == set()
+    await until(lambda: channel._leaving == set())
+    assert channel.is_connected
 
 
 async def test_what_is_closed_ends_its_calls_and_takes_no_more(raw: RawRuntime, channel: Channel) -> None:
