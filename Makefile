@@ -46,7 +46,7 @@ help: ## This list
 PARTS := setup.cfg pyproject.toml cri_api/build_protos.py $(wildcard cri_api/*.proto)
 
 $(VENV)/.runs: $(PARTS)
-	@tools/prepare-venv $(if $(TARGET),python3,$(PYTHON)) $(VENV)
+	@tools/prepare-venv $(if $(TARGET),python3,$(PYTHON)) $(VENV) demo
 	@touch $@
 
 $(VENV)/.ready: $(PARTS)

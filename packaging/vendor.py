@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 #: What is never imported: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
 LEFT_OUT_FOLDERS = frozenset(["tests", "__pycache__"])
 LEFT_OUT_ENDINGS = (".pyx", ".pxd", ".pxi", ".pyi", ".c", ".h", ".pth")
-LEFT_OUT_FILES = ("multidict/_testcapi.", "grpc/_cython/_cygrpc/")
+LEFT_OUT_FILES = ("multidict/_testcapi.",)
 #: All that stays of NAME.dist-info: scanners for vulnerable versions read it.
 METADATA = "METADATA"
 LICENCE_WORDS = ("license", "licence", "copying", "notice", "authors")

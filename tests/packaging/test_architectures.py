@@ -21,7 +21,7 @@ pytestmark = pytest.mark.packages
 EM_386, EM_X86_64, EM_AARCH64 = 3, 62, 183
 DEBIAN = {X86_64: "amd64", AARCH64: "arm64"}
 #: What pip had to choose for the architecture: the modules that are compiled.
-COMPILED = {"cygrpc", "_multidict", "_message", "_yaml"}
+COMPILED = {"_multidict", "_message", "_yaml"}
 #: The oldest glibc that a package asks for, and what else its rpm needs: of the base system of openEuler and RHEL.
 GLIBC = (2, 17)
 BASE = {"/bin/sh", "/usr/lib/cri-resmgr/bin/python", "config(cri-resmgr)", "rtld(GNU_HASH)"}

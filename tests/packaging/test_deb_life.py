@@ -34,10 +34,11 @@ def test_installed_it_runs_with_its_own_modules_only(root: Root, install: Callab
     assert root.run("cri-resmgr", "--version").split()[-1] == VERSION
     root.run("cri-resmgr", "config", "check", "/etc/cri-resmgr/config.yaml")
     assert simulated(root) == "0-3,64-67"
-    program = "import sys, grpc, networkx, bpf.service.service, cri_proxy.daemon.daemon; print(sys.path, grpc.__file__)"
+    modules = "sys, google.protobuf, networkx, bpf.service.service, cri_proxy.daemon.daemon"
+    program = f"import {modules}; print(sys.path, google.protobuf.__file__)"
     said = root.run("/usr/lib/cri-resmgr/bin/python", "-I", "-c", program)
     assert "dist-packages" not in said
-    assert "/usr/lib/cri-resmgr/lib/python3.11/site-packages/grpc" in said
+    assert "/usr/lib/cri-resmgr/lib/python3.11/site-packages/google" in said
     words = ("env", "COMP_WORDS=cri-resmgr s", "COMP_CWORD=1", "_CRI_RESMGR_COMPLETE=bash_complete")
     assert root.run(*words, "cri-resmgr").split() == ["plain,simulate", "plain,status"]
 

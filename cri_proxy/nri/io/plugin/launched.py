@@ -1,7 +1,7 @@
 """A plugin that a runtime has launched: it registers, and is configured, before the program is loaded.
 
 The runtime waits 5 s from the launch for RegisterPlugin, then 2 s for the answer to each request, and kills what is
-late (NRI, pkg/adaptation/plugin.go); on a busy node a Python with grpc takes as long to start. So the launcher
+late (NRI, pkg/adaptation/plugin.go); on a busy node the daemon takes as long to be loaded. So the launcher
 registers at once, and a thread goes on until the daemon takes the connection over: it answers Configure, keeps the
 requests of Synchronize, and lets an event wait for the daemon as long as it may; after that it sends an empty answer:
 the container starts unplaced, and is adopted. Standard library only.
