@@ -1,7 +1,7 @@
 """Answers connections on systemd's sockets while the daemon is still being loaded. Standard library only.
 
-kubelet waits 5 s for a server's first frame (its minConnectionTimeout); on a busy node Python may take as long
-as long to start. So the launcher lets a thread accept and send an empty SETTINGS frame at once: for the client the
+kubelet waits 5 s for a server's first frame (its minConnectionTimeout); on a busy node the daemon may take
+as long to be loaded. So the launcher lets a thread accept and send an empty SETTINGS frame at once: for the client the
 connection is there, and its calls wait for the daemon within deadlines of their own, which are minutes. Nothing is
 read here. The relay takes the connections over; it keeps the client's answer to this frame to itself.
 """

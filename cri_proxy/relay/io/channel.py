@@ -38,8 +38,10 @@ class _Connection:
     def pump(self) -> None:
         """Write what is to be written; close what no call needs."""
         self.endpoint.write(self.caller.to_runtime)
-        if not self.caller.takes_calls and not self.caller.is_busy:
-            self.endpoint.close()
+        if not self.caller.takes_calls:
+            self._changed(self)
+            if not self.caller.is_busy:
+                self.endpoint.close()
 
     def abort(self) -> None:
         """End it at once; its calls are cancelled."""
@@ -47,9 +49,14 @@ class _Connection:
         self.endpoint.abort()
 
     def _received(self, data: bytes) -> None:
-        self.caller.received(data)
-        self.pump()
-        self._tell()
+        try:
+            self.caller.received(data)
+        except Exception:  # a bug, which the loop logs; no call waits for what is lost by it
+            self.caller.lost("what it has sent could not be read")
+            raise
+        finally:
+            self.pump()
+            self._tell()
 
     def _lost(self) -> None:
         self.caller.lost()

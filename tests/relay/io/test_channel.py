@@ -335,6 +335,35 @@ async def test_a_stream_is_reset_by_a_message_that_cannot_be_read(raw: RawRuntim
     assert (await connection.frame(RST_STREAM)).stream == 1
 
 
+async def test_a_bug_ends_the_calls_and_their_connection(
+    runtime: FakeRuntime, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await soon(channel.wait_ready())
+    logged: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["exception"]))
+
+    def fail(_data: bytes) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(channel.connection.caller, "received", fail)
+    error = await failure(channel.unary(VERSION, b"", 100))
+    assert (error.code, error.in_doubt) == (Code.UNAVAILABLE, True)
+    assert [str(bug) for bug in logged] == ["'x'"]
+    assert await soon(channel.unary(UNKNOWN, b"next", 5)) == b"next"
+
+
+async def test_a_connection_whose_streams_are_used_up_gives_way(
+    runtime: FakeRuntime, channel: Channel
+) -> None:
+    await soon(channel.wait_ready())
+    first = channel.connection
+    first.caller._next_stream = (1 << 31) - 3
+    for message in (b"last", b"first"):
+        assert await soon(channel.unary(UNKNOWN, message, 5)) == message
+    assert channel.connection is not first
+    await until(lambda: not first.endpoint.is_open)
+
+
 async def test_of_calls_that_are_over_nothing_is_kept(runtime: FakeRuntime, channel: Channel) -> None:
     runtime.script("Version", error=(5, "gone"))
     await failure(channel.unary(VERSION, b"", 5))
