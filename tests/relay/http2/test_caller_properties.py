@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_proxy.relay.http2.caller import Caller, OwnCall
-from cri_proxy.relay.http2.frames import Error, write_goaway, write_reset, write_settings
+from cri_proxy.relay.http2.frames import Error, write_frame, write_goaway, write_reset, write_settings
 from cri_proxy.relay.http2.headers import write_request, write_response, write_trailers
 from cri_proxy.relay.http2.messages import write_message
-from tests.relay.http2.hand import VERSION, data, headers, ping
+from cri_proxy.relay.status import Code
+from tests.relay.http2.hand import VERSION, data, headers, ping, written
 
 CODES = h2.settings.SettingCodes
 WINDOW, FRAME, AT_ONCE = CODES.INITIAL_WINDOW_SIZE, CODES.MAX_FRAME_SIZE, CODES.MAX_CONCURRENT_STREAMS
@@ -181,3 +182,36 @@ def test_how_bytes_are_cut_makes_no_difference(frames: list[bytes], cuts: list[i
     whole = heard([said])
     assert heard([piece for piece in pieces if piece]) == whole
     assert heard([said[at : at + 1] for at in range(len(said))]) == whole
+
+
+KINDS = st.one_of(st.integers(0, 9), st.integers(0, 255))
+PAYLOADS = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"\x88", b"\x40\x01a\x01b", b"\xbe", b"\x3f\xe1\xff\xff\xff\x7f", bytes(4), bytes(8)]),
+    st.sampled_from([b"\0\4\x7f\xff\xff\xff", b"\0\3\0\0\0\0", b"\0\5\0\0\0\0", b"\x7f\xff\xff\xff"]),
+    st.binary(max_size=40).map(write_message),
+)
+ODD_FRAMES = st.builds(write_frame, KINDS, st.integers(0, 255), st.sampled_from([0, 1, 2, 3, 7]), PAYLOADS)
+
+
+@given(st.lists(st.one_of(FRAMES, ODD_FRAMES, st.binary(max_size=20)), max_size=20))
+def test_whatever_comes_is_read_or_ends_the_connection(pieces: list[bytes]) -> None:
+    caller = Caller()
+    woken: list[int] = []
+    calls = [
+        caller.begin(write_request(VERSION), b"ask" * 10_000, lambda n=n: woken.append(n)) for n in range(3)
+    ]
+    caller.received(write_settings())
+    for piece in pieces:
+        caller.received(piece)
+        for number, call in enumerate(calls):
+            if call.is_over:
+                assert number in woken
+                assert call.status[0] == Code.OK or call.error().code
+            for prefixed in call.take_messages():
+                call.read(prefixed)
+            caller.credit(call)
+        written(b"".join(map(bytes, caller.to_runtime)))  # whole frames, whatever was read
+        caller.to_runtime.clear()
+    caller.lost()
+    assert all(call.is_over for call in calls) and not caller.is_busy
