@@ -1,7 +1,7 @@
 """Calls of our own on one connection to a gRPC server: what is sent of each, and its messages and end as they come.
 
-Unary calls and server streams: one request message, any number of replies. The messages stay in the bytes and frames'
-order they came in, with their prefixes, so that a call can also be one of a client's that is passed on.
+Unary calls and server streams: one request message, any number of replies. Messages stay in their own bytes, with their
+prefixes: a subscriber's call is passed on so.
 """
 
 from __future__ import annotations

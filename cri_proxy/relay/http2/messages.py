@@ -105,6 +105,10 @@ class ReplyHold:
         self.data += payload
         found: list[bytes] = []
         while len(self.data) >= (wanted := self.wanted):
+            if len(self.data) == wanted:  # most of them, and the large ones: copied once
+                found.append(bytes(self.data))
+                self.data = bytearray()
+                break
             found.append(bytes(self.data[:wanted]))
             del self.data[:wanted]
         return found
