@@ -12,6 +12,8 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
+from cri_proxy.light_imports import without_tls
+
 #: "no" in this variable of the environment: asyncio's own event loop, whatever is installed.
 UVLOOP_SWITCH = "CRI_RESMGR_UVLOOP"
 #: How long threads have for their end, seconds. Those at work read a few files.
@@ -48,7 +50,8 @@ def run(main: Callable[[], Coroutine[Any, Any, int]], at_end: Callable[[], objec
 def _new_loop(work: Coroutine[Any, Any, int]) -> int:
     if os.environ.get(UVLOOP_SWITCH) != "no":
         with contextlib.suppress(ImportError):
-            import uvloop
+            with without_tls():
+                import uvloop
 
             return int(uvloop.run(work))
     return asyncio.run(work)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Optional
+from typing import Any, Optional
 
 #: Modules with which hashlib does without OpenSSL.
 OWN_HASHES = (
@@ -67,3 +67,27 @@ def lightly() -> Iterator[None]:
         for name in left_out:
             if sys.modules.get(name, 0) is None:
                 del sys.modules[name]
+
+
+class _NoTls(ModuleType):
+    """In the place of ssl: a number for what is one there, else a class that nothing is of."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0 if name.isupper() else type(name, (Exception,), {})
+
+
+@contextlib.contextmanager
+def without_tls() -> Iterator[None]:
+    """A block that imports uvloop, which takes some names of ssl's then and uses them for TLS alone, which no socket of the
+    loop's has here: 5 MB less. What imports ssl afterwards gets it.
+    """
+    is_wanted = "ssl" not in sys.modules
+    if is_wanted:
+        sys.modules["ssl"] = _NoTls("ssl")
+    try:
+        yield
+    finally:
+        if is_wanted:
+            del sys.modules["ssl"]

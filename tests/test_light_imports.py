@@ -53,12 +53,40 @@ with light_imports.lightly():
     import asyncio
 assert asyncio.sslproto.ssl is ssl is sys.modules["ssl"]
 """
+UVLOOP = """
+import sys
+from cri_proxy import light_imports
+with light_imports.lightly():
+    import asyncio
+with light_imports.without_tls():
+    import uvloop
+assert "ssl" not in sys.modules and "_ssl" not in sys.modules
+async def echo(path):
+    async def answer(reader, writer):
+        writer.write(await reader.readline())
+        writer.close()
+    server = await asyncio.start_unix_server(answer, path)
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"said\\n")
+    assert await reader.read() == b"said\\n"
+    writer.close()
+    server.close()
+uvloop.run(echo(chr(0) + "cri-resmgr-without-tls"))
+import ssl
+assert ssl.create_default_context().verify_mode is ssl.CERT_REQUIRED
+"""
 
 
 @pytest.mark.parametrize(
     "code",
-    [LIGHTLY, FOREIGN_HASHES, IN_USE, LATER],
-    ids=["can be had later", "hashes of OpenSSL alone", "in use already", "loaded where it is used"],
+    [LIGHTLY, FOREIGN_HASHES, IN_USE, LATER, UVLOOP],
+    ids=[
+        "can be had later",
+        "hashes of OpenSSL alone",
+        "in use already",
+        "loaded where it is used",
+        "uvloop's TLS",
+    ],
 )
 def test_a_process_that_stays_leaves_out_what_it_does_not_use(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
