@@ -71,7 +71,9 @@ async def echo(path):
     assert await reader.read() == b"said\\n"
     writer.close()
     server.close()
-uvloop.run(echo(chr(0) + "cri-resmgr-without-tls"))
+import tempfile
+with tempfile.TemporaryDirectory() as folder:
+    uvloop.run(echo(folder + "/s"))
 import ssl
 assert ssl.create_default_context().verify_mode is ssl.CERT_REQUIRED
 """
