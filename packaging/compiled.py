@@ -25,8 +25,8 @@ from typing import Optional
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 CACHE = REPOSITORY / ".cache"
-#: By the name of the library that its modules share. What each gains: docs/dev/benchmarks.md.
-PARTS = {"relay": "cri_proxy/relay/http2", "policies": "policies"}
+#: Packages whose modules are compiled, each into one library. What each gains: docs/dev/benchmarks.md.
+PARTS = ("cri_proxy/relay/http2", "policies")
 #: Values, whose copies are made of their ``__dict__`` (``altered``); and what classes that are not compiled derive from.
 AS_SOURCE = ("policies/model.py", "policies/policy.py")
 #: The last mypy for Python 3.9, so that all are compiled by the same one.
@@ -39,20 +39,24 @@ MYPY = (
     "--ignore-missing-imports",
     "--no-site-packages",
 )
+#: As many are kept of what was made, those used last; 6 MB each.
+KEPT = 12
 #: Names of the extension modules, and of what says which sources they are of.
 MADE, STAMP = "*.cpython-*.so", "compiled-sources"
 
 
 def modules(root: Path) -> dict[str, list[str]]:
     """The files that are compiled, as paths from ``root``, by their part."""
-    found = {
-        part: (path.relative_to(root) for path in (root / folder).rglob("*.py"))
-        for part, folder in PARTS.items()
-    }
-    return {
-        part: sorted(str(path) for path in paths if path.name != "__init__.py" and str(path) not in AS_SOURCE)
-        for part, paths in found.items()
-    }
+    found: dict[str, list[str]] = {}
+    for part in PARTS:
+        paths = [path.relative_to(root) for path in (root / part).rglob("*.py") if path.name != "__init__.py"]
+        found[part] = sorted(str(path) for path in paths if str(path) not in AS_SOURCE)
+    return found
+
+
+def library_of(part: str) -> str:
+    """The library of a part's modules, in its package, so that it is found however that is; mypyc appends a suffix."""
+    return f"{part}/{part.rpartition('/')[2]}"
 
 
 def digest(root: Path, python: str) -> str:
@@ -94,11 +98,15 @@ def compile_modules(root: Path, python: str, target: Path) -> str:
         return "no gcc here: nothing is compiled"
     made = CACHE / "compiled" / digest(root, python)
     made.parent.mkdir(parents=True, exist_ok=True)
-    with (made.parent / f"{made.name}.lock").open("w") as lock:
+    # Builds side by side share what is made; one of them makes it.
+    with (CACHE / "compiled.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.is_dir():
             _build(root, python, interpreter, made)
-    shutil.copytree(made, target, dirs_exist_ok=True)
+        os.utime(made)
+        for unused in sorted(made.parent.iterdir(), key=lambda found: found.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(unused)
+        shutil.copytree(made, target, dirs_exist_ok=True)
     return ""
 
 
@@ -110,7 +118,7 @@ def remove(root: Path) -> None:
 
 
 def _made_below(root: Path) -> list[Path]:
-    return [*root.glob(MADE), *(path for folder in PARTS.values() for path in (root / folder).rglob(MADE))]
+    return [path for part in PARTS for path in (root / part).rglob(MADE)]
 
 
 def with_headers(python: str) -> Optional[str]:
@@ -134,10 +142,13 @@ def with_headers(python: str) -> Optional[str]:
 
 def _build(root: Path, python: str, interpreter: str, made: Path) -> None:
     tools = CACHE / f"{'-'.join(TOOLS)}-py{python}"
-    if not (tools / "mypyc").is_dir():
+    if not tools.is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         only = ["--only-binary=:all:", "--python-version", python]
-        subprocess.run([*pip, *only, "--target", str(tools), *TOOLS], check=True)
+        scratch = tools.with_name(f"{tools.name}.new")
+        shutil.rmtree(scratch, ignore_errors=True)
+        subprocess.run([*pip, *only, "--target", str(scratch), *TOOLS], check=True)
+        scratch.rename(tools)
     with tempfile.TemporaryDirectory(prefix="cri-resmgr-mypyc-") as folder:
         work = Path(folder)
         names = modules(root)
@@ -150,6 +161,8 @@ def _build(root: Path, python: str, interpreter: str, made: Path) -> None:
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(tools),
             "PYTHONHASHSEED": "0",
+            # mypyc writes a library's headers beside it, and looks for them above.
+            "CFLAGS": " ".join(f"-Ibuild/{part}" for part in PARTS),
             "LDFLAGS": "-s",
         }
         command = [interpreter, "-s", __file__, "--here"]
@@ -173,7 +186,7 @@ def _build_here() -> None:
     from setuptools.dist import Distribution
 
     names = modules(Path())
-    groups = [(found, f"cri_resmgr_{part}") for part, found in names.items()]
+    groups = [(found, library_of(part).replace("/", ".")) for part, found in names.items()]
     paths = [*MYPY, *(name for found in names.values() for name in found)]
     extensions = mypycify(paths, opt_level="3", debug_level="0", multi_file=True, separate=groups)
     built = Distribution({"name": "cri-resmgr", "ext_modules": extensions}).get_command_obj("build_ext")
@@ -201,7 +214,7 @@ def main(arguments: list[str]) -> int:
         said = compile_modules(options.folder, options.python, options.folder)
         if not said:
             (options.folder / STAMP).write_text(f"{digest(options.folder, options.python)}\n")
-        print(said or f"{', '.join(PARTS.values())} are compiled for Python {options.python}")
+        print(said or f"{', '.join(PARTS)} are compiled for Python {options.python}")
     return 0
 
 

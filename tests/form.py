@@ -22,8 +22,8 @@ MODULES = sorted(
 
 def has_extension_modules() -> bool:
     """Whether there are any for this Python."""
-    found = REPOSITORY.glob(f"*.cpython-{PYTHON.replace('.', '')}-*.so")
-    return next(found, None) is not None
+    suffix = f"__mypyc.cpython-{PYTHON.replace('.', '')}-*.so"
+    return any(next(REPOSITORY.glob(compiled.library_of(part) + suffix), None) for part in compiled.PARTS)
 
 
 def stale() -> str:

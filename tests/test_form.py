@@ -37,7 +37,7 @@ def test_an_extension_module_of_another_python_is_not_one_of_ours(monkeypatch) -
 
 
 def test_whole_packages_are_compiled_but_for_what_is_said_to_stay() -> None:
-    for folder in compiled.PARTS.values():
+    for folder in compiled.PARTS:
         paths = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / folder).rglob("*.py")}
         compiled_paths = {f"{name.replace('.', '/')}.py" for name in MODULES}
         left = {path for path in paths - compiled_paths if not path.endswith("/__init__.py")}
@@ -87,7 +87,10 @@ def test_without_headers_of_a_python_nothing_is_compiled_and_that_is_said(tree: 
 
 
 def test_what_was_compiled_can_be_taken_away(tree: Path) -> None:
-    made = ("x__mypyc.cpython-311-x86_64-linux-gnu.so", "policies/node.cpython-311-x86_64-linux-gnu.so")
+    made = (
+        "policies/compiled__mypyc.cpython-311-x86_64-linux-gnu.so",
+        "policies/node.cpython-311-x86_64-linux-gnu.so",
+    )
     for name in (*made, compiled.STAMP):
         (tree / name).touch()
     compiled.remove(tree)

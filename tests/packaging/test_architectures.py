@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import struct
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.form import compiled
 from tests.packaging.conftest import AARCH64, BOOKWORM_PYTHON, X86_64, build_command, started
 from tests.packaging.kinds import Kind, ask
 from tests.packaging.roots import REPOSITORY
@@ -102,6 +104,21 @@ def test_a_package_names_its_architecture_and_every_elf_file_in_it_is_for_that(
     machines = elf_machines(unpacked(built, tmp_path / "root"))
     assert set(machines) >= COMPILED
     assert set(machines.values()) == {machine}
+
+
+@pytest.mark.parametrize("architecture", [X86_64, AARCH64])
+def test_ours_are_compiled_for_the_machine_they_are_built_on_and_their_sources_stay(
+    kind: Kind, architecture: str, package: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = unpacked(package(kind.name, architecture=architecture), tmp_path / "root")
+    site = root / f"usr/lib/cri-resmgr/lib/python{BOOKWORM_PYTHON}/site-packages"
+    names = {name for names in compiled.modules(REPOSITORY).values() for name in names}
+    can = architecture == platform.machine() and compiled.with_headers(BOOKWORM_PYTHON) is not None
+    wanted = {name[: -len(".py")] for name in names} if can else set()
+    wanted |= {f"{compiled.library_of(part)}__mypyc" for part in compiled.PARTS if can}
+    made = [path.relative_to(site) for part in compiled.PARTS for path in (site / part).rglob("*.so")]
+    assert {str(path).partition(".")[0] for path in made} == wanted
+    assert [name for name in names if not (site / name).is_file()] == []
 
 
 @pytest.mark.parametrize("architecture", [X86_64, AARCH64])
