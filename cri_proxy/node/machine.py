@@ -93,6 +93,7 @@ class MachineReader:
             self._kubelets(read_reserved, NO_CPUS),
             read_free_memory(self.source) if os.path.isdir(self.source) else {},
             {path: (s.cpus, s.mems) for path, s in self._allowed.items() if path and s is not None},
+            self.warnings,
         )
 
     def _kubelets(self, read: Callable[[Path], Known], nothing: Known) -> Known:

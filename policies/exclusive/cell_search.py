@@ -39,8 +39,8 @@ class CellChoice:
             yield self.cells(cost)
 
     def cells(self, cost: Optional[Cost] = None) -> list[Cell]:
-        """The cells: of like ones the cheapest, else the first. Wholly free ones before those to be left in part, and last the
-        ones that are no L3."""
+        """The cells: of like ones the cheapest, else the first. Wholly free ones before those to be left in part, and
+        last those that are no L3."""
         found = list(self.held)
         for cells, count in self.groups:
             if cost is not None and len(cells) > count:

@@ -200,7 +200,9 @@ class Picker:
             last = {c.ground.index for c in here if not c.ground.has_l3}
             found: list[int] = []
             for _ in range(want):
-                index = min((i for i in rest if rest[i]), key=lambda i: (i in last, given[i], -len(rest[i]), i))
+                index = min(
+                    (i for i in rest if rest[i]), key=lambda i: (i in last, given[i], -len(rest[i]), i)
+                )
                 given[index] += 1
                 found.extend(rest[index].pop()[1])
             price = claim.cost(claim.keep.union(found)) if claim.cost else ()
