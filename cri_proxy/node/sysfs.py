@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Optional
 
 from cri_proxy.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
+from policies.machine.borders import are_single_cores, whole_dies, whole_l3s, whole_sockets
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus, parse_mask
 from policies.machine.topology import Cpu, TopologyData
 
@@ -52,7 +53,7 @@ class SysfsError(Exception):
 class SysfsReading:
     """What was read, and one sentence for every hole in it.
 
-    ``shown``: the CPUs with the sockets, dies and L3s that the kernel shows, where those cannot be right.
+    ``shown``: the CPUs with the sockets, dies and L3s that the kernel shows, also those that cannot be.
     """
 
     data: TopologyData
@@ -80,12 +81,14 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsRe
     shown_sockets = _read_sockets(base, online, cores, holes)
     near = (cores, shown_l3s, shown_sockets)
     nodes = _read_nodes(f"{root}/devices/system/node", proc, online, near, holes)
-    # 3. What no machine has: a socket of one core, and a border through a core, a cluster or an L3.
-    l3s = _whole_l3s(base, shown_l3s, nodes.of_cpu, shown_sockets, cores, holes)
+    # 3. Of sockets, dies and L3s what can be.
+    l3s, doubts = whole_l3s(shown_l3s, nodes.of_cpu, shown_sockets, cores)
     clusters = _read_clusters(base, online, (cores, l3s, nodes.of_cpu), bool(offline), holes)
-    sockets = _whole_sockets(base, shown_sockets, (cores, clusters, l3s), nodes.of_cpu, holes)
+    sockets, more = whole_sockets(shown_sockets, cores, clusters, l3s, nodes.of_cpu)
     shown_dies = _read_dies(base, online, (cores, shown_l3s), holes)
-    dies = _whole_dies(base, shown_dies, shown_sockets, sockets, (cores, clusters, l3s, nodes.of_cpu), holes)
+    dies, others = whole_dies(shown_dies, shown_sockets, sockets, cores, (clusters, l3s, nodes.of_cpu))
+    for doubt in (*doubts, *more, *others):
+        holes.note(_Hole(f"{base}/cpu*/{doubt.file}", doubt.shows), doubt.instead)
     # 4. Every CPU's place.
     shown, cpus = (
         tuple(
@@ -224,7 +227,7 @@ def _read_sockets(
             continue
         groups.update(dict.fromkeys(group, group))
     told = {group: [ids[cpu] for cpu in sorted(group) if ids[cpu] >= 0] for group in groups.values()}
-    if not any(told.values()) and _are_single_cores(_name_groups(groups), cores):
+    if not any(told.values()) and are_single_cores(_name_groups(groups), cores):
         return dict.fromkeys(online, 0)
     # 2. The number of each: its id, or one that no socket has.
     spare = max(0, *ids.values())
@@ -235,70 +238,6 @@ def _read_sockets(
             spare += 1
             numbers[group] = spare
     return {cpu: numbers[groups[cpu]] if cpu in groups else max(0, ids[cpu]) for cpu in online}
-
-
-def _whole_l3s(
-    base: str,
-    l3s: Mapping[int, int],
-    nodes: Mapping[int, int],
-    sockets: Mapping[int, int],
-    cores: Mapping[int, int],
-    holes: _Holes,
-) -> dict[int, int]:
-    """The L3s without those that are none: of a socket of one core, and with parts of several NUMA nodes.
-
-    A hypervisor's default is a socket for each CPU, with an L3 of its own. An L3 inside a node is one, and so is
-    one of whole nodes; cut at the borders of nodes another one could be a single CPU.
-    """
-    left = dict(l3s)
-    if _are_single_cores(sockets, cores) and _are_single_cores(l3s, cores):
-        lost = frozenset(left)
-        left.clear()
-        if lost:
-            hole = _Hole(f"{base}/cpu*/cache", "shows an L3 for each socket of one core")
-            holes.note(hole, f"CPUs {format_cpus(lost)}: the L3 is not known")
-    cut = frozenset().union(*_cut(left, nodes))
-    if cut:
-        hole = _Hole(f"{base}/cpu*/cache", "shows an L3 of parts of several NUMA nodes")
-        holes.note(hole, f"CPUs {format_cpus(cut)}: the L3 is not known")
-    return {cpu: l3 for cpu, l3 in left.items() if cpu not in cut}
-
-
-def _whole_sockets(
-    base: str,
-    shown: Mapping[int, int],
-    parts: tuple[Mapping[int, int], Mapping[int, int], Mapping[int, int]],
-    nodes: Mapping[int, int],
-    holes: _Holes,
-) -> dict[int, int]:
-    """The sockets, those taken for one that a core, a cluster or an L3 spans (``parts``), or a part of a NUMA node.
-
-    Sockets are what hypervisors invent, and caches what they pass on. A node that holds whole sockets is memory that is
-    interleaved. Of sockets of one core each those of one node are one.
-    """
-    sockets = dict(shown)
-    for what, groups in zip(("core", "cluster", "L3"), parts):
-        _join(base, sockets, _groups_of(groups), f"one {what} spans", holes)
-    if _are_single_cores(sockets, parts[0]):
-        _join(base, sockets, _groups_of(nodes), "are one core each, in one NUMA node,", holes)
-    while cut := _cut(nodes, sockets):
-        _join(base, sockets, cut, "one NUMA node has parts of", holes)
-    return sockets
-
-
-def _join(
-    base: str, sockets: dict[int, int], groups: Iterable[frozenset[int]], which: str, holes: _Holes
-) -> None:
-    """Take the sockets of each group of CPUs for one, by the lowest number."""
-    spanned: set[int] = set()
-    for group in groups:
-        numbers = {sockets[cpu] for cpu in group}
-        if len(numbers) > 1:
-            spanned |= numbers
-            sockets.update({cpu: min(numbers) for cpu, number in sockets.items() if number in numbers})
-    if spanned:
-        hole = _Hole(f"{base}/cpu*/topology", f"shows sockets {format_cpus(spanned)}")
-        holes.note(hole, f"those that {which} are taken for one socket")
 
 
 def _read_dies(
@@ -314,56 +253,6 @@ def _read_dies(
         except _Hole as hole:
             holes.note(hole, "the die is what the other CPUs say", cpu)
     return {cpu: told[cpu] if cpu in told else _nearby(cpu, told, near, 0) for cpu in online}
-
-
-def _whole_dies(
-    base: str,
-    shown: Mapping[int, int],
-    shown_sockets: Mapping[int, int],
-    sockets: Mapping[int, int],
-    parts: tuple[Mapping[int, int], ...],
-    holes: _Holes,
-) -> dict[int, int]:
-    """The dies, where there are any: not in what was several sockets.
-
-    Dies of one core each are none (kernels of other architectures list them so), nor are dies that cut ``parts``: the
-    cores, and what else is not to be cut.
-    """
-    numbers: dict[tuple[int, int], int] = {}
-    dies = {cpu: numbers.setdefault((sockets[cpu], die), len(numbers)) for cpu, die in sorted(shown.items())}
-    if _are_single_cores(dies, parts[0]):
-        return dict.fromkeys(shown, 0)
-    if any(_cut(part, dies) for part in parts):
-        hole = _Hole(f"{base}/cpu*/topology/die_id", "cuts cores, caches or NUMA nodes")
-        holes.note(hole, "dies are not told apart")
-        return dict.fromkeys(shown, 0)
-    joined = {socket for cpu, socket in sockets.items() if socket != shown_sockets[cpu]}
-    return {cpu: 0 if sockets[cpu] in joined else die for cpu, die in shown.items()}
-
-
-def _groups_of(names: Mapping[int, int]) -> list[frozenset[int]]:
-    """The CPUs that go by one name, those with the lowest CPU first."""
-    found: dict[int, set[int]] = {}
-    for cpu, name in sorted(names.items()):
-        found.setdefault(name, set()).add(cpu)
-    return [frozenset(cpus) for cpus in found.values()]
-
-
-def _are_single_cores(names: Mapping[int, int], cores: Mapping[int, int]) -> bool:
-    """Whether there are several groups, and each is one core."""
-    pairs = {(name, cores[cpu]) for cpu, name in names.items()}
-    return len(pairs) == len(set(names.values())) > 1
-
-
-def _cut(inner: Mapping[int, int], outer: Mapping[int, int]) -> list[frozenset[int]]:
-    """The groups of ``inner`` that lie in several of ``outer`` and do not hold these whole."""
-    around = {cpu: group for group in _groups_of(outer) for cpu in group}
-    found = []
-    for group in _groups_of(inner):
-        touched = {around[cpu] for cpu in group}
-        if len(touched) > 1 and not all(other <= group for other in touched):
-            found.append(group)
-    return found
 
 
 def _read_clusters(

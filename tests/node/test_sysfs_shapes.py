@@ -85,11 +85,11 @@ SHAPES: dict[str, tuple[Shape, Read]] = {
     ),
     "Xen: a socket and an L3 for each CPU": (
         Shape("0-7", each("0-7"), tuple(range(8)), l3s=each("0-7"), nodes={0: "0-3", 1: "4-7"}),
-        Read("0-3 4-7", "", "0-3 4-7", "0-3", ("an L3 for each socket of one core; CPUs 0-7: the L3", JOINED)),
+        Read("0-3 4-7", "", "0-3 4-7", "0-3", ("an L3 for each socket of one core; no L3 is known", JOINED)),
     ),
     "VMware: a socket for each CPU, no NUMA": (
         Shape("0-3", each("0-3"), (0, 2, 4, 6), l3s=each("0-3")),
-        Read("0-3", "", "0-3", "0-3", ("the L3 is not known", JOINED)),
+        Read("0-3", "", "0-3", "0-3", ("no L3 is known", JOINED)),
     ),
     "a socket of two threads each": (
         Shape("0-7", "0-1 2-3 4-5 6-7", (0, 1, 2, 3), cores="0-1 2-3 4-5 6-7", nodes={0: "0-7"}),
@@ -117,7 +117,7 @@ SHAPES: dict[str, tuple[Shape, Read]] = {
     ),
     "an L3 with parts of two NUMA nodes": (
         Shape("0-7", "0-7", (0,), l3s="0-3 4-7", nodes={0: "0-2", 1: "3-7"}),
-        Read("0-7", "4-7", "0-2 3-7", "4-7", ("parts of several NUMA nodes; CPUs 0-3: the L3 is not known",)),
+        Read("0-7", "4-7", "0-2 3-7", "4-7", ("parts of several NUMA nodes; these L3s count as not known",)),
     ),
     "sub-NUMA clustering: an L3 of two whole nodes": (
         Shape("0-15", "0-7 8-15", (0, 1), l3s="0-7 8-15", nodes={0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}),
