@@ -416,8 +416,8 @@ def _level_order(cpus: Iterable[Cpu]) -> list[str]:
 
 
 def _contains(cpus: list[Cpu], outer: str, inner: str) -> bool:
-    # CPUs whose L3 is not known say nothing about where L3s lie.
-    telling = [c for c in cpus if c.l3 is not None or "l3" not in (outer, inner)]
+    # CPUs whose L3 is not known say nothing about where L3s lie. But what has such CPUs and others lies in no L3.
+    telling = [c for c in cpus if c.l3 is not None or inner != "l3"]
     holder: dict[Any, Any] = {}
     keys = [(_group_key(c, outer), _group_key(c, inner)) for c in telling]
     return all(holder.setdefault(inner_key, outer_key) == outer_key for outer_key, inner_key in keys)
