@@ -80,7 +80,7 @@ source: ## Take away what was compiled in this tree
 
 test: setup ## All tests; as root also those on a real containerd
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(PACKAGING) $(CACHE) mmdebstrap
-	@$(BIN)/python -m tests.peers --or-without kubectl
+	@$(BIN)/python -m tests.peers --or-without kubectl api.proto
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 test-source: setup source ## The tests of what can be compiled, from source
@@ -100,7 +100,7 @@ test-arm: setup ## The tests of policies, engine and observer by an arm64 Python
 	@tools/debian-packages debootstrap qemu-user-static
 	ARCH=arm64 WORKERS=$(WORKERS) tools/old-python
 
-peers: setup ## Kubernetes, etcd, containerd 2, runc, crictl for the tests, from pinned Go modules; gets Go if there is none
+peers: setup ## Kubernetes, etcd, containerd 2, runc, crictl, the CRI for the tests, from pinned Go modules; gets Go if there is none
 	@tools/debian-packages $(PEERS)
 	$(BIN)/python -m tests.peers --get-go
 

@@ -37,7 +37,7 @@ from cri_proxy.cli.placement_text import (
 )
 from cri_proxy.cli.progress import progress
 from cri_proxy.cli.topology_drawing import draw_topology
-from cri_proxy.config.config import BadConfig, Config, read_config
+from cri_proxy.config.config import BadConfig, LoadedConfig, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.node.sysfs import SysfsError, read_sysfs
@@ -311,7 +311,7 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
 
     It is the daemon's view of it, or where no daemon runs that of /sys.
     """
-    data = _read_machine(sysfs) if sysfs is not None else _daemons_machine()
+    data = _read_machine_aloud(sysfs) if sysfs is not None else _daemons_machine()
     if as_json:
         print_json(write_topology(data))
     else:
@@ -328,17 +328,17 @@ def _daemons_machine() -> TopologyData:
     try:
         return read_topology(ask(control_socket(), "topology"))
     except (DaemonAbsent, ControlError):
-        return _read_machine(Path("/sys"))
+        return _read_machine_aloud(Path("/sys"))
 
 
-def _read_machine(source: Path) -> TopologyData:
+def _read_machine(source: Path) -> tuple[TopologyData, tuple[str, ...]]:
+    """The machine, and what of it could not be read."""
+    warnings: tuple[str, ...] = ()
     try:
         if source.is_dir():
             # A saved tree keeps its proc beside its sys, as the real ones are.
             reading = read_sysfs(source, source.parent / "proc")
-            for warning in reading.warnings:
-                click.echo(f"warning: {warning}", err=True)
-            data = reading.data
+            data, warnings = reading.data, reading.warnings
         else:
             data = read_topology(json.loads(source.read_text()))
         Topology(data)
@@ -346,6 +346,14 @@ def _read_machine(source: Path) -> TopologyData:
         fail_by(error, str(error) if str(source) in str(error) else f"{source}: {error}")
     except OSError as error:
         fail(f"{source}: {error.strerror}", "expected a sysfs directory or a JSON topology")
+    return data, warnings
+
+
+def _read_machine_aloud(source: Path) -> TopologyData:
+    """The machine; what of it could not be read is told."""
+    data, warnings = _read_machine(source)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
     return data
 
 
@@ -356,16 +364,24 @@ def _read_machine(source: Path) -> TopologyData:
 @click.option("--config", "config_file", type=_file, help="Our configuration, or Intel's form.")
 @click.argument("scenario", type=_file)
 def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -> None:
-    """Replay SCENARIO (a JSON list of steps) on a machine; one JSON object a step. No daemon, no root."""
-    from cri_proxy.simulator.replay import run_simulation
+    """Replay SCENARIO (a JSON list of steps) on a machine; one JSON object a step. No daemon, no root.
+
+    What status and log of a node would say besides is in "notes", and in words on stderr.
+    """
+    from cri_proxy.simulator.replay import simulate as lines_of
+    from cri_proxy.simulator.replay import write_line
     from cri_proxy.simulator.scenario import BadScenario
 
-    data = _read_machine(topology_file)
+    data, warnings = _read_machine(topology_file)
     try:
         config = _load_config(config_file)
         steps = json.loads(scenario.read_text())
-        for line in run_simulation(data, config, steps, lambda name: _load_config(scenario.parent / name)):
-            click.echo(line)
+        for line in lines_of(
+            data, config, steps, lambda name: _load_config(scenario.parent / name), warnings
+        ):
+            for note in line["notes"]:
+                click.echo(f"step {line['step']}: {note}", err=True)
+            click.echo(write_line(line))
     except (BadScenario, BadConfig) as error:
         click.echo(f"cri-resmgr: {error}", err=True)
         sys.exit(2)
@@ -374,10 +390,8 @@ def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -
         sys.exit(2)
 
 
-def _load_config(path: Optional[Path]) -> Config:
-    if path is None:
-        return read_config([]).config
-    return read_config([settings.read_source(path, is_typed=True)]).config
+def _load_config(path: Optional[Path]) -> LoadedConfig:
+    return read_config([] if path is None else [settings.read_source(path, is_typed=True)])
 
 
 @cli.group()
@@ -426,7 +440,7 @@ def show(as_json: bool, config_file: Optional[Path]) -> None:
     """Every option with its value and where that comes from."""
     if config_file is not None:
         try:
-            shown = _load_config(config_file).show()
+            shown = _load_config(config_file).config.show()
         except BadConfig as error:
             fail_by(error)
         rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in shown]

@@ -9,7 +9,7 @@ from typing import Any
 from cri_proxy.affinity.demand.report import demand_text, status_line
 from cri_proxy.affinity.report import move_text, status_lines, would_move_text
 from cri_proxy.engine.moves import peer_text
-from cri_proxy.engine.report import for_text
+from cri_proxy.engine.report import engine_sentence, for_text
 from cri_proxy.text.terminal import duration_text, stance_text, table
 from policies.machine.domain_names import domain_text
 
@@ -139,10 +139,7 @@ def status_text(document: dict[str, Any]) -> str:
             ", ".join(f"{count} {stance_text(stance)}" for stance, count in document["containers"].items())
             or "none"
         )
-        reserved = document["reserved"] or "none"
-        lines.append(
-            f"  policy     {document['policy']}, usable CPUs {document['usable']}, reserved {reserved}"
-        )
+        lines.append(f"  policy     {engine_sentence(document).partition(' ')[2]}")
         waiting = f"{document['held']} places held, {document['in_doubt']} creates of unknown outcome"
         lines.append(f"  containers {containers}; {waiting}")
         for path in document["foreign"]:

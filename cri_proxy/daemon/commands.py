@@ -21,16 +21,14 @@ from cri_proxy.control import Command
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
 from cri_proxy.engine.build import make_engine
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.invariants import unmet, unmet_in_short
+from cri_proxy.engine.invariants import unmet_in_short
 from cri_proxy.engine.model import BadOrder, ContainerRecord, Life, Management, read_overrides
 from cri_proxy.engine.report import (
     NotOne,
-    distrusted_paths,
-    domain_rows,
+    engine_status,
     explain,
     find_one,
-    memory_rows,
-    not_alone,
+    ledger_rows,
     path_of,
     placement_rows,
 )
@@ -131,9 +129,8 @@ class Commands:
             "counters": counters(services.metrics.registry),
         }
         if node_state.engine is not None:
-            document.update(
-                engine_status(node_state.engine, services.config["policy.Active"], node_state.clock())
-            )
+            status = engine_status(node_state.engine, services.config["policy.Active"], node_state.clock())
+            document.update(status, **ledger_rows(node_state.engine.node))
         return document
 
     def _exits(self) -> str:
@@ -302,38 +299,6 @@ class Commands:
                 for u in updates
             ],
         }
-
-
-def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, Any]:
-    """The engine's part of the status; ``now_s``: since boot."""
-    stances: dict[str, int] = {}
-    for grant in engine.grants.values():
-        stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
-    unusable = [
-        g.container.path
-        for g in engine.grants.values()
-        if g.stance is Management.UNTOUCHED and g.constraint.asked.cpus is not None
-    ]
-    return {
-        "policy": policy,
-        "usable": format_cpus(engine.host.usable),
-        "reserved": format_cpus(engine.node.reserved),
-        "containers": dict(sorted(stances.items())),
-        "held": sum(1 for g in engine.grants.values() if g.life is Life.HELD),
-        "in_doubt": sum(1 for t in engine.tickets.values() if t.in_doubt),
-        "foreign": [g.container.path for g in engine.grants.values() if g.stance is Management.FOREIGN],
-        "unusable_fences": unusable,
-        "not_bound": {
-            g.container.path: g.runs_in
-            for g in engine.grants.values()
-            if g.stance is Management.PLACED and g.runs_in
-        },
-        "not_alone": not_alone(engine),
-        "distrusted": distrusted_paths(engine, now_s),
-        "invariants": unmet(engine),
-        "domains": domain_rows(engine.node),
-        "memory": memory_rows(engine.node),
-    }
 
 
 def counters(registry: Any) -> dict[str, float]:

@@ -230,22 +230,18 @@ class Assembly:
         """The machine as the configuration lets us use it; warnings are told."""
         services = self._services
         host, warnings = self.host_by(services.config, machine)
-        services.health.warn("machine", (*services.machine.warnings, *warnings))
+        services.health.warn("machine", warnings)
         return host
 
     def host_by(self, config: Config, machine: Machine) -> tuple[Host, tuple[str, ...]]:
         """The machine as some configuration lets us use it, and warnings."""
         sets = {}
-        warnings: list[str] = []
         for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
             path = config[key].cgroup
             found = self._services.cgroups.exact(path) if path else None
             if found is not None:
                 sets[path] = found.cpus
-            elif path:
-                warnings.append(f"{key} names the cgroup {path}, which has no cpuset; it counts as not given")
-        host, more = make_host(config, machine, sets)
-        return host, (*warnings, *more)
+        return make_host(config, machine, sets)
 
     async def follow_machine(self) -> None:
         """Read the machine again and let the engine follow; if there is none, have one tried."""

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from cri_proxy.kubelet.status import KubeletStatus
 from policies.machine.cpus import NO_CPUS
-from policies.machine.topology import TopologyData
+from policies.machine.topology import Cpu, TopologyData
 
 #: How the daemon runs where it is no proxy, by the name of its front end.
 RUNS_AS: Mapping[str, str] = {"nri-plugin": "as an NRI plugin", "standalone": "standalone"}
@@ -80,10 +80,14 @@ class KubeletFacts:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """``warnings``: the holes of sysfs. ``steal``: the share of CPU time since boot that the hypervisor kept."""
+    """``warnings``: the holes of sysfs. ``steal``: the share of CPU time since boot that the hypervisor kept.
+
+    ``shown``: the CPUs as the kernel shows them, with sockets, dies and L3s that cannot be right.
+    """
 
     data: TopologyData
     warnings: tuple[str, ...] = ()
+    shown: tuple[Cpu, ...] = ()
     virtual: bool = False
     #: What the machine calls itself: DMI's vendor and product.
     product: str = ""

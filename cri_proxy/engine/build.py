@@ -33,12 +33,15 @@ class Machine:
     free_memory: Mapping[int, int] = field(default_factory=dict)
     #: What cgroups with pods allow (CPUs, memory nodes), by path: system pods have a parent of their own.
     parents: Mapping[str, tuple[frozenset[int], frozenset[int]]] = field(default_factory=dict)
+    #: What of it could not be read, or cannot be right, in sentences.
+    warnings: tuple[str, ...] = ()
 
 
 def make_host(
     config: Config, machine: Machine, cgroups: Optional[Mapping[str, frozenset[int]]] = None
 ) -> tuple[Host, tuple[str, ...]]:
-    """The host as policies see it, and warnings. ``cgroups``: the CPUs of those the configuration names.
+    """The host as policies see it, and all that an operator should look at, in sentences: of the machine, of what the
+    configuration asks of it, and of the CPUs that were reserved. ``cgroups``: the CPUs of those the configuration names.
 
     Usable CPUs (design rule 11): online, in the effective cpuset of a cgroup with pods, and available to us; each pod
     has those of its own cgroup alone.
@@ -60,7 +63,12 @@ def make_host(
     known = cgroups or {}
     available = _available(config["policy.AvailableResources.CPU"], topology, parent, everything, known)
     usable = everything if available is None else everything & available
-    warnings = []
+    warnings = list(machine.warnings)
+    for key in ("policy.ReservedResources.CPU", "policy.AvailableResources.CPU"):
+        if config[key].cgroup and config[key].cgroup not in known:
+            warnings.append(
+                f"{key} names the cgroup {config[key].cgroup}, which has no cpuset; it counts as not given"
+            )
     if not usable & parent:
         warnings.append(
             f"no CPU of AvailableResources is one of kubelet's cgroup ({format_cpus(parent)}): ignored"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Optional
 
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.invariants import unmet
 from cri_proxy.engine.model import (
     ZONES,
     ContainerRecord,
@@ -404,6 +405,54 @@ def history_row(record: DecisionRecord) -> dict[str, Any]:
         "cause": "",
         "changed": sum(len(change.keys) for change in record.changes),
     }
+
+
+def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, Any]:
+    """What the status says of an engine; ``now_s``: since boot."""
+    stances: dict[str, int] = {}
+    for grant in engine.grants.values():
+        stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
+    unusable = [
+        g.container.path
+        for g in engine.grants.values()
+        if g.stance is Management.UNTOUCHED and g.constraint.asked.cpus is not None
+    ]
+    return {
+        **engine_cpus(engine, policy),
+        "containers": dict(sorted(stances.items())),
+        "held": sum(1 for g in engine.grants.values() if g.life is Life.HELD),
+        "in_doubt": sum(1 for t in engine.tickets.values() if t.in_doubt),
+        "foreign": [g.container.path for g in engine.grants.values() if g.stance is Management.FOREIGN],
+        "unusable_fences": unusable,
+        "not_bound": {
+            g.container.path: g.runs_in
+            for g in engine.grants.values()
+            if g.stance is Management.PLACED and g.runs_in
+        },
+        "not_alone": not_alone(engine),
+        "distrusted": distrusted_paths(engine, now_s),
+        "invariants": unmet(engine),
+    }
+
+
+def engine_cpus(engine: Engine, policy: str) -> dict[str, Any]:
+    """What an engine has of the machine; the reserved CPUs are those that were chosen where the configuration names none."""
+    return {
+        "policy": policy,
+        "usable": format_cpus(engine.host.usable),
+        "reserved": format_cpus(engine.node.reserved),
+    }
+
+
+def engine_sentence(status: Mapping[str, Any]) -> str:
+    """``engine_cpus`` in words."""
+    reserved = status["reserved"] or "none"
+    return f"policy {status['policy']}, usable CPUs {status['usable']}, reserved {reserved}"
+
+
+def ledger_rows(node: Node) -> dict[str, Any]:
+    """The accounts of a node: what of its domains and of its memory is charged."""
+    return {"domains": domain_rows(node), "memory": memory_rows(node)}
 
 
 def domain_rows(node: Node) -> list[dict[str, Any]]:

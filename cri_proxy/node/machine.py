@@ -29,7 +29,7 @@ from cri_proxy.kubelet.io.cpu_manager import (
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.node.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
-from policies.machine.topology import BadTopology, Topology, TopologyData, remember
+from policies.machine.topology import BadTopology, Cpu, Topology, TopologyData, remember
 from policies.machine.topology_json import read_topology
 
 Known = TypeVar("Known")
@@ -55,6 +55,8 @@ class MachineReader:
     kubelet: Path
     proc: Path = Path("/proc")
     warnings: tuple[str, ...] = field(default=())
+    #: The CPUs as the kernel shows them (``SysfsReading.shown``); none where a file describes the machine.
+    shown: tuple[Cpu, ...] = ()
     #: What kubelet's topology manager is set to, as `read_topology_manager` has it: for reports, placements do not go by it.
     topology_manager: Optional[Mapping[str, Any]] = None
     _kubepods: str = ""
@@ -91,6 +93,7 @@ class MachineReader:
             self._kubelets(read_reserved, NO_CPUS),
             read_free_memory(self.source) if os.path.isdir(self.source) else {},
             {path: (s.cpus, s.mems) for path, s in self._allowed.items() if path and s is not None},
+            self.warnings,
         )
 
     def _kubelets(self, read: Callable[[Path], Known], nothing: Known) -> Known:
@@ -143,9 +146,9 @@ class MachineReader:
             except SysfsError as error:
                 raise NoMachine(str(error)) from None
             self._check_nodes()
-            self.warnings = reading.warnings
+            self.warnings, self.shown = reading.warnings, reading.shown
             return reading.data
-        self.warnings = ()
+        self.warnings, self.shown = (), ()
         try:
             return read_topology(json.loads(read_bytes(self.source, MOST_TOPOLOGY_BYTES)))
         except OSError as error:

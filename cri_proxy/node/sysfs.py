@@ -2,7 +2,9 @@
 
 A hole (a file that is missing, unreadable or garbage) costs what the file would have told and is reported as
 one sentence that names the file; the same hole of many CPUs is one sentence. Cache ids are never read: an L3
-is the set of CPUs that share it. Formats: Documentation/ABI/{stable,testing}/sysfs-devices-system-{cpu,node}.
+is the set of CPUs that share it. A set is a list (``shared_cpu_list``) or, where a kernel has none, a mask
+(``shared_cpu_map``); some kernels end both with a NUL. Formats:
+Documentation/ABI/{stable,testing}/sysfs-devices-system-{cpu,node}.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +20,8 @@ from typing import Optional
 
 from cri_proxy.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
 from cri_proxy.frozen import frozen
-from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
+from policies.machine.borders import are_single_cores, whole_dies, whole_l3s, whole_sockets
+from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus, parse_mask
 from policies.machine.topology import Cpu, TopologyData
 
 BYTES_PER_KB = 1024
@@ -26,6 +29,21 @@ BYTES_PER_KB = 1024
 _DIGITS = 20
 #: More than the first paragraph of /proc/cpuinfo has.
 _PARAGRAPH_BYTES = 1 << 14
+# What a set is called, the newest name first: the kernel keeps old names beside new ones (5.3), lists came after masks.
+_CORE_FILES = ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings")
+_SOCKET_FILES = ("package_cpus_list", "core_siblings_list", "package_cpus", "core_siblings")
+_CLUSTER_FILES = ("cluster_cpus_list", "cluster_cpus")
+_CACHE_FILES = ("shared_cpu_list", "shared_cpu_map")
+_NODE_FILES = ("cpulist", "cpumap")
+_MASKS = (
+    "/core_cpus",
+    "/thread_siblings",
+    "/package_cpus",
+    "/core_siblings",
+    "/cluster_cpus",
+    "_map",
+    "/cpumap",
+)
 
 
 class SysfsError(Exception):
@@ -34,10 +52,14 @@ class SysfsError(Exception):
 
 @frozen
 class SysfsReading:
-    """What was read, and one sentence for every hole in it."""
+    """What was read, and one sentence for every hole in it.
+
+    ``shown``: the CPUs with the sockets, dies and L3s that the kernel shows, also those that cannot be.
+    """
 
     data: TopologyData
     warnings: tuple[str, ...]
+    shown: tuple[Cpu, ...]
 
 
 def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsReading:
@@ -54,19 +76,30 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsRe
     online, offline = _read_cpu_sets(base, holes)
     if not any(os.path.isdir(f"{base}/cpu{cpu}") for cpu in online):
         raise SysfsError(f"no CPU found: {base} should have folders cpu0, cpu1, ... (is {root} a sysfs?)")
-    # 2. Which CPUs share a core, an L3 and a cluster, and which memory is near.
+    # 2. Which CPUs share a core, an L3, a socket and a cluster, and which memory is near.
     cores = _read_cores(base, online, holes)
-    l3s = _read_l3s(base, online, holes)
-    nodes = _read_nodes(f"{root}/devices/system/node", proc, online, holes)
-    # 3. The rest of every CPU's place.
+    shown_l3s = _read_l3s(base, online, holes)
+    shown_sockets = _read_sockets(base, online, cores, holes)
+    near = (cores, shown_l3s, shown_sockets)
+    nodes = _read_nodes(f"{root}/devices/system/node", proc, online, near, holes)
+    # 3. Of sockets, dies and L3s what can be.
+    l3s, doubts = whole_l3s(shown_l3s, nodes.of_cpu, shown_sockets, cores)
     clusters = _read_clusters(base, online, (cores, l3s, nodes.of_cpu), bool(offline), holes)
-    cpus: list[Cpu] = []
-    for cpu in sorted(online):
-        socket = _read_place(f"{base}/cpu{cpu}/topology/physical_package_id", cpu, "the socket", holes)
-        die = _read_place(f"{base}/cpu{cpu}/topology/die_id", cpu, "the die", holes)
-        cpus.append(Cpu(cpu, cores[cpu], l3s.get(cpu), die, nodes.of_cpu[cpu], socket, clusters.get(cpu)))
+    sockets, more = whole_sockets(shown_sockets, cores, clusters, l3s, nodes.of_cpu)
+    shown_dies = _read_dies(base, online, (cores, shown_l3s), holes)
+    dies, others = whole_dies(shown_dies, shown_sockets, sockets, cores, (clusters, l3s, nodes.of_cpu))
+    for doubt in (*doubts, *more, *others):
+        holes.note(_Hole(f"{base}/cpu*/{doubt.file}", doubt.shows), doubt.instead)
+    # 4. Every CPU's place.
+    shown, cpus = (
+        tuple(
+            Cpu(c, cores[c], l3s_of.get(c), dies_of[c], nodes.of_cpu[c], sockets_of[c], clusters.get(c))
+            for c in sorted(online)
+        )
+        for l3s_of, dies_of, sockets_of in ((shown_l3s, shown_dies, shown_sockets), (l3s, dies, sockets))
+    )
     data = TopologyData(
-        cpus=tuple(cpus),
+        cpus=cpus,
         distance=nodes.distance,
         memory=nodes.memory,
         hugepages=nodes.hugepages,
@@ -76,7 +109,7 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsRe
         devices=_read_devices(f"{root}/bus/pci/devices", nodes.known, holes),
         vendor=_read_vendor(proc),
     )
-    return SysfsReading(data, holes.sentences())
+    return SysfsReading(data, holes.sentences(), shown)
 
 
 def read_signature(root: Path = Path("/sys")) -> str:
@@ -127,10 +160,8 @@ def _read_cores(base: str, online: frozenset[int], holes: _Holes) -> dict[int, i
     groups: dict[int, frozenset[int]] = {}
     for cpu in sorted(online):
         folder = f"{base}/cpu{cpu}/topology"
-        # The kernel keeps the old name of the file beside the new one (5.3).
-        name = "core_cpus_list" if os.path.exists(f"{folder}/core_cpus_list") else "thread_siblings_list"
         try:
-            groups[cpu] = _group(f"{folder}/{name}", cpu, online)
+            groups[cpu] = _group(_set_file(folder, _CORE_FILES), cpu, online)
         except _Hole as hole:
             holes.note(hole, "the core is what the other threads say", cpu)
     _note_contradictions(groups, f"{base}/cpu{{}}/topology/*_list", holes)
@@ -162,10 +193,67 @@ def _read_l3(folder: str, cpu: int, online: frozenset[int]) -> frozenset[int]:
         try:
             is_l3 = _number(f"{folder}/{index}/level") == 3
             if is_l3 and _optional_text(f"{folder}/{index}/type").strip() != "Instruction":
-                return _group(f"{folder}/{index}/shared_cpu_list", cpu, online)
+                return _group(_set_file(f"{folder}/{index}", _CACHE_FILES), cpu, online)
         except _Hole as hole:
             first_hole = first_hole or hole
     raise first_hole or _Hole(folder, "has no cache of level 3")
+
+
+def _read_sockets(
+    base: str, online: frozenset[int], cores: Mapping[int, int], holes: _Holes
+) -> dict[int, int]:
+    """The socket of every CPU: the CPUs that the kernel lists together, by the id of the first.
+
+    Ids alone tell too little: on s390 they begin anew in every book. Some kernels know no packages: they have the id -1,
+    and list each core by itself.
+    """
+    ids: dict[int, int] = {}
+    for cpu in sorted(online):
+        path = f"{base}/cpu{cpu}/topology/physical_package_id"
+        try:
+            ids[cpu] = max(_number(path), -1) if os.path.exists(path) else -1
+        except _Hole as hole:
+            holes.note(hole, "the socket is what the other CPUs say", cpu)
+            ids[cpu] = -1
+    # 1. By lists. Those of CPUs that an earlier list names are not read.
+    groups: dict[int, frozenset[int]] = {}
+    for cpu in sorted(online):
+        path = _set_file(f"{base}/cpu{cpu}/topology", _SOCKET_FILES)
+        if cpu in groups or not os.path.exists(path):
+            continue
+        try:
+            group = _group(path, cpu, online).difference(groups)
+        except _Hole as hole:
+            holes.note(hole, "the socket is what the other CPUs say", cpu)
+            continue
+        groups.update(dict.fromkeys(group, group))
+    told = {group: [ids[cpu] for cpu in sorted(group) if ids[cpu] >= 0] for group in groups.values()}
+    if not any(told.values()) and are_single_cores(_name_groups(groups), cores):
+        return dict.fromkeys(online, 0)
+    # 2. The number of each: its id, or one that no socket has.
+    spare = max(0, *ids.values())
+    numbers: dict[frozenset[int], int] = {}
+    for group in sorted(told, key=min):
+        numbers[group] = told[group][0] if told[group] else 0
+        if list(numbers.values()).count(numbers[group]) > 1:
+            spare += 1
+            numbers[group] = spare
+    return {cpu: numbers[groups[cpu]] if cpu in groups else max(0, ids[cpu]) for cpu in online}
+
+
+def _read_dies(
+    base: str, online: frozenset[int], near: Sequence[Mapping[int, int]], holes: _Holes
+) -> dict[int, int]:
+    """The die of every CPU by its id, which begins anew in every socket; 0 where the kernel has none (before 5.2) or -1."""
+    told: dict[int, int] = {}
+    for cpu in sorted(online):
+        path = f"{base}/cpu{cpu}/topology/die_id"
+        try:
+            if os.path.exists(path):
+                told[cpu] = max(0, _number(path))
+        except _Hole as hole:
+            holes.note(hole, "the die is what the other CPUs say", cpu)
+    return {cpu: told[cpu] if cpu in told else _nearby(cpu, told, near, 0) for cpu in online}
 
 
 def _read_clusters(
@@ -185,7 +273,7 @@ def _read_clusters(
         around.setdefault((l3s.get(cpu), nodes[cpu]), set()).add(cpu)
     groups: dict[int, frozenset[int]] = {}
     for cpu in sorted(online):
-        path = f"{base}/cpu{cpu}/topology/cluster_cpus_list"
+        path = _set_file(f"{base}/cpu{cpu}/topology", _CLUSTER_FILES)
         try:
             group = _group(path, cpu, online) if os.path.exists(path) else NO_CPUS
             l3s_of = {(l3s.get(mate), nodes[mate]) for mate in group}
@@ -260,7 +348,10 @@ class _Nodes:
     distance: Optional[tuple[tuple[int, ...], ...]] = None
 
 
-def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) -> _Nodes:
+def _read_nodes(
+    base: str, proc: Path, online: frozenset[int], near: Sequence[Mapping[int, int]], holes: _Holes
+) -> _Nodes:
+    """``near``: what a CPU that no node names has its node from, by the other CPUs there; the smallest first."""
     folders = _numbered(base, "node", "the NUMA nodes are not known, one is taken", holes)
     if not folders:
         # A kernel without NUMA: one node that has everything.
@@ -268,17 +359,21 @@ def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) ->
         return _Nodes(dict.fromkeys(online, 0), {} if total is None else {0: total}, frozenset([0]))
     # 1. The nodes, in the order of the columns in "distance".
     columns = _optional_set(f"{base}/online", "every NUMA node is taken to be online", holes) or folders
-    ids = columns & folders or folders
-    # 2. Their CPUs. No CPU is without a node.
+    # 2. Their CPUs. No CPU is without a node, and a node with CPUs that run counts, whatever "online" says of it.
     of_cpu: dict[int, int] = {}
-    for node in sorted(ids):
+    for node in sorted(folders):
         try:
-            of_cpu.update(dict.fromkeys(_set(f"{base}/node{node}/cpulist") & online, node))
+            there = _set(_set_file(f"{base}/node{node}", _NODE_FILES)) & online
         except _Hole as hole:
             holes.note(hole, f"the CPUs of NUMA node {node} are not known")
+            continue
+        for cpu in there:
+            of_cpu.setdefault(cpu, node)
+    ids = (columns & folders) | frozenset(of_cpu.values()) or folders
+    told = dict(of_cpu)
     for cpu in sorted(online - of_cpu.keys()):
-        of_cpu[cpu] = min(ids)
-        holes.note(_Hole(f"{base}/node*/cpulist", "leaves CPUs out"), f"NUMA node {min(ids)} is taken", cpu)
+        of_cpu[cpu] = node = _nearby(cpu, told, near, min(ids))
+        holes.note(_Hole(f"{base}/node*/cpulist", "leaves CPUs out"), f"NUMA node {node} is taken", cpu)
     # 3. Their memory. What is known of a node decides whether it counts, and so the size of the matrix.
     memory = _read_memory(base, ids, holes)
     has_memory = _optional_set(f"{base}/has_memory", "the sizes tell which NUMA nodes have memory", holes)
@@ -286,6 +381,15 @@ def _read_nodes(base: str, proc: Path, online: frozenset[int], holes: _Holes) ->
     known = frozenset(of_cpu.values()) | memory.keys() | (has_memory or NO_CPUS)
     distances = _read_distances(base, sorted(columns), known, holes)
     return _Nodes(of_cpu, memory, known, _read_hugepages(base, ids, holes), has_memory, distances)
+
+
+def _nearby(cpu: int, told: Mapping[int, int], near: Sequence[Mapping[int, int]], default: int) -> int:
+    """What is told of the CPUs in one group with this one, in the first of ``near`` where something is."""
+    for groups in near:
+        found = [name for mate, name in told.items() if groups.get(mate, -1) == groups.get(cpu)]
+        if found:
+            return min(found)
+    return default
 
 
 def _read_memory(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, int]:
@@ -419,16 +523,25 @@ def _optional_text(path: str) -> str:
         return ""
 
 
+def _set_file(folder: str, names: Sequence[str]) -> str:
+    """The first of these files that is there; where none is, the first is missing."""
+    paths = [f"{folder}/{name}" for name in names]
+    return next((path for path in paths if os.path.exists(path)), paths[0])
+
+
 def _set(path: str) -> frozenset[int]:
     text = _text(path)
+    is_mask = path.endswith(_MASKS)
     try:
-        return _parse(text)
+        return _parse_mask(text) if is_mask else _parse(text)
     except BadCpuList:
-        raise _Hole(path, f"holds {_quoted(text.strip())} where a list such as 0-3,8 is expected") from None
+        wanted = "mask such as 0000010f" if is_mask else "list such as 0-3,8"
+        raise _Hole(path, f"holds {_quoted(text.strip())} where a {wanted} is expected") from None
 
 
 # The files of the CPUs of one L3 hold the same text.
 _parse = lru_cache(maxsize=256)(parse_cpus)
+_parse_mask = lru_cache(maxsize=256)(parse_mask)
 
 
 def _optional_set(path: str, consequence: str, holes: _Holes) -> Optional[frozenset[int]]:
@@ -445,15 +558,6 @@ def _number(path: str) -> int:
     if not _is_number(text[1:] if text.startswith("-") else text):
         raise _Hole(path, f"holds {_quoted(text)} where a number is expected")
     return int(text)
-
-
-def _read_place(path: str, cpu: int, what: str, holes: _Holes) -> int:
-    """The id of a CPU's socket or die; 0 where the kernel has none: no such file, or -1."""
-    try:
-        return max(_number(path), 0) if os.path.exists(path) else 0
-    except _Hole as hole:
-        holes.note(hole, f"{what} is taken to be 0", cpu)
-        return 0
 
 
 def _is_number(text: str) -> bool:

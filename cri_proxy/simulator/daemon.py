@@ -6,7 +6,7 @@ files and the clock are values. As in the shell, nothing in here decides about a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Optional
@@ -58,9 +58,11 @@ class CallResult:
 class SimulatedShell:
     """One node with a daemon. ``touched``: ids whose record or cpuset may have changed, until cleared."""
 
-    def __init__(self, topology: TopologyData, config: Config) -> None:
+    def __init__(self, topology: TopologyData, config: Config, warnings: Sequence[str] = ()) -> None:
         self.config = config
-        self.machine = Machine(Topology(topology))
+        self.machine = Machine(Topology(topology), warnings=tuple(warnings))
+        #: What an operator should look at, as the daemon warns of it.
+        self.warnings: tuple[str, ...] = ()
         self.runtime = SimulatedRuntime()
         self.observer = SimulatedObserver(config)
         self.engine = make_engine(config, self._host())
@@ -335,7 +337,8 @@ class SimulatedShell:
 
     def _host(self) -> Host:
         machine = replace(self.machine, kubelet_exclusive=self.runtime.kubelet_exclusive())
-        return make_host(self.config, machine)[0]
+        host, self.warnings = make_host(self.config, machine)
+        return host
 
     def _reread(self) -> None:
         """Let the engine know what kubelet has written down about CPUs of its own, if that is news."""

@@ -8,13 +8,13 @@ byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
-from cri_proxy.config.config import BadConfig, Config
+from cri_proxy.config.config import BadConfig, Config, LoadedConfig
 from cri_proxy.engine.model import Life, Management
-from cri_proxy.engine.report import domain_pools
+from cri_proxy.engine.report import domain_pools, engine_cpus, engine_sentence, engine_status
 from cri_proxy.engine.resync import Resync
 from cri_proxy.simulator.daemon import CallResult, SimulatedShell, sent_with
 from cri_proxy.simulator.node import (
@@ -29,34 +29,45 @@ from cri_proxy.text.terminal import stance_text
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import BadTopology, Topology, TopologyData
 
-__all__ = ["BadScenario", "read_scenario", "run_simulation", "simulate"]
+__all__ = ["BadScenario", "read_scenario", "run_simulation", "simulate", "write_line"]
 
 #: One sample of the observer.
 TRAFFIC_S = 10.0
 
 Line = dict[str, Any]
-LoadConfig = Callable[[str], Config]
+LoadConfig = Callable[[str], Union[Config, LoadedConfig]]
 
 
-def simulate(topology: TopologyData, config: Config, steps: Any, load_config: LoadConfig) -> Iterator[Line]:
+def simulate(
+    topology: TopologyData,
+    config: Union[Config, LoadedConfig],
+    steps: Any,
+    load_config: LoadConfig,
+    warnings: Sequence[str] = (),
+) -> Iterator[Line]:
     """Run the steps (parsed JSON): one output object for each, made when it is asked for.
 
-    ``load_config`` reads the file of a ``config`` step; it may raise ``BadConfig`` or ``OSError``.
+    ``load_config`` reads the file of a ``config`` step; it may raise ``BadConfig`` or ``OSError``. ``warnings``: what of the
+    machine could not be read; these, and those of a ``LoadedConfig``, are in the lines as well.
 
     :raises BadScenario: at once for what is wrong with the steps themselves, in its turn for an unknown id.
     :raises BadTopology: the machine contradicts itself.
     """
     scenario = read_scenario(steps)
-    simulation = Simulation(topology, config, load_config)
+    simulation = Simulation(topology, config, load_config, warnings)
     return (simulation.run(step) for step in scenario)
 
 
+def write_line(line: Line) -> str:
+    """A line of ``simulate`` as compact JSON, without its end."""
+    return json.dumps(line, separators=(",", ":"))
+
+
 def run_simulation(
-    topology: TopologyData, config: Config, steps: Any, load_config: LoadConfig
+    topology: TopologyData, config: Union[Config, LoadedConfig], steps: Any, load_config: LoadConfig
 ) -> Iterator[str]:
-    """``simulate`` as lines of compact JSON, without their ends."""
-    lines = simulate(topology, config, steps, load_config)
-    return (json.dumps(line, separators=(",", ":")) for line in lines)
+    """``simulate`` as ``write_line`` writes it."""
+    return map(write_line, simulate(topology, config, steps, load_config))
 
 
 @dataclass(frozen=True)
@@ -77,9 +88,19 @@ class PlaceText:
 class Simulation:
     """One simulated node, and what was last told of it."""
 
-    def __init__(self, topology: TopologyData, config: Config, load_config: LoadConfig) -> None:
-        self._shell = SimulatedShell(topology, config)
+    def __init__(
+        self,
+        topology: TopologyData,
+        config: Union[Config, LoadedConfig],
+        load_config: LoadConfig,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        loaded = _loaded(config)
+        self._shell = SimulatedShell(topology, loaded.config, warnings)
         self._load_config = load_config
+        self._config_warnings = loaded.warnings
+        #: What was told before of the node: the daemon's log says it once, too.
+        self._told: tuple[str, ...] = ()
         #: Where each container was after the step before.
         self._places: dict[str, PlaceText] = {}
 
@@ -105,10 +126,20 @@ class Simulation:
             "why": answer.why,
             "moved": moved,
             "error": answer.error,
+            "notes": self._notes(),
         }
         if step.op == "state":
             line.update(self._state())
         return line
+
+    def _notes(self) -> list[str]:
+        """What the node's status and log say of it since this step: its CPUs, and what an operator should look at."""
+        shell = self._shell
+        cpus = engine_sentence(engine_cpus(shell.engine, shell.config["policy.Active"]))
+        sentences = (cpus, *self._config_warnings, *shell.warnings)
+        news = [sentence for sentence in sentences if sentence not in self._told]
+        self._told = sentences
+        return news
 
     def _moved(self, own: Any) -> list[Line]:
         """Other containers that run, and elsewhere than before; in the order they were created."""
@@ -201,13 +232,14 @@ class Simulation:
 
     def _config(self, step: ScenarioStep) -> CallResult:
         try:
-            config = self._load_config(step["file"])
+            loaded = _loaded(self._load_config(step["file"]))
         except BadConfig as error:
             return CallResult(error=f"the configuration before it stays: {error.errors[0]}")
         except OSError as error:
             raise step.bad("file", str(error)) from None
         mode = self._shell.mode
-        self._shell.rehost(config, self._shell.machine.topology)
+        self._config_warnings = loaded.warnings
+        self._shell.rehost(loaded.config, self._shell.machine.topology)
         # As the daemon: what went on while the engine was not asked is found out when it is asked again.
         found = Resync() if mode == self._shell.mode else self._shell.look()
         in_force = f"mode {self._shell.mode}, policy {self._shell.engine.policy.name}"
@@ -290,6 +322,9 @@ class Simulation:
                 for pools in domain_pools(node)
             },
             "invariants": "; ".join(self._shell.broken()) or "ok",
+            "status": engine_status(
+                self._shell.engine, self._shell.config["policy.Active"], self._shell.now_s
+            ),
         }
 
     def _state_of(self, process: Process) -> str:
@@ -297,6 +332,10 @@ class Simulation:
         if grant is not None and grant.life is Life.HELD:
             return "held"
         return "in doubt" if grant is not None and grant.life is Life.CREATING else process.state
+
+
+def _loaded(config: Union[Config, LoadedConfig]) -> LoadedConfig:
+    return config if isinstance(config, LoadedConfig) else LoadedConfig(config)
 
 
 def _told(found: Resync) -> str:

@@ -39,14 +39,17 @@ class CellChoice:
             yield self.cells(cost)
 
     def cells(self, cost: Optional[Cost] = None) -> list[Cell]:
-        """The cells: of like ones the cheapest, else the first. Wholly free ones before those to be left in part."""
+        """The cells: of like ones the cheapest, else the first. Wholly free ones before those to be left in part, and
+        last those that are no L3."""
         found = list(self.held)
         for cells, count in self.groups:
             if cost is not None and len(cells) > count:
                 costs = {cell.ground.index: cost(free_threads(cell)) for cell in cells}
                 cells = tuple(sorted(cells, key=lambda c: (costs[c.ground.index], c.ground.index)))
             found.extend(cells[:count])
-        return sorted(found, key=lambda c: (not c.held, not c.whole, c.free, c.ground.index))
+        return sorted(
+            found, key=lambda c: (not c.held, not c.ground.has_l3, not c.whole, c.free, c.ground.index)
+        )
 
 
 def free_threads(cell: Cell) -> frozenset[int]:

@@ -86,6 +86,7 @@ class Picker:
         self._ground_of = {cpu: g for g in self.grounds for core in g.cores for cpu in core.threads}
         self._core_of = {cpu: core.index for g in self.grounds for core in g.cores for cpu in core.threads}
         self._seen: Seen = {}
+        self._is_mixed = len({g.has_l3 for g in self.grounds}) > 1
         nodes = sorted({g.node for g in self.grounds})
         # Not the topology itself: it is what the pickers are remembered by, as long as it lives.
         self._distances = {(a, b): topology.distance(a, b) for a in nodes for b in nodes}
@@ -131,6 +132,10 @@ class Picker:
         key, best = self._best(cells, want, claim)
         if not best:
             return None
+        if with_l3 := self._with_l3(cells):
+            its_key, its_best = self._best(with_l3, want, claim)
+            if its_best and its_key[0] <= key[0]:
+                cells, key, best = with_l3, its_key, its_best
         # 2. If cores are split without need: the same from whole cores, in more L3s of as few nodes.
         if not claim.smt and claim.l3 == "prefer" and key[1] > more_split_cores(cells, want)[0]:
             key, best = min(
@@ -165,6 +170,13 @@ class Picker:
                 break
         return best_key, best
 
+    def _with_l3(self, cells: list[Cell]) -> list[Cell]:
+        """The cells without the cores that have no L3, such as the low-power ones of hybrid CPUs; none where all are alike.
+
+        They come first, unless that takes more NUMA nodes.
+        """
+        return [c for c in cells if c.ground.has_l3 or c.held] if self._is_mixed else []
+
     def _distance(self, a: int, b: int) -> int:
         return self._distances[a, b]
 
@@ -174,18 +186,22 @@ class Picker:
         kept = {core: self._ground_of[cpu].index for cpu, core in self._core_of.items() if cpu in claim.keep}
         width = max((len(core.threads) for g in self.grounds for core in g.cores), default=1)
         want = (-(-claim.count // width) if claim.smt == "hide" else claim.count) - len(kept)
-        cores_in: dict[int, int] = {}
-        for cell in cells:
-            cores_in[cell.ground.node] = cores_in.get(cell.ground.node, 0) + len(cell.takes)
-        held = sorted({c.ground.node for c in cells if c.held})
+        sets = self._sets_with_cores(cells, want)
+        if with_l3 := self._with_l3(cells):
+            fewer = self._sets_with_cores(with_l3, want)
+            if fewer and len(fewer[0]) <= len(sets[0]):
+                cells, sets = with_l3, fewer
         best: Optional[tuple[tuple[float, ...], list[int]]] = None
-        for nodes in node_sets(cores_in, want, held, self._distance):
+        for nodes in sets:
             here = [c for c in cells if c.ground.node in nodes]
             given = {c.ground.index: sum(kept[core] == c.ground.index for core in kept) for c in here}
             rest = {c.ground.index: sorted(c.takes, key=lambda take: take[0] != WHOLE)[::-1] for c in here}
+            last = {c.ground.index for c in here if not c.ground.has_l3}
             found: list[int] = []
             for _ in range(want):
-                index = min((i for i in rest if rest[i]), key=lambda i: (given[i], -len(rest[i]), i))
+                index = min(
+                    (i for i in rest if rest[i]), key=lambda i: (i in last, given[i], -len(rest[i]), i)
+                )
                 given[index] += 1
                 found.extend(rest[index].pop()[1])
             price = claim.cost(claim.keep.union(found)) if claim.cost else ()
@@ -193,6 +209,14 @@ class Picker:
             if best is None or key < best[0]:
                 best = key, found
         return None if best is None else sorted(claim.keep) + best[1]
+
+    def _sets_with_cores(self, cells: list[Cell], want: int) -> list[tuple[int, ...]]:
+        """The sets of as few NUMA nodes as can be that have so many cores to take a thread of."""
+        cores_in: dict[int, int] = {}
+        for cell in cells:
+            cores_in[cell.ground.node] = cores_in.get(cell.ground.node, 0) + len(cell.takes)
+        held = sorted({c.ground.node for c in cells if c.held})
+        return list(node_sets(cores_in, want, held, self._distance))
 
     def _hide(self, owned: list[int], claim: Claim) -> tuple[frozenset[int], frozenset[int]]:
         """All that is owned, and what of it nothing runs on."""

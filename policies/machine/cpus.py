@@ -2,11 +2,14 @@
 
 The format is the one the kernel reads in ``bitmap_parselist`` (lib/bitmap-str.c): decimal ids and ranges, comma
 separated, in any order. Strides (``0-15:2/4``) are not part of what sysfs, cgroupfs
-or CRI show, and are refused.
+or CRI show, and are refused. Some kernels (5.10 for Kunpeng) end a list with a NUL.
+
+Where a kernel has no list it has a mask, as bitmap_print_to_buf writes it: hexadecimal words of 32 bits, the highest first.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -16,6 +19,8 @@ NO_CPUS: frozenset[int] = frozenset()
 SETS_KEPT = 256
 #: Larger ids are refused: the kernel's largest NR_CPUS is 8192, and a typo such as 0-99999999 must not eat memory.
 MAX_ID = 65535
+
+_HEXADECIMAL = re.compile("[0-9a-fA-F]+")
 
 
 class BadCpuList(ValueError):
@@ -30,9 +35,10 @@ def parse_cpus(text: str) -> frozenset[int]:
     :raises BadCpuList: not a list of ids and ascending ranges.
     """
     ids: set[int] = set()
-    if not text.strip():
+    listed = _stripped(text)
+    if not listed:
         return NO_CPUS
-    for part in text.strip().split(","):
+    for part in listed.split(","):
         first, dash, last = part.partition("-")
         try:
             low = _read_id(first)
@@ -49,6 +55,18 @@ def parse_cpus(text: str) -> frozenset[int]:
     return frozenset(ids)
 
 
+def parse_mask(text: str) -> frozenset[int]:
+    """Read a mask such as ``00000000,0000010f`` (CPUs 0-3 and 8).
+
+    :raises BadCpuList: not hexadecimal, empty, or longer than the largest id.
+    """
+    digits = _stripped(text).replace(",", "")
+    if not _HEXADECIMAL.fullmatch(digits) or len(digits) > (MAX_ID + 1) // 4:
+        raise BadCpuList(f"{_quoted(text)} is not a mask of CPUs")
+    bits = int(digits, 16)
+    return frozenset([cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1])
+
+
 def format_cpus(cpus: Iterable[int]) -> str:
     """Write ids as the kernel does: ascending, ranges joined, ``""`` for none."""
     parts: list[str] = []
@@ -61,6 +79,10 @@ def format_cpus(cpus: Iterable[int]) -> str:
         parts.append(str(first) if first == cpu else f"{first}-{cpu}")
         start = index + 1
     return ",".join(parts)
+
+
+def _stripped(text: str) -> str:
+    return text.strip().strip("\0").strip()
 
 
 def _read_id(text: str) -> int:

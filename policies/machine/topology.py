@@ -306,17 +306,19 @@ def _ranks(groups: Iterable[tuple[Cpu, Optional[int]]]) -> dict[tuple[int, Optio
 def remember(old: Topology, new: TopologyData) -> TopologyData:
     """Give CPUs that went offline the place they had: sysfs forgets it, their containers' homes do not.
 
-    They join the cores, clusters and L3s of their old mates, whatever those are called now: a reader names a group
-    after its lowest online CPU. NUMA nodes that went with them keep their distances and have no memory.
+    They join the sockets, cores, clusters and L3s of their old mates, whatever those are called now: a reader names a
+    group after its lowest online CPU. NUMA nodes that went with them keep their distances and have no memory.
     """
     known = {c.cpu: c for c in new.cpus}
-    # 1. What the cores, L3s and clusters of before are called now.
+    # 1. What the sockets, cores, L3s and clusters of before are called now.
+    sockets: dict[int, int] = {}
     cores: dict[tuple[int, int], int] = {}
     l3s: dict[tuple[int, Optional[int]], int] = {}
     clusters: dict[tuple[int, Optional[int]], int] = {}
     for c in old.cpus.values():
         now = known.get(c.cpu)
         if now is not None:
+            sockets.setdefault(c.socket, now.socket)
             cores.setdefault((c.socket, c.core), now.core)
         if now is not None and now.l3 is not None:
             l3s.setdefault((c.socket, c.l3), now.l3)
@@ -329,6 +331,7 @@ def remember(old: Topology, new: TopologyData) -> TopologyData:
             core=cores.get((c.socket, c.core), c.core),
             l3=None if c.l3 is None else l3s.get((c.socket, c.l3), c.l3),
             cluster=None if c.cluster is None else clusters.get((c.socket, c.cluster), c.cluster),
+            socket=sockets.get(c.socket, c.socket),
         )
         for c in old.cpus.values()
         if c.cpu not in known and c.cpu in new.offline
@@ -413,8 +416,8 @@ def _level_order(cpus: Iterable[Cpu]) -> list[str]:
 
 
 def _contains(cpus: list[Cpu], outer: str, inner: str) -> bool:
-    # CPUs whose L3 is not known say nothing about where L3s lie.
-    telling = [c for c in cpus if c.l3 is not None or "l3" not in (outer, inner)]
+    # CPUs whose L3 is not known say nothing about where L3s lie. But what has such CPUs and others lies in no L3.
+    telling = [c for c in cpus if c.l3 is not None or inner != "l3"]
     holder: dict[Any, Any] = {}
     keys = [(_group_key(c, outer), _group_key(c, inner)) for c in telling]
     return all(holder.setdefault(inner_key, outer_key) == outer_key for outer_key, inner_key in keys)

@@ -495,6 +495,13 @@ def test_what_a_hypervisor_hides_is_found_with_the_line_that_shows_it(name: str)
         assert expected[finding.check] in finding.hint
 
 
+def test_of_a_guest_what_is_shown_counts_and_not_what_is_made_of_it() -> None:
+    shown, made = tuple(replace(c, numa=0) for c in guest(8, 1, 1, 1, 1).cpus), guest(1, 1, 0, 8, 1)
+    facts = with_part("machine", data=made, shown=shown, virtual=True)
+    assert "each of the 8 vCPUs is a socket" in summary_of(facts, "sockets")
+    assert "each vCPU has an L3 to itself" in summary_of(facts, "cache")
+
+
 @pytest.mark.parametrize("name", GUESTS)
 def test_on_bare_metal_nothing_is_said_of_hypervisors(name: str) -> None:
     facts = with_part("machine", data=GUESTS[name][0])

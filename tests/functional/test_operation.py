@@ -14,11 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.keys import GONE
+from cri_proxy.simulator.replay import simulate
 from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT
+from tests.config.configs import read
 from tests.cri_client import CriClient, cgroup_parent
 from tests.functional import support
 from tests.functional.conftest import ask, cpus_of, resync, run_guaranteed, until
+from tests.machines import HYGON_7285_2S, machine
 
 CCX_0, CCX_1, MACHINE = "0-3,64-67", "4-7,68-71", "0-127"
 
@@ -45,6 +48,26 @@ async def test_observing_decides_and_explains_and_changes_nothing(runtime, start
     assert runtime.cpuset(container) == ""
     row = (await agent.ask("explain", container))["containers"][0]
     assert (row["stance"], row["cpus"], row["level"]) == ("observed", CCX_0, "ccx")
+
+
+async def test_a_simulation_says_of_the_node_what_its_status_says(runtime, start_agent) -> None:
+    policy = {
+        "ReservedResources": {"CPU": "cpuset:0,200"},
+        "AvailableResources": {"CPU": "cgroup:/none"},
+        "ActivePolicy": "hygon",
+    }
+    agent = await start_agent(policy=policy)
+    status = await agent.ask("status")
+    loaded = read(json.dumps({"policy": policy}))
+    told, state = simulate(
+        machine(HYGON_7285_2S), loaded, [{"op": "wait", "seconds": 1}, {"op": "state"}], read
+    )
+    cpus, *warnings = told["notes"]
+    own = [sentence.replace(str(agent.config_file), "c.yaml") for sentence in status["warnings"]]
+    assert len(warnings) == 4
+    assert [w.partition(": ")[2] or w for w in warnings] == [w.partition(": ")[2] or w for w in own]
+    assert f"  policy     {cpus.removeprefix('policy ')}\n" in (await agent.cli("status"))[1]
+    assert {key: status[key] for key in state["status"]} == state["status"]
 
 
 async def test_off_passes_bytes_and_knows_nothing(runtime, start_agent) -> None:

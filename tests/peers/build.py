@@ -6,7 +6,8 @@ module, and ``build.json`` has what else the build takes:
 - ``flags``: arguments of go build; ``{version}`` is the version of the first tool's module;
 - ``environment``: variables of the build;
 - ``needs``: programs that it calls;
-- ``names``: what a program is called here, by the last part of its package, if it is called otherwise.
+- ``names``: what a program is called here, by the last part of its package, if it is called otherwise;
+- ``files``: by what is called a program here: the file of its package that is wanted instead, as it is.
 
 A package that consists of tests only becomes a test binary. Programs are kept under the hash of these three files
 and of Go's version, so that nothing is built twice. A peer of another project is another folder, not other code here.
@@ -61,6 +62,8 @@ class Peer:
     flags: Sequence[str]
     environment: Mapping[str, str]
     needs: Sequence[str]
+    #: What is no program: a file of its package, by what it is called here.
+    files: Mapping[str, str]
 
 
 def read_peer(folder: Path) -> Peer:
@@ -77,17 +80,16 @@ def read_peer(folder: Path) -> Peer:
     if not of or go is None:
         raise ValueError(f"{folder / 'go.mod'} names no tool, no version of its module, or no version of Go")
     names = settings.get("names", {})
-    # A major version is no name: example.org/server/v3 is the package server.
-    last = {tool: re.sub(r"/v\d+$", "", tool).rpartition("/")[2] for tool in tools}
     return Peer(
         name=folder.name,
         folder=folder,
-        packages={names.get(last[tool], last[tool]): tool for tool in tools},
+        packages={names.get(_last(tool), _last(tool)): tool for tool in tools},
         version=required[of],
         go=go[1],
         flags=[flag.replace("{version}", required[of]) for flag in settings["flags"]],
         environment=settings["environment"],
         needs=settings.get("needs", ()),
+        files=settings.get("files", {}),
     )
 
 
@@ -123,6 +125,11 @@ def programs(
     finally:
         os.close(lock)
     return {name: folder / name for name in names}
+
+
+def _last(package: str) -> str:
+    """What a package is called. A major version is no name: example.org/server/v3 is the package server."""
+    return re.sub(r"/v\d+$", "", package).rpartition("/")[2]
 
 
 def _remove_old(cache: Path, peer: Peer) -> None:
@@ -181,26 +188,28 @@ def _build(peer: Peer, go: str, names: Sequence[str], folder: Path) -> None:
         listed = run(
             "list",
             "-f",
-            "{{.ImportPath}} {{len .GoFiles}}",
+            "{{.ImportPath}} {{len .GoFiles}} {{.Dir}}",
             *packages,
             timeout_s=FETCH_TIMEOUT_S,
             GOPROXY="off",
         )
-        has_program = {
-            package: files != "0" for package, files in (line.split() for line in listed.splitlines())
-        }
+        found = {line.split()[0]: line.split(maxsplit=2)[1:] for line in listed.splitlines()}
         out = Path(scratch) / "built"
         out.mkdir()
+        for name in (name for name in names if name in peer.files):
+            package = peer.packages[name]
+            shutil.copy(Path(found[package][1]) / peer.files[name], out / _last(package))
+            packages.remove(package)
+        has_program = {package: files != "0" for package, (files, _) in found.items()}
         mains = [package for package in packages if has_program[package]]
         if mains:
             run("build", *peer.flags, "-o", f"{out}/", *mains, timeout_s=BUILD_TIMEOUT_S, GOPROXY="off")
         for package in (package for package in packages if not has_program[package]):
-            target = str(out / package.rpartition("/")[2])
+            target = str(out / _last(package))
             run("test", "-c", *peer.flags, "-o", target, package, timeout_s=BUILD_TIMEOUT_S, GOPROXY="off")
         # 3. A program is whole once it has its name.
         for name in names:
-            package = re.sub(r"/v\d+$", "", peer.packages[name])
-            (out / package.rpartition("/")[2]).rename(folder / name)
+            (out / _last(peer.packages[name])).rename(folder / name)
 
 
 def _go(

@@ -124,6 +124,27 @@ def test_a_package_of_tests_only_is_a_test_binary(peer: Peer, tmp_path: Path) ->
 
 
 @needs_go
+def test_a_file_of_a_package_is_there_as_it_is(peer: Peer, proxy: Path, tmp_path: Path) -> None:
+    proto = 'syntax = "proto3";\n'
+    publish(proxy, "example.test/api", "v1.0.0", {"v1/api.go": "package v1\n", "v1/api.proto": proto})
+    module = peer.folder / "go.mod"
+    module.write_text(
+        "module cri-resmgr/tests/peers/api\n\ngo 1.20\n\n"
+        "tool example.test/api/v1\n\nrequire example.test/api v1.0.0\n"
+    )
+    subprocess.run(("go", "mod", "download", "all"), cwd=peer.folder, check=True, capture_output=True)
+    settings = {
+        "names": {"api": "api.proto"},
+        "files": {"api.proto": "api.proto"},
+        "flags": [],
+        "environment": {},
+    }
+    (peer.folder / "build.json").write_text(json.dumps(settings))
+    [found] = build.programs(read_peer(peer.folder), cache=tmp_path / "kept").values()
+    assert (found.name, found.read_text()) == ("api.proto", proto)
+
+
+@needs_go
 def test_what_was_fetched_once_is_built_without_the_proxy(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,8 @@ import structlog
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.config import read_config
-from cri_proxy.daemon.commands import engine_status
 from cri_proxy.engine.build import Machine, make_engine, make_host
-from cri_proxy.engine.report import placement_row
+from cri_proxy.engine.report import engine_status, placement_row
 from cri_proxy.engine.resources import CgroupReading
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups

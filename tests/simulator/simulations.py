@@ -16,9 +16,9 @@ from tests.machines import HYGON_7285_2S, machine
 
 KEYS = (
     *("step", "op", "id", "cpus", "mems", "exclusive", "cpu_quota", "cpu_shares", "level"),
-    *("sent", "why", "moved", "error"),
+    *("sent", "why", "moved", "error", "notes"),
 )
-STATE_KEYS = (*KEYS, "containers", "free", "invariants")
+STATE_KEYS = (*KEYS, "containers", "free", "invariants", "status")
 STATE: dict[str, Any] = {"op": "state"}
 
 #: The CPUs of the CCXs and NUMA nodes of the Hygon that tests speak of.

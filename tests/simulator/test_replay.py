@@ -36,7 +36,8 @@ def test_a_line_is_one_compact_json_object_with_its_keys_in_order() -> None:
     assert line == (
         '{"step":0,"op":"create","id":"a","cpus":"0-3,64-67","mems":"0","exclusive":"","cpu_quota":400000,'
         '"cpu_shares":4096,"level":"ccx","sent":{"cpuset_cpus":"0-3,64-67","cpuset_mems":"0"},'
-        f'"why":{why},"moved":[],"error":""}}'
+        f'"why":{why},"moved":[],"error":"",'
+        '"notes":["policy hygon, usable CPUs 0-127, reserved none"]}'
     )
     assert tuple(json.loads(line)) == KEYS
 

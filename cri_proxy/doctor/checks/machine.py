@@ -9,6 +9,7 @@ cacheinfo_hygon_init_llc_id): a guest's CCX should be 4 cores of 2 threads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cri_proxy.doctor.facts import Facts, MachineFacts
 from cri_proxy.doctor.findings import NOTE, WARNING, Finding, finding, note, ok, problem, warning
@@ -167,6 +168,8 @@ def check_virtual(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
     if machine is None or not machine.virtual:
         return
+    # What is shown, not what is made of it.
+    machine = replace(machine, data=replace(machine.data, cpus=machine.shown or machine.data.cpus))
     try:
         topology = Topology(machine.data)
     except BadTopology:

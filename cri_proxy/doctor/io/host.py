@@ -72,6 +72,7 @@ def read_machine_facts(root: Path, source: Path, kubelet: Path) -> MachineFacts:
     return MachineFacts(
         data,
         reader.warnings,
+        reader.shown,
         virtual="hypervisor" in flags or is_xen or bool(_VIRTUAL.search(product)),
         product=product or ("Xen" if is_xen else ""),
         family=int(family) if family.isdigit() else 0,

@@ -107,6 +107,7 @@ def test_a_machine_is_read_as_the_daemon_reads_it(root: Path) -> None:
     assert facts.data.cpus == machine(VM_NO_CACHE_INFO).cpus
     assert (facts.virtual, facts.family) == (False, 24)
     assert facts.cpu_flags == {"fpu", "topoext"}
+    assert facts.shown == facts.data.cpus
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,44 @@ def test_options_of_a_claim(claim: Claim, used: str, expected: Optional[tuple[st
     assert (None if found is None else shown(found)) == expected
 
 
+def hybrid() -> Topology:
+    """As clients have it: two cores of two threads and four of one in an L3, and before them two low-power ones in none."""
+    cores = (0, 1, 2, 2, 4, 4, 6, 7, 8, 9)
+    cpus = tuple(Cpu(cpu, core, None if core < 2 else 2, 0, 0, 0) for cpu, core in enumerate(cores))
+    return Topology(TopologyData(cpus))
+
+
+HYBRID = [
+    ("one", Claim(1), "", "6"),
+    ("two, as many as there are without an L3", Claim(2), "", "2-3"),
+    ("the L3 has them left in parts of cores", Claim(2), "2,4,6-9", "3,5"),
+    ("no others are left", Claim(2), "2-9", "0-1"),
+    ("not enough in the L3", Claim(3), "2-7", "0,8-9"),
+    ("kept ones grow where they are", Claim(2, keep=frozenset([0])), "", "0-1"),
+    ("an L3 of its own is one", Claim(2, l3="exclusive"), "", "2-9"),
+    ("spread", Claim(2, l3="spread"), "", "2,4"),
+    ("spread over more cores than the L3 has", Claim(7, l3="spread"), "", "0,2,4,6-9"),
+    ("full cores", Claim(2, smt="full-core"), "", "2-3"),
+    ("one thread a core", Claim(2, smt="spread"), "", "2,4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("claim", "used", "expected"), [row[1:] for row in HYBRID], ids=[row[0] for row in HYBRID]
+)
+def test_cores_without_an_l3_come_last(claim: Claim, used: str, expected: str) -> None:
+    found = found_in(hybrid(), claim, used)
+    assert found is not None
+    assert format_cpus(found.cpus) == expected
+
+
+def test_cores_without_an_l3_come_before_another_numa_node() -> None:
+    # Of node 0 one CPU has told its L3, of node 1 both.
+    cpus = tuple(Cpu(cpu, cpu, None if cpu == 0 else cpu // 2, 0, cpu // 2, 0) for cpu in range(4))
+    assert shown(found_in(Topology(TopologyData(cpus)), Claim(2, keep=frozenset([1]))))[0] == "0-1"
+    assert shown(found_in(Topology(TopologyData(cpus)), Claim(2)))[0] == "2-3"
+
+
 def test_an_l3_of_several_nodes_is_one_l3_also_where_that_splits_cores() -> None:
     # Two L3s of two nodes each, a node has two cores; only the first L3 has a node with one whole core.
     cpus = tuple(Cpu(cpu, cpu // 2, cpu // 8, 0, cpu // 4, 0) for cpu in range(16))

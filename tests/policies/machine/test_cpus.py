@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.machine.cpus import MAX_ID, BadCpuList, format_cpus, parse_cpus
+from policies.machine.cpus import MAX_ID, BadCpuList, format_cpus, parse_cpus, parse_mask
 
 LISTS = [
     ("", []),
@@ -20,12 +20,35 @@ LISTS = [
     ("5-5", [5]),
     ("007", [7]),
     (f"{MAX_ID}", [MAX_ID]),
+    # As kernel 5.10 on Kunpeng 920 ends them.
+    ("0-3\n\0", [0, 1, 2, 3]),
+    ("\n\0", []),
 ]
 
 
 @pytest.mark.parametrize(("text", "ids"), LISTS)
 def test_a_list_is_read(text: str, ids: list[int]) -> None:
     assert parse_cpus(text) == frozenset(ids)
+
+
+MASKS = [
+    ("1", [0]),
+    ("0000010f\n", [0, 1, 2, 3, 8]),
+    ("00000001,80000000", [31, 32]),
+    ("F,0000000F\n\0", [0, 1, 2, 3, 32, 33, 34, 35]),
+    ("00000000,00000000", []),
+]
+
+
+@pytest.mark.parametrize(("text", "ids"), MASKS)
+def test_a_mask_is_read(text: str, ids: list[int]) -> None:
+    assert parse_mask(text) == frozenset(ids)
+
+
+@pytest.mark.parametrize("text", ["", "\0", "0x0f", "0-3", "g", "1 2", "f" * (MAX_ID // 4 + 2)])
+def test_what_is_no_mask_is_refused(text: str) -> None:
+    with pytest.raises(BadCpuList, match="is not a mask of CPUs"):
+        parse_mask(text)
 
 
 SETS = [

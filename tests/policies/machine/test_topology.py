@@ -167,6 +167,13 @@ def test_nodes_without_cache_information_do_not_move_the_l3s_of_the_others() -> 
     assert _shape(Topology(TopologyData(cpus))) == "1 machine > 2 socket=die > 2 numa 2 numa=l3"
 
 
+def test_a_node_some_of_whose_cpus_tell_no_l3_is_not_cut_at_the_l3_of_the_others() -> None:
+    # One L3 holds the nodes 0 and 1, another one lies in node 2, whose first CPU tells none.
+    l3s, nodes = (0, 0, None, 3, 3, 3), (0, 1, 2, 2, 2, 2)
+    tree = Topology(TopologyData(tuple(Cpu(c, c, l3s[c], 0, nodes[c], 0) for c in range(6))))
+    assert [format_cpus(node.cpus) for node in tree.at("numa")] == ["0", "1", "2-5"]
+
+
 def test_names_are_for_sentences() -> None:
     hygon = Topology(machines.machine(machines.HYGON_7285_2S))
     assert [d.name for d in (hygon.root, hygon.at("socket")[1], hygon.at("numa")[3], hygon.leaves[9])] == [
