@@ -112,6 +112,7 @@ class Commands:
             "mode_wanted": node_state.mode,
             "degraded": dict(services.health.reasons),
             "warnings": services.health.warnings,
+            "background": [worker.document() for worker in services.supervisor.workers],
             "uptime_s": round(time.monotonic() - self._started, 1),
             "front_end": daemon.front.name,
             **daemon.front.status(),

@@ -15,10 +15,12 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
+from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy import event_loop
 from cri_proxy.affinity.demand.io.sizer import DemandSizer
@@ -33,7 +35,7 @@ from cri_proxy.control import ControlServer
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
-from cri_proxy.daemon.maintenance import Maintenance, Tasks
+from cri_proxy.daemon.maintenance import Maintenance
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
 from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
@@ -78,8 +80,10 @@ class RunOptions:
 class Daemon:
     """One running daemon. ``run`` returns the exit code."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, supervisor: Optional[Supervisor] = None) -> None:
         self.options = options
+        #: What begins all that lives as long as this daemon.
+        self.supervisor = supervisor or Supervisor()
         self._front: Optional[FrontEnd] = None
         self.control: Optional[ControlServer] = None
         self.view: Optional[ControlServer] = None
@@ -136,8 +140,8 @@ class Daemon:
 
     async def _start(self) -> None:
         """Return when the engine is up or why not is noted, when that takes too long, or when we are to stop."""
-        starting = self.tasks.begin("start", self._let_in())
-        told = self.tasks.begin("stop", self._stopping.wait())
+        starting = self.supervisor.begin("start", self._let_in())
+        told = self.supervisor.begin("stop", self._stopping.wait())
         patience_s = None if self.options.strict else READY_BEHIND_S
         await asyncio.wait({starting, told}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -185,13 +189,13 @@ class Daemon:
             sys.stderr.on_dropped = metrics.log_lines_dropped.inc
         self.metrics_http = MetricsEndpoint(metrics.text)
         self.health = Health(metrics, self.log, lambda: self.mode)
-        self.tasks = Tasks(self.health, self.log)
+        self.supervisor.told = self.health.supervised
         runtime_problem = ""
         try:
             runtime = RuntimeClient(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
         except NoRuntime as error:
             runtime, runtime_problem = RuntimeClient(self.options.runtimes[0], is_guess=True), str(error)
-        self.services = make_parts(loaded.config, self.log, metrics, self.health, runtime)
+        self.services = make_parts(loaded.config, self.log, metrics, self.health, runtime, self.supervisor)
         self.services.reload = self.reload
         self.assembly = Assembly(self.services, read_boot_id(self.options.boot_id_file))
         self.rounds = Maintenance(self.services, self.assembly, self._bring_up, self._try_again)
@@ -200,6 +204,7 @@ class Daemon:
             metrics.history_dropped.inc,
             lambda why: self.health.warn("history", [why] if why else []),
             read_boot_id(self.options.boot_id_file),
+            self.supervisor,
         )
         self.services.node_state.on_records = self.history.add
         self._configure_affinity()
@@ -259,7 +264,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         loop.add_signal_handler(signal.SIGUSR1, self._toggle_debug)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self.tasks.begin("reload", self.reload()))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.supervisor.begin("reload", self.reload()))
 
     def _own(self) -> bool:
         """Be the one that places containers here, or say which process is."""
@@ -317,7 +322,7 @@ class Daemon:
         extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
         await self.front.close(drain_s, stops_s)
         extending.cancel()
-        await self.tasks.end()
+        await self.supervisor.end()
         for server in (self.control, self.view):
             if server is not None:
                 await server.stop()
@@ -338,7 +343,7 @@ class Daemon:
         self.ownership.give_up()
 
     def _start_tasks(self) -> None:
-        services, rounds, front, keep = self.services, self.rounds, self.front, self.tasks.keep
+        services, rounds, front, keep = self.services, self.rounds, self.front, self.supervisor.keep
         keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
         keep(front.name, front.run)
         keep("comparison", rounds.reconcile)
@@ -349,13 +354,14 @@ class Daemon:
         keep("orders", self.orders.run)
         self.watch = TopologyWatch(
             services.machine.signature,
-            lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
+            lambda: self.supervisor.begin("machine", self.assembly.follow_machine()),
             services.config.constants.topology_interval_s,
         )
         keep("watch", self.watch.run)
         keep("log", self._tell_repeats)
         if services.runtime.is_guess:
-            keep("search", lambda: rounds.find_runtime(self.options.runtimes, self._found_runtime))
+            search = partial(rounds.find_runtime, self.options.runtimes, self._found_runtime)
+            keep("search", search, may_end=True)
         period_s = watchdog_period_s()
         if period_s is not None:
             keep("watchdog", lambda: rounds.watchdog(period_s))
@@ -370,7 +376,7 @@ class Daemon:
         runtime = self.services.runtime
         if path == runtime.path:
             runtime.is_guess = False
-            self.tasks.begin("keep", self._keep())
+            self.supervisor.begin("keep", self._keep())
         else:
             self.log.warning("a runtime has appeared; ending, to be started again with it", path=path)
             self._exit_code = 1
@@ -498,10 +504,11 @@ def main(options: RunOptions) -> int:
     allow_descriptors()
 
     async def run() -> int:  # what a daemon is made of belongs to a loop
-        return await Daemon(options).run()
+        return await Daemon(options, supervisor).run()
 
     stderr = sys.stderr
-    lines = LogLines(stderr)
+    supervisor = Supervisor()
+    lines = LogLines(stderr, supervisor=supervisor)
     sys.stderr = cast(TextIO, lines)
     try:
         return event_loop.run(run, lines.end)

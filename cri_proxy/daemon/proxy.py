@@ -41,7 +41,9 @@ class Proxy:
         self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
         self._images = self._separate_images()
         self._calls = LastCall(self._interceptor())
-        self._tracer = Tracer(VERSION, services.metrics.spans_dropped.inc, self._note_spans)
+        self._tracer = Tracer(
+            VERSION, services.metrics.spans_dropped.inc, self._note_spans, services.supervisor
+        )
 
     async def open(self) -> None:
         services, config, runtime = self._services, self._services.config, self._services.runtime
@@ -87,6 +89,7 @@ class Proxy:
             on_dismissal=services.metrics.connections_dismissed.inc,
             on_loss=self._note_loss,
             around=self._tracer.around,
+            supervisor=services.supervisor,
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from cri_api.supervisor import together
 from cri_api.waiting import wait_within
 from cri_proxy.config.config import Config
 from cri_proxy.node.lock import FILE, NodeLock
@@ -114,7 +115,9 @@ class NriPlugin:
 
     async def run(self) -> None:
         """Serve one connection after the other, until it is cancelled."""
-        self._spawn(self._sweep())
+        await together(self._connect(), self._sweep())
+
+    async def _connect(self) -> None:
         wait_s = FIRST_WAIT_S
         taken = launched.take()
         if taken is not None:
@@ -257,7 +260,7 @@ class NriPlugin:
             self._placing.doubt(LATE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._services.supervisor.begin("NRI session", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
