@@ -291,7 +291,9 @@ class SupervisedThread:
             self._thread = thread
 
     def end(self) -> None:
-        """Nothing more will come. Call it when the work returns by itself: a pause ends, and a failure is the last."""
+        """Nothing more will come. Call it when the work returns by itself: there are no more pauses, and no life after
+        the third that fails.
+        """
         self._is_ending.set()
 
     def join(self, seconds: Optional[float] = None) -> None:
@@ -310,7 +312,7 @@ class SupervisedThread:
             except BaseException as error:  # whatever it is: it would end the thread
                 pause_s = self.worker.failed(error, time.monotonic() - began_s)
                 self._supervisor.in_loop(self._supervisor.told, self.worker, error)
-                if self._is_ending.is_set():
+                if self._is_ending.is_set() and self.worker.is_troubled:
                     break
                 self._is_ending.wait(pause_s)
         self._supervisor.in_loop(self._supervisor.over, self)
