@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from cri_proxy.engine.engine import Engine
@@ -122,6 +122,10 @@ class Metrics:
 
     def unwatch(self, collector: Collector) -> None:
         self.registry.unregister(collector)
+
+    def pieces(self) -> Iterator[str]:
+        """The text, made as it is gone through."""
+        return self.registry.pieces()
 
     def text(self) -> str:
         """Prometheus text format."""

@@ -173,7 +173,11 @@ class Commands:
         return False
 
     async def metrics(self, arguments: dict[str, Any]) -> Any:
-        return self._daemon.services.metrics.text()
+        found = []
+        for piece in self._daemon.services.metrics.pieces():
+            found.append(piece)
+            await asyncio.sleep(0)  # calls are relayed in between
+        return "".join(found)
 
     async def config(self, arguments: dict[str, Any]) -> Any:
         shown = self._daemon.services.config.show()

@@ -187,8 +187,10 @@ class Daemon:
         metrics = Metrics(VERSION)
         if isinstance(sys.stderr, LogLines):
             sys.stderr.on_dropped = metrics.log_lines_dropped.inc
-        self.metrics_http = MetricsEndpoint(metrics.text)
         self.health = Health(metrics, self.log, lambda: self.mode)
+        self.metrics_http = MetricsEndpoint(
+            metrics.pieces, partial(self.health.note, "metrics connections"), self.supervisor, self._is_busy
+        )
         self.supervisor.told = self.health.supervised
         runtime_problem = ""
         try:
@@ -273,7 +275,11 @@ class Daemon:
         return "owner" not in self.health.reasons
 
     async def _serve_control(self) -> None:
-        control = ControlServer(Path(self.services.config["control.socket"]), self.commands.table(), self.log)
+        path, commands = Path(self.services.config["control.socket"]), self.commands.table()
+        note = partial(self.health.note, "control connections")
+        control = ControlServer(
+            path, commands, self.log, "control.socket", note, self.supervisor, self._is_busy
+        )
         try:
             await control.start()
         except (SocketTaken, OSError) as error:
@@ -287,7 +293,9 @@ class Daemon:
         path = view_socket(self.services.config)
         if path is None:
             return
-        view = ControlServer(path, self.commands.view_table(), self.log, "control.view_socket")
+        commands, key = self.commands.view_table(), "control.view_socket"
+        note = partial(self.health.note, "view connections")
+        view = ControlServer(path, commands, self.log, key, note, self.supervisor, self._is_busy)
         try:
             await view.start()
         except (SocketTaken, OSError) as error:
@@ -298,6 +306,10 @@ class Daemon:
             # The plugin's unit has no right to do it: as long as the option is not set, that is no fault.
             is_asked = self.services.config.origins["control.view_group"] != "default"
             self.health.warn("view", [f"control.view_group: {problem}"] if problem and is_asked else [])
+
+    def _is_busy(self) -> bool:
+        """Whether calls pass, which answers to others would hold up."""
+        return self._front is not None and self._front.is_busy
 
     async def _serve_metrics(self) -> None:
         self.health.note("metrics", await self.metrics_http.follow(self.services.config["metrics.listen"]))
@@ -322,11 +334,11 @@ class Daemon:
         extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
         await self.front.close(drain_s, stops_s)
         extending.cancel()
-        await self.supervisor.end()
         for server in (self.control, self.view):
             if server is not None:
                 await server.stop()
         await self.metrics_http.follow("")
+        await self.supervisor.end()
         await self.affinity.close()
         self.sizer.close()
         await services.node_state.updates.close()
@@ -345,7 +357,7 @@ class Daemon:
     def _start_tasks(self) -> None:
         services, rounds, front, keep = self.services, self.rounds, self.front, self.supervisor.keep
         keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
-        keep(front.name, front.run)
+        keep(front.name, front.run, may_end=True)
         keep("comparison", rounds.reconcile)
         keep("events", rounds.read_events)
         keep("observer", self.observer.run)

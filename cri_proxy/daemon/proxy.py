@@ -24,6 +24,8 @@ from cri_proxy.version import VERSION
 
 #: How long a stop waits for spans to be sent.
 LAST_SPANS_S = 1.0
+#: After a call others are expected for so long, seconds.
+BUSY_S = 0.1
 
 
 class Proxy:
@@ -137,6 +139,11 @@ class Proxy:
         """What clients connect to stays until the next start; the interceptor asks the keeper."""
         self._tracer.follow(self._services.config["tracing.endpoint"])
         self._nri.reconfigured()
+
+    @property
+    def is_busy(self) -> bool:
+        age_s = self._calls.age_s
+        return age_s is not None and age_s < BUSY_S
 
     def status(self) -> dict[str, Any]:
         sockets = self._relay.sockets if self._relay is not None else []

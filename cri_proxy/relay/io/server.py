@@ -48,6 +48,7 @@ _TICK_S = 1.0
 _LOOK_S = 0.01
 
 #: What ``on_trouble`` is told about.
+NO_DESCRIPTORS = "no connection can be served: this process may have too few open files; raise LimitNOFILE of its unit to 1024 or more"
 ACCEPTING, REACHING = "connections", "connections to the runtime"
 
 Note = Callable[[str, str], None]
@@ -121,6 +122,8 @@ class FrameRelay:
         """
         self.sockets, problems = bind_wanted(wanted, given, self._bind)
         self._given = list(given)
+        if self._most_busy < 1:
+            self._note_trouble(ACCEPTING, NO_DESCRIPTORS)
         return problems
 
     def _bind(self, path: Path) -> None:
@@ -158,7 +161,8 @@ class FrameRelay:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_AT_ONCE if self._is_accepting else 0):
             if self._links.count(Kind.BUSY) >= self._most_busy:
-                self._rest(f"{self._most_busy} connections have calls, which is the limit")
+                limit = f"{self._most_busy} connections have calls, which is the limit"
+                self._rest(limit if self._most_busy > 0 else NO_DESCRIPTORS)
                 return
             try:
                 accepted, _address = listener.accept()

@@ -75,6 +75,8 @@ class NriPlugin:
     name = "nri-plugin"
     must_serve = False
     exits = "the runtime's NRI events"
+    #: An event's answer has its time; what asks on other sockets is not held up for it.
+    is_busy = False
 
     def __init__(self, services: Services, options: PluginOptions) -> None:
         self._services = services
