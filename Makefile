@@ -136,11 +136,12 @@ e2e-vm-arm: setup ## On arm64 machines like Kunpeng's: kernel 5.10 with cgroup v
 	@tools/debian-packages $(VIRTUAL) $(ARM)
 	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k arm-
 
-lint: setup ## ruff, mypy --strict, import rules
+lint: setup ## ruff, mypy --strict, import rules, no task or thread past its supervisor
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/python tools/starts
 
 bench: setup ## Added latency and decision time, side by side; says which kept ratio has become worse
 	@tools/debian-packages $(BROWSER)

@@ -16,8 +16,10 @@ from cri_api.control import (
     read_request,
     write_error,
     write_request,
-    write_result,
+    write_result_in_pieces,
 )
+from cri_api.supervisor import Supervisor
+from cri_proxy.door import BACKLOG, IDLE_S, REQUEST_S, Door, Refused, Visitor
 from cri_proxy.unix_sockets import claim
 
 #: A release of many containers may wait for the runtime.
@@ -43,59 +45,74 @@ class ControlServer:
     """Serves the daemon's commands by name."""
 
     def __init__(
-        self, path: Path, commands: Mapping[str, Command], log: Any, key: str = "control.socket"
+        self,
+        path: Path,
+        commands: Mapping[str, Command],
+        log: Any,
+        key: str = "control.socket",
+        note: Callable[[str], object] = lambda why: None,
+        supervisor: Optional[Supervisor] = None,
+        is_busy: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``key``: the option that says where it is."""
+        """``key``: the option that says where it is; the rest as of ``Door``."""
         self.path = path
         self._key = key
         self._commands = commands
         self._log = log
-        self._server: Optional[asyncio.AbstractServer] = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = False
+        self._door = Door(key, self._serve, write_error, note, supervisor, is_busy)
 
     async def start(self) -> None:
         """:raises SocketTaken, OSError: the socket cannot be had."""
         claim(self.path, self._key)
+        listener = socket.socket(socket.AF_UNIX)
         mask = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, str(self.path), limit=MAX_REQUEST)
+            listener.bind(str(self.path))
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
         finally:
             os.umask(mask)
+        self._door.open([listener])
+        self._is_open = True
 
     async def stop(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._server is not None:  # else the path is another's
-            self._server.close()
+        await self._door.close()
+        if self._is_open:  # else the path is another's
             self.path.unlink(missing_ok=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while line := await reader.readline():
-                writer.write(await self._answer(line))
-                await writer.drain()
-        except (ConnectionError, ValueError, asyncio.CancelledError):
-            pass  # gone, a line that is too long, or we are stopping
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    async def _serve(self, visitor: Visitor) -> None:
+        idle_s = REQUEST_S
+        while True:
+            try:
+                line = await visitor.request(b"\n", MAX_REQUEST, idle_s)
+            except EOFError:
+                raise Refused(write_error(f"a request has at most {MAX_REQUEST} bytes")) from None
+            except asyncio.TimeoutError:
+                raise Refused(write_error("no request has come for long")) from None
+            if line is None:
+                return
+            await visitor.answer(await self._door.answers.run(self._answer(line)))
+            idle_s = IDLE_S
 
-    async def _answer(self, line: bytes) -> bytes:
+    async def _answer(self, line: bytes) -> list[bytes]:
         try:
             name, arguments = read_request(line)
             command = self._commands.get(name)
             if command is None:
                 raise ControlError(f"this daemon does not know the command {name!r}")
-            return write_result(await command(arguments))
+            pieces = []
+            for piece in write_result_in_pieces(await command(arguments)):
+                pieces.append(piece)
+                await asyncio.sleep(0)  # calls are relayed in between
+            return pieces
         except ControlError as error:
-            return write_error(str(error))
+            return [write_error(str(error))]
         except Exception as error:
             self._log.error("control command failed", exc_info=True)
-            return write_error(f"the daemon failed: {type(error).__name__}: {error}")
+            return [write_error(f"the daemon failed: {type(error).__name__}: {error}")]
 
 
 def ask(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 
 #: Held for a moment where something is counted: threads count, too.
@@ -95,8 +95,12 @@ class Registry:
 
     def text(self) -> str:
         """The exposition format, as an answer to Prometheus."""
-        lines = []
+        return "".join(self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """The same, a piece a family: made as it is gone through, which may be in several turns of an event loop."""
         for family in self.collect():
+            lines = []
             name = f"{family.name}_total" if family.type == "counter" else family.name
             kind = "untyped" if family.type == "unknown" else family.type
             documentation = family.documentation.replace("\\", "\\\\").replace("\n", "\\n")
@@ -104,7 +108,7 @@ class Registry:
             lines += [
                 f"{sample.name}{_labels(sample.labels)} {number(sample.value)}\n" for sample in family.samples
             ]
-        return "".join(lines)
+            yield "".join(lines)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from cri_proxy.engine.engine import Engine
@@ -104,6 +104,8 @@ class Metrics:
         self.effect_rate = gauge("cri_resmgr_plan_effect_rate", "event when",
             "What the last measured plan's containers fetched per thousand instructions, by event and when: before, after")
         self.mode = gauge("cri_resmgr_mode", "mode", "1 for the mode in force")
+        self.background_failures = counter("cri_resmgr_background_failures_total", "name",
+            "Failures of background tasks and threads, each of which is begun again, by name")
         self.degraded = gauge("cri_resmgr_degraded", "", "1 while something keeps the daemon from its full work")
         self.build = gauge("cri_resmgr_build_info", "version", "Always 1; the version is the label")
         # fmt: on
@@ -120,6 +122,10 @@ class Metrics:
 
     def unwatch(self, collector: Collector) -> None:
         self.registry.unregister(collector)
+
+    def pieces(self) -> Iterator[str]:
+        """The text, made as it is gone through."""
+        return self.registry.pieces()
 
     def text(self) -> str:
         """Prometheus text format."""

@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from cri_api.control import MAX_REQUEST, ControlError
+from cri_api.control import (
+    MAX_REQUEST,
+    ROWS,
+    ControlError,
+    write_request,
+    write_result,
+    write_result_in_pieces,
+)
 from cri_proxy.control import ABSENT_HINT, ControlServer, DaemonAbsent, ask
+from cri_proxy.door import MOST_CONNECTIONS
 from cri_proxy.unix_sockets import SocketTaken
 
 
@@ -48,7 +56,7 @@ COMMANDS = {"echo": echo, "refuse": refuse, "fail": fail, "never": never}
 
 @pytest.fixture
 async def server(folder: Path) -> AsyncIterator[ControlServer]:
-    server = ControlServer(folder / "control.sock", COMMANDS, Log())
+    server = ControlServer(folder / "control.sock", COMMANDS, Log(), is_busy=lambda: False)
     await server.start()
     yield server
     await server.stop()
@@ -90,7 +98,7 @@ async def test_a_result_may_be_longer_than_any_request(server: ControlServer, fo
     async def much(_: dict[str, Any]) -> Any:
         return "x" * (3 * MAX_REQUEST)
 
-    big = ControlServer(folder / "big.sock", {"much": much}, Log())
+    big = ControlServer(folder / "big.sock", {"much": much}, Log(), is_busy=lambda: False)
     await big.start()
     assert len(await asked(big, "much")) == 3 * MAX_REQUEST
     await big.stop()
@@ -112,7 +120,7 @@ async def test_what_is_not_done_is_a_sentence(command: str, sentence: str, serve
 
 async def test_only_a_bug_is_logged(folder: Path) -> None:
     log = Log()
-    server = ControlServer(folder / "control.sock", COMMANDS, log)
+    server = ControlServer(folder / "control.sock", COMMANDS, log, is_busy=lambda: False)
     await server.start()
     for command in ("refuse", "dance", "fail"):
         with pytest.raises(ControlError):
@@ -129,6 +137,8 @@ GARBAGE = {
     "a number": b"7\n",
     "no command": b"{}\n",
     "a command that is a number": b'{"command": 7}\n',
+    "deep JSON": b"[" * (MAX_REQUEST - 10) + b"\n",
+    "a deep command": b'{"command": ' + b"[" * (MAX_REQUEST - 100) + b"\n",
     "arguments that are a list": b'{"command": "echo", "arguments": []}\n',
 }
 
@@ -182,7 +192,7 @@ async def test_stopping_removes_the_socket_and_ends_waiting_commands(folder: Pat
         finally:
             ended.set()
 
-    server = ControlServer(folder / "control.sock", {"wait": wait}, Log())
+    server = ControlServer(folder / "control.sock", {"wait": wait}, Log(), is_busy=lambda: False)
     await server.start()
     reader, writer = await asyncio.open_unix_connection(str(server.path))
     writer.write(b'{"command": "wait"}\n')
@@ -224,3 +234,56 @@ async def test_a_daemon_that_gives_no_answer_is_said(reply: bytes, folder: Path)
     with pytest.raises(ControlError, match="closed the connection without an answer"):
         await loop.run_in_executor(None, ask, path, "status")
     server.close()
+
+
+# ---------------------------------------------------------------------- many and much
+
+
+async def test_one_that_does_not_wait_for_answers_holds_no_other_up(folder: Path) -> None:
+    order: list[str] = []
+
+    async def note(arguments: dict[str, Any]) -> Any:
+        order.append(arguments["from"])
+
+    server = ControlServer(folder / "control.sock", {"note": note}, Log(), is_busy=lambda: False)
+    await server.start()
+    try:
+        impatient, writer = await asyncio.open_unix_connection(str(server.path))
+        writer.write(write_request("note", {"from": "impatient"}) * 400)
+        assert await asyncio.wait_for(impatient.readline(), 10) == b'{"result":null}\n'
+        await asked(server, "note", {"from": "polite"})
+        assert order.index("polite") < 399
+        writer.write_eof()
+        assert (await asyncio.wait_for(impatient.read(), 60)).count(b"\n") == 399
+        writer.close()
+        assert len(order) == 401
+    finally:
+        await server.stop()
+
+
+async def test_a_connection_too_many_is_refused_with_a_sentence(server: ControlServer) -> None:
+    silent = [await asyncio.open_unix_connection(str(server.path)) for _ in range(MOST_CONNECTIONS)]
+    with pytest.raises(ControlError, match="^64 connections are open, which is the limit$"):
+        await asked(server, "echo")
+    for _, writer in silent:
+        writer.close()
+
+
+ROW = {"id": "a", "cpus": "0-3"}
+RESULTS = [
+    None,
+    [],
+    {},
+    [ROW] * 1000,
+    {"rows": [ROW] * 99},
+    {"rows": [ROW] * 1000, "at": 1.5, "none": None},
+    {"at": 1, "rows": [[]] * 101, "ünï": "\n", "more": [ROW] * 200},
+]
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_a_result_in_pieces_is_the_same(result: Any) -> None:
+    pieces = list(write_result_in_pieces(result))
+    assert b"".join(pieces) == write_result(result)
+    if isinstance(result, dict):
+        assert max(piece.count(b"cpus") for piece in pieces) <= ROWS

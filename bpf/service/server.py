@@ -13,15 +13,21 @@ import os
 import re
 import socket
 import stat
+import time
 from typing import Any, Callable, Optional
 
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.health.service import Health
+from grpclib.protocol import H2Protocol
 from grpclib.reflection.service import ServerReflection
 from grpclib.server import Server
+from h2.errors import ErrorCodes
+from h2.events import PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset
+from h2.exceptions import ProtocolError
 
 from bpf.kernel.procfs import read_text
+from bpf.service.log import log
 from bpf.service.options import BadOptions, Options
 from bpf.service.requests import CheckedRequests, read_weight
 from bpf.service.wire import write_changes, write_graph, write_groups, write_whole
@@ -35,6 +41,12 @@ _SERVICE = "/cri_resmgr.affinity.v1.Affinity"
 #: More readers than this are more than this service is for.
 MOST_WATCHERS = 64
 _CLOSE_TIMEOUT_S = 2.0
+#: Connections at a time: one more ends the first without a call, or is ended itself.
+MOST_CONNECTIONS = 2 * MOST_WATCHERS
+#: Frames without work that a connection may send at once (resets, pings, settings), and a second in the long run.
+MOST_IDLE_FRAMES, IDLE_FRAMES_PER_S = 100, 10.0
+_IDLE_EVENTS = (StreamReset, PingReceived, RemoteSettingsChanged, PriorityUpdated)
+_PIECE_BYTES = 4096
 
 
 class AffinityService:
@@ -104,6 +116,81 @@ class AffinityService:
         }
 
 
+class _BoundedConnection(H2Protocol):
+    """One client's. It is ended once it makes much work of nothing: calls that it resets, pings, settings."""
+
+    def __init__(self, like: H2Protocol, others: dict[_BoundedConnection, None]) -> None:
+        super().__init__(like.handler, like.config, like.h2_config)
+        self._others = others
+        self._transport: Any = None
+        self._left = float(MOST_IDLE_FRAMES)
+        self._at_s = time.monotonic()
+        self._is_over = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.processor.streams
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        super().connection_made(transport)
+        if len(self._others) >= MOST_CONNECTIONS:
+            idle = next((each for each in self._others if each.is_idle), self)
+            idle.end(f"{MOST_CONNECTIONS} connections are open, and this one has no call")
+        if not self._is_over:
+            self._others[self] = None
+
+    def connection_lost(self, exc: Optional[BaseException]) -> None:
+        self._is_over = True
+        self._others.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # Some at a time: what is read at once may be thousands of calls, each of which would be begun.
+        for start in range(0, len(data), _PIECE_BYTES):
+            if self._is_over:
+                return
+            try:
+                events = self.connection.feed(data[start : start + _PIECE_BYTES])
+            except ProtocolError:
+                self.end("the connection's frames are not HTTP/2")
+                return
+            self.connection.flush()
+            for event in events:
+                self.processor.process(event)
+            self.connection.flush()
+            self._count(sum(isinstance(event, _IDLE_EVENTS) for event in events))
+
+    def _count(self, frames: int) -> None:
+        now_s = time.monotonic()
+        self._left = min(MOST_IDLE_FRAMES, self._left + IDLE_FRAMES_PER_S * (now_s - self._at_s)) - frames
+        self._at_s = now_s
+        if self._left < 0:
+            self.end("too many calls were reset, or pings and settings sent")
+
+    def end(self, why: str) -> None:
+        """Say why, and close it."""
+        self._is_over = True
+        self._others.pop(self, None)
+        log("warning", "a connection was ended", reason=why)
+        with contextlib.suppress(ProtocolError):
+            self.connection._connection.close_connection(ErrorCodes.ENHANCE_YOUR_CALM, why.encode())
+            self.connection.flush()
+        self.processor.close(why)
+
+
+class _BoundedServer(Server):
+    """A server that gives each client a bounded connection, and has a bounded number of them."""
+
+    def __init__(self, handlers: Any) -> None:
+        super().__init__(handlers)
+        #: In the order in which they came.
+        self._connections: dict[_BoundedConnection, None] = {}
+
+    def _protocol_factory(self) -> H2Protocol:
+        return _BoundedConnection(super()._protocol_factory(), self._connections)
+
+
 class ServiceSockets:
     """The sockets that a service is reached on. Claim them before anything else is done: they may be taken."""
 
@@ -122,12 +209,14 @@ class ServiceSockets:
         """
         services: list[Any] = ServerReflection.extend([service, Health({service: []})])
         handlers = [CheckedRequests(each) for each in services]
-        await self._start(Server(handlers), sock=self._unix)
+        await self._start(_BoundedServer(handlers), sock=self._unix)
         if self._options.listen:
             host, _, port = self._options.listen.rpartition(":")
             context = _tls(self._options)
             try:
-                await self._start(Server(handlers), host=host.strip("[]"), port=int(port), ssl=context)
+                await self._start(
+                    _BoundedServer(handlers), host=host.strip("[]"), port=int(port), ssl=context
+                )
             except OSError as error:
                 raise BadOptions(
                     f"{self._options.listen} cannot be served: {error.strerror or error}"

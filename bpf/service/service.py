@@ -31,6 +31,7 @@ from bpf.sources.fallback import ProviderFallback
 from bpf.sources.providers import Owners
 from bpf.sources.samples import Flow, ProviderLost, Sample
 from cri_api import affinity_pb2 as pb
+from cri_api.supervisor import Supervisor, Worker
 from cri_api.waiting import wait_within
 from policies.affinity.graph.graph import EndpointIdentity, Graph, SeenParts
 from policies.affinity.graph.remote import RemoteRates
@@ -40,6 +41,11 @@ RELOAD_TIMEOUT_S = 10.0
 #: A look that has not ended so long after it was due hangs. In one that tries another provider bcc may take 120 s.
 LONGEST_LOOK_S = 150.0
 _PAGE_BYTES = 4096
+
+
+def _tell(worker: Worker, error: Optional[BaseException]) -> None:
+    if error is not None:
+        log("error", "background task failed", task=worker.name, reason=worker.problem)
 
 
 #: The flows of a sample by the ids of containers, and the identities of these.
@@ -80,7 +86,7 @@ class Observer:
         self._saved_s = boot_time_s()
         self._late_s = time.monotonic() + LONGEST_LOOK_S
         self._problem = ""
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._supervisor = Supervisor(_tell)
         self._watched = _signature(options.watch)
         self._stop = asyncio.Event()
 
@@ -93,7 +99,8 @@ class Observer:
         complaint = self._file.restore(self._graph, self._remote, boot_time_s())
         if complaint:
             log("warning", "state set aside", reason=complaint)
-        watchdog = asyncio.create_task(self._feed_watchdog())
+        if watchdog_period_s() is not None:
+            self._supervisor.keep("watchdog", self._feed_watchdog)
         try:
             await listener.start(self._service)
             notify(f"READY=1\nSTATUS={self._sentence()}")
@@ -101,9 +108,7 @@ class Observer:
             await self._sample_until_stopped()
         finally:
             notify("STOPPING=1")
-            watchdog.cancel()
-            for task in self._reloads:
-                task.cancel()
+            await self._supervisor.end()
             await listener.close()
             await asyncio.to_thread(self._ladder.close)
             self._save(boot_time_s())
@@ -193,8 +198,7 @@ class Observer:
         return f"sees by {self._ladder.provider.name}, {self._graph.edge_count} edges"
 
     async def _feed_watchdog(self) -> None:
-        period_s = watchdog_period_s()
-        while period_s is not None:
+        while (period_s := watchdog_period_s()) is not None:
             # An event loop that turns is not enough: the look, in its thread, may hang.
             if time.monotonic() <= self._late_s:
                 notify("WATCHDOG=1")
@@ -211,9 +215,7 @@ class Observer:
     # ------------------------------------------------------------------ reload
 
     def _start_reload(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reload())
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
+        self._supervisor.begin("reload", self._reload())
 
     def _follow_watched(self) -> None:
         """Read the options again if the file that is watched is another one than at the last look."""

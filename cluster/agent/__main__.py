@@ -16,9 +16,9 @@ import signal
 import socket
 import sys
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from cluster.agent.io.commander import Commander, MemoryFile
 from cluster.agent.io.daemon import DaemonClient, FolderGone
@@ -29,6 +29,7 @@ from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.health_file import is_healthy, touch
+from cri_api.supervisor import Supervisor, Worker
 
 #: Where a node that joined a cluster has the credentials of its kubelet, which may be used for its own objects.
 KUBECONFIGS = (
@@ -155,9 +156,13 @@ async def find_access(
 
 
 async def _run(options: argparse.Namespace, trim: Callable[[], object]) -> None:
+    supervisor = Supervisor(_tell)
+
     def beat() -> None:
-        notify("WATCHDOG=1")
-        touch(options.health_file)
+        # Half an agent would look like a whole one: where a part fails again and again, the process is to be replaced.
+        if not any(worker.is_troubled for worker in supervisor.workers):
+            notify("WATCHDOG=1")
+            touch(options.health_file)
         # A round has had a report and a status, each of them some hundred KB, as text and as objects.
         trim()
 
@@ -172,14 +177,34 @@ async def _run(options: argparse.Namespace, trim: Callable[[], object]) -> None:
     if not looking.done():
         looking.cancel()
         return
-    await _work(options, looking.result(), beat, ended)
+    try:
+        await _work(options, looking.result(), beat, ended, supervisor)
+    finally:
+        await supervisor.end()
 
 
 async def _work(
-    options: argparse.Namespace, access: Access, beat: Callable[[], None], ended: asyncio.Future[Any]
+    options: argparse.Namespace,
+    access: Access,
+    beat: Callable[[], None],
+    ended: asyncio.Future[Any],
+    supervisor: Supervisor,
 ) -> None:
     clock, client = Clock(), Client(access, user_agent=AGENT)
-    halves = []
+    #: Done when the process is to end.
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def keep(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def until_gone() -> None:
+            try:
+                await run()
+            except FolderGone as error:  # which no other try mends
+                if not gone.done():
+                    gone.set_exception(error)
+                await asyncio.Event().wait()
+
+        supervisor.keep(name, until_gone)
+
     if options.view_socket is not None:
         reporting = Reporting(
             options.node,
@@ -190,23 +215,34 @@ async def _work(
             options.single_numa_node,
             options.kubelet_config,
         )
-        halves.append(Reporter(DaemonClient(options.view_socket), client, reporting, clock, beat).run())
+        daemon = DaemonClient(options.view_socket)
+        keep("reporter", Reporter(daemon, client, reporting, clock, beat, supervisor).run)
     if options.control_socket is not None:
         file = MemoryFile(options.state_dir)
         daemon = DaemonClient(options.control_socket)
-        halves.append(Commander(daemon, client, options.node, file, clock, options.period, beat).run())
-    tasks = [ended, *(asyncio.ensure_future(half) for half in (*halves, _figures(client)))]
+        commander = Commander(daemon, client, options.node, file, clock, options.period, beat, supervisor)
+        keep("commander", commander.run)
+    keep("figures", lambda: _figures(client))
     log("info", "started", node=options.node, server=access.server)
     try:
-        # A half that ends has failed, and with it the process: half an agent would look like a whole one.
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        done, _ = await asyncio.wait([ended, gone], return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        gone.cancel()
+        await supervisor.end()
         await client.close()
+
+
+def _tell(worker: Worker, error: Optional[BaseException]) -> None:
+    """A part of the agent has failed and is begun again, or does well again."""
+    if error is None:
+        log("info", "background", part=worker.name, reason="it does well again")
+        notify("STATUS=")
+        return
+    log("error", "background", part=worker.name, reason=worker.problem, in_a_row=worker.failures_in_a_row)
+    if worker.is_troubled:
+        notify(f"STATUS=degraded: {worker.name} fails: {' '.join(worker.problem.split())}")
 
 
 async def _figures(client: Client) -> None:

@@ -110,6 +110,7 @@ class Commands:
             "mode_wanted": node_state.mode,
             "degraded": dict(services.health.reasons),
             "warnings": services.health.warnings,
+            "background": [worker.document() for worker in services.supervisor.workers],
             "uptime_s": round(time.monotonic() - self._started, 1),
             "front_end": daemon.front.name,
             **daemon.front.status(),
@@ -169,7 +170,11 @@ class Commands:
         return False
 
     async def metrics(self, arguments: dict[str, Any]) -> Any:
-        return self._daemon.services.metrics.text()
+        found = []
+        for piece in self._daemon.services.metrics.pieces():
+            found.append(piece)
+            await asyncio.sleep(0)  # calls are relayed in between
+        return "".join(found)
 
     async def config(self, arguments: dict[str, Any]) -> Any:
         shown = self._daemon.services.config.show()

@@ -14,10 +14,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
+from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy import event_loop
 from cri_proxy.affinity.demand.io.sizer import DemandSizer
@@ -32,7 +34,7 @@ from cri_proxy.control import ControlServer
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
-from cri_proxy.daemon.maintenance import Maintenance, Tasks
+from cri_proxy.daemon.maintenance import Maintenance
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
 from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
@@ -78,8 +80,10 @@ class RunOptions:
 class Daemon:
     """One running daemon. ``run`` returns the exit code."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, supervisor: Optional[Supervisor] = None) -> None:
         self.options = options
+        #: What begins all that lives as long as this daemon.
+        self.supervisor = supervisor or Supervisor()
         self._front: Optional[FrontEnd] = None
         self.control: Optional[ControlServer] = None
         self.view: Optional[ControlServer] = None
@@ -136,8 +140,8 @@ class Daemon:
 
     async def _start(self) -> None:
         """Return when the engine is up or why not is noted, when that takes too long, or when we are to stop."""
-        starting = self.tasks.begin("start", self._let_in())
-        told = self.tasks.begin("stop", self._stopping.wait())
+        starting = self.supervisor.begin("start", self._let_in())
+        told = self.supervisor.begin("stop", self._stopping.wait())
         patience_s = None if self.options.strict else READY_BEHIND_S
         await asyncio.wait({starting, told}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -183,15 +187,17 @@ class Daemon:
         metrics = Metrics(VERSION)
         if isinstance(sys.stderr, LogLines):
             sys.stderr.on_dropped = metrics.log_lines_dropped.inc
-        self.metrics_http = MetricsEndpoint(metrics.text)
         self.health = Health(metrics, self.log, lambda: self.mode)
-        self.tasks = Tasks(self.health, self.log)
+        self.metrics_http = MetricsEndpoint(
+            metrics.pieces, partial(self.health.note, "metrics connections"), self.supervisor, self._is_busy
+        )
+        self.supervisor.told = self.health.supervised
         runtime_problem = ""
         try:
             runtime = RuntimeClient(discover(loaded.config["relay.runtime_endpoint"], self.options.runtimes))
         except NoRuntime as error:
             runtime, runtime_problem = RuntimeClient(self.options.runtimes[0], is_guess=True), str(error)
-        self.services = make_parts(loaded.config, self.log, metrics, self.health, runtime)
+        self.services = make_parts(loaded.config, self.log, metrics, self.health, runtime, self.supervisor)
         self.services.reload = self.reload
         self.assembly = Assembly(self.services, read_boot_id(self.options.boot_id_file))
         self.rounds = Maintenance(self.services, self.assembly, self._bring_up, self._try_again)
@@ -200,6 +206,7 @@ class Daemon:
             metrics.history_dropped.inc,
             lambda why: self.health.warn("history", [why] if why else []),
             read_boot_id(self.options.boot_id_file),
+            self.supervisor,
         )
         self.services.node_state.on_records = self.history.add
         self._configure_affinity()
@@ -259,7 +266,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         loop.add_signal_handler(signal.SIGUSR1, self._toggle_debug)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self.tasks.begin("reload", self.reload()))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.supervisor.begin("reload", self.reload()))
 
     def _own(self) -> bool:
         """Be the one that places containers here, or say which process is."""
@@ -268,7 +275,11 @@ class Daemon:
         return "owner" not in self.health.reasons
 
     async def _serve_control(self) -> None:
-        control = ControlServer(Path(self.services.config["control.socket"]), self.commands.table(), self.log)
+        path, commands = Path(self.services.config["control.socket"]), self.commands.table()
+        note = partial(self.health.note, "control connections")
+        control = ControlServer(
+            path, commands, self.log, "control.socket", note, self.supervisor, self._is_busy
+        )
         try:
             await control.start()
         except (SocketTaken, OSError) as error:
@@ -282,7 +293,9 @@ class Daemon:
         path = view_socket(self.services.config)
         if path is None:
             return
-        view = ControlServer(path, self.commands.view_table(), self.log, "control.view_socket")
+        commands, key = self.commands.view_table(), "control.view_socket"
+        note = partial(self.health.note, "view connections")
+        view = ControlServer(path, commands, self.log, key, note, self.supervisor, self._is_busy)
         try:
             await view.start()
         except (SocketTaken, OSError) as error:
@@ -293,6 +306,10 @@ class Daemon:
             # The plugin's unit has no right to do it: as long as the option is not set, that is no fault.
             is_asked = self.services.config.origins["control.view_group"] != "default"
             self.health.warn("view", [f"control.view_group: {problem}"] if problem and is_asked else [])
+
+    def _is_busy(self) -> bool:
+        """Whether calls pass, which answers to others would hold up."""
+        return self._front is not None and self._front.is_busy
 
     async def _serve_metrics(self) -> None:
         self.health.note("metrics", await self.metrics_http.follow(self.services.config["metrics.listen"]))
@@ -317,11 +334,11 @@ class Daemon:
         extending = asyncio.ensure_future(_go_on_stopping(drain_s, stops_s))
         await self.front.close(drain_s, stops_s)
         extending.cancel()
-        await self.tasks.end()
         for server in (self.control, self.view):
             if server is not None:
                 await server.stop()
         await self.metrics_http.follow("")
+        await self.supervisor.end()
         await self.affinity.close()
         self.sizer.close()
         await services.node_state.updates.close()
@@ -338,9 +355,9 @@ class Daemon:
         self.ownership.give_up()
 
     def _start_tasks(self) -> None:
-        services, rounds, front, keep = self.services, self.rounds, self.front, self.tasks.keep
+        services, rounds, front, keep = self.services, self.rounds, self.front, self.supervisor.keep
         keep("runtime", lambda: rounds.follow_runtime(front.runtime_returned))
-        keep(front.name, front.run)
+        keep(front.name, front.run, may_end=True)
         keep("comparison", rounds.reconcile)
         keep("events", rounds.read_events)
         keep("observer", self.observer.run)
@@ -349,13 +366,14 @@ class Daemon:
         keep("orders", self.orders.run)
         self.watch = TopologyWatch(
             services.machine.signature,
-            lambda: self.tasks.begin("machine", self.assembly.follow_machine()),
+            lambda: self.supervisor.begin("machine", self.assembly.follow_machine()),
             services.config.constants.topology_interval_s,
         )
         keep("watch", self.watch.run)
         keep("log", self._tell_repeats)
         if services.runtime.is_guess:
-            keep("search", lambda: rounds.find_runtime(self.options.runtimes, self._found_runtime))
+            search = partial(rounds.find_runtime, self.options.runtimes, self._found_runtime)
+            keep("search", search, may_end=True)
         period_s = watchdog_period_s()
         if period_s is not None:
             keep("watchdog", lambda: rounds.watchdog(period_s))
@@ -370,7 +388,7 @@ class Daemon:
         runtime = self.services.runtime
         if path == runtime.path:
             runtime.is_guess = False
-            self.tasks.begin("keep", self._keep())
+            self.supervisor.begin("keep", self._keep())
         else:
             self.log.warning("a runtime has appeared; ending, to be started again with it", path=path)
             self._exit_code = 1
@@ -498,10 +516,11 @@ def main(options: RunOptions) -> int:
     allow_descriptors()
 
     async def run() -> int:  # what a daemon is made of belongs to a loop
-        return await Daemon(options).run()
+        return await Daemon(options, supervisor).run()
 
     stderr = sys.stderr
-    lines = LogLines(stderr)
+    supervisor = Supervisor()
+    lines = LogLines(stderr, supervisor=supervisor)
     sys.stderr = cast(TextIO, lines)
     try:
         return event_loop.run(run, lines.end)

@@ -23,6 +23,8 @@ from cri_proxy.version import VERSION
 
 #: How long a stop waits for spans to be sent.
 LAST_SPANS_S = 1.0
+#: After a call others are expected for so long, seconds.
+BUSY_S = 0.1
 
 
 class Proxy:
@@ -40,7 +42,9 @@ class Proxy:
         self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
         self._images = self._separate_images()
         self._interceptor = self._make_interceptor()
-        self._tracer = Tracer(VERSION, services.metrics.spans_dropped.inc, self._note_spans)
+        self._tracer = Tracer(
+            VERSION, services.metrics.spans_dropped.inc, self._note_spans, services.supervisor
+        )
 
     async def open(self) -> None:
         services, config, runtime = self._services, self._services.config, self._services.runtime
@@ -86,6 +90,7 @@ class Proxy:
             on_dismissal=services.metrics.connections_dismissed.inc,
             on_loss=self._note_loss,
             around=self._tracer.around,
+            supervisor=services.supervisor,
         )
 
     def _note_unseen(self, method: str, reason: str) -> None:
@@ -133,6 +138,11 @@ class Proxy:
         """What clients connect to stays until the next start; the interceptor asks the keeper."""
         self._tracer.follow(self._services.config["tracing.endpoint"])
         self._nri.reconfigured()
+
+    @property
+    def is_busy(self) -> bool:
+        age_s = self._calls.age_s
+        return age_s is not None and age_s < BUSY_S
 
     def status(self) -> dict[str, Any]:
         sockets = self._relay.sockets if self._relay is not None else []

@@ -22,6 +22,11 @@ class FrontEnd(Protocol):
     #: In words, what tells of exits while ``Services.events.streams`` is not 0.
     exits: str
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls pass now or did a moment ago: work that can wait gives way to them."""
+        ...
+
     async def open(self) -> None:
         """Make what others connect to; a connection waits for ``start_behind``.
 

@@ -44,6 +44,8 @@ class Standalone:
 
     name = "standalone"
     must_serve = False
+    #: No call waits for it.
+    is_busy = False
     exits = "the runtime's events"
 
     def __init__(self, services: Services) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from bpf.kernel.notify import notify
+from cri_api.supervisor import Worker
 from cri_proxy.metrics import Metrics
 from cri_proxy.services.node_state import MODES
 
@@ -21,6 +22,8 @@ class Health:
         self._log = log
         self._mode = mode
         self._warnings: dict[str, tuple[str, ...]] = {}
+        #: What was said last of a task or thread that fails, by topic.
+        self._failures: dict[str, str] = {}
         self._is_serving = False
         self._told = ""
 
@@ -43,6 +46,21 @@ class Health:
         for sentence in found:
             if sentence not in known:
                 self._log.warning(sentence)
+
+    def supervised(self, worker: Worker, error: Optional[BaseException]) -> None:
+        """A task or thread has failed, or does well again. A bad moment is a warning, more than that a reason."""
+        topic, sentence = f"task {worker.name}", ""
+        if error is not None:
+            self._metrics.background_failures.labels(worker.name).inc()
+            sentence = (
+                f"the background {'thread' if worker.kind == 'thread' else 'task'} {worker.name!r} has failed"
+            )
+            sentence = f"{sentence}: {worker.problem}"
+            if self._failures.get(topic) != sentence:
+                self._log.error("a background task failed", task=worker.name, exc_info=error)
+        self._failures[topic] = sentence
+        self.warn(topic, [sentence] if sentence and not worker.is_troubled else [])
+        self.note(topic, sentence if worker.is_troubled else "")
 
     @property
     def warnings(self) -> list[str]:

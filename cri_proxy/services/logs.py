@@ -14,6 +14,8 @@ from typing import Any, Callable, Optional, TextIO, cast
 
 import structlog
 
+from cri_api.supervisor import SupervisedThread, Supervisor
+
 #: How long lines of one kind are counted before that is told, seconds.
 INTERVAL_S = 60.0
 #: Of as many kinds the lines are told apart.
@@ -159,7 +161,7 @@ class LogLines:
     ``dropped`` counts the lines that are gone; ``on_dropped`` is called with how many were, each time.
     """
 
-    def __init__(self, stream: Any, limit: int = CHARACTERS) -> None:
+    def __init__(self, stream: Any, limit: int = CHARACTERS, supervisor: Optional[Supervisor] = None) -> None:
         #: What is written to; None where the process was started without one.
         self.stream = stream
         self.dropped = 0
@@ -172,7 +174,8 @@ class LogLines:
         #: Whether the thread knows that there are lines; whether there is no time to wait for more of them.
         self._is_told = self._is_hurried = False
         self._changed = threading.Condition()
-        self._thread: Optional[threading.Thread] = None
+        self._supervisor = supervisor or Supervisor()
+        self._thread: Optional[SupervisedThread] = None
 
     def write(self, text: str) -> int:
         """Have some text written soon; it is dropped where too much waits already."""
@@ -219,8 +222,7 @@ class LogLines:
         # Of a process that was forked the thread is not there any more.
         if self._thread is None or not self._thread.is_alive():
             self._is_told = False
-            self._thread = threading.Thread(target=self._write_all, name="log-lines", daemon=True)
-            self._thread.start()
+            self._thread = self._supervisor.keep_thread("log thread", self._write_all, "log-lines")
 
     def _write_all(self) -> None:
         while True:

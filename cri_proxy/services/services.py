@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
+from cri_api.supervisor import Supervisor
 from cri_proxy.config.config import Config
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
@@ -59,15 +60,24 @@ class Services:
     events: EventCount
     look: asyncio.Event
     reload: Callable[[], Awaitable[None]] = _nothing
+    #: What begins every task and thread that lives as long as the daemon.
+    supervisor: Supervisor = field(default_factory=Supervisor)
 
 
 def make_parts(
-    config: Config, log: Any, metrics: Metrics, health: Health, runtime: RuntimeClient
+    config: Config,
+    log: Any,
+    metrics: Metrics,
+    health: Health,
+    runtime: RuntimeClient,
+    supervisor: Optional[Supervisor] = None,
 ) -> Services:
-    """The parts as a configuration has them, with nothing read yet."""
-    store = StateWriter(Store(Path(config["state.directory"])), metrics, log)
+    """The parts as a configuration has them, with nothing read yet. ``supervisor``: one of their own by default."""
+    supervisor = supervisor or Supervisor()
+    store = StateWriter(Store(Path(config["state.directory"])), metrics, log, supervisor)
     updates = Updates(runtime, metrics, log)
     updates.written = store.settled
+    updates.supervisor = supervisor
     node_state = NodeState(store, updates, metrics, log)
     node_state.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
@@ -85,4 +95,5 @@ def make_parts(
         reconciler=Reconciler(runtime, cgroups, node_state),
         events=EventCount(look.set),
         look=look,
+        supervisor=supervisor,
     )

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Callable, Optional
 
+from cri_api.supervisor import Supervisor
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
@@ -55,6 +56,8 @@ class Updates:
         self._events = 0
         self._is_held = False
         self._is_closed = False
+        #: What begins the tasks that send, so that none fails unseen.
+        self.supervisor = Supervisor()
         #: Called with the container whose update begins or has ended; with "" where the engine has changed.
         self._listeners: set[Callable[[str], None]] = set()
 
@@ -89,7 +92,7 @@ class Updates:
         """Something has changed: send what containers lack. Does not wait; nothing is sent before it is written."""
         self._say("")
         if self._waking is None and not self._is_closed and (self._senders or self._has_news()):
-            self._waking = asyncio.ensure_future(self._wake())
+            self._waking = self.supervisor.begin("updates to come", self._wake())
 
     def _has_news(self) -> bool:
         return self.engine is not None and self.engine.any_lacks(self.gives_back, self._pauses)
@@ -105,7 +108,7 @@ class Updates:
 
     def _fill(self) -> None:
         while len(self._senders) < AT_A_TIME and (first := self._take()):
-            task = asyncio.ensure_future(self._send_on(first))
+            task = self.supervisor.begin("updates", self._send_on(first))
             self._senders.add(task)
             task.add_done_callback(self._senders.discard)
 

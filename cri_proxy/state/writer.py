@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy.engine.state import JournalKey
 from cri_proxy.job_thread import JobThread
@@ -34,14 +35,16 @@ MOST_WORKS = 1000
 class StateWriter:
     """All of it belongs to one event loop, which is the one that runs when it is first used; the rest to its thread."""
 
-    def __init__(self, store: Store, metrics: Metrics, log: Any) -> None:
+    def __init__(
+        self, store: Store, metrics: Metrics, log: Any, supervisor: Optional[Supervisor] = None
+    ) -> None:
         self.store = store
         self.wait_s = WAIT_S
         #: Called when ``problem`` may be another one.
         self.on_change: Callable[[], object] = lambda: None
         self._metrics = metrics
         self._log = log
-        self._thread = JobThread("state")
+        self._thread = JobThread("state", supervisor)
         #: What is to be done with other files there, before the changes that come after it.
         self._works: deque[Callable[[], object]] = deque()
         #: The number of the last changes that were handed over, and up to which all were written or tried.

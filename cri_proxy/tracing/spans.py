@@ -148,4 +148,5 @@ def _value(value: Any) -> dict[str, Any]:
         return {"intValue": str(value)}  # 64 bits are text in the JSON of protobuf
     if isinstance(value, float):
         return {"doubleValue": value}
-    return {"stringValue": str(value)}
+    # Half of a surrogate pair is no UTF-8, and a collector would refuse all spans that come with it.
+    return {"stringValue": str(value).encode(errors="replace").decode()}

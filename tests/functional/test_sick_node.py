@@ -252,3 +252,16 @@ async def test_a_configuration_folder_that_may_not_be_searched_is_said_and_read_
         await agent.wait_notified("RELOADING=1")
         await agent.wait_notified("READY=1")
         assert (await ask(agent, "status"))["degraded"].keys() == {"config"}
+
+
+# ---------------------------------------------------------------------- too few descriptors
+
+
+@pytest.mark.parametrize("most", [128, 256])
+async def test_a_daemon_that_can_serve_no_connection_is_degraded_from_the_start(runtime, most) -> None:
+    async with new_agent(runtime) as agent:
+        command = ("prlimit", f"--nofile={most}:{most}", sys.executable, "-m", "cri_proxy")
+        await agent.start(command=command)
+        assert "STATUS=degraded: " in (message_with(agent, "READY=1") or "")
+        reasons = (await ask(agent, "status"))["degraded"]
+        assert "raise LimitNOFILE of its unit" in reasons["connections"]

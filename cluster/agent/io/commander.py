@@ -29,6 +29,7 @@ from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.pace import Backoff, WriteRate
 from cluster.kube.requests import ApiError
 from cri_api.control import ControlError
+from cri_api.supervisor import Supervisor
 
 MEMORY_FILE = "memory.json"
 
@@ -99,8 +100,10 @@ class Commander:
         clock: Clock,
         period_s: float = 10.0,
         beat: Callable[[], None] = lambda: None,
+        supervisor: Optional[Supervisor] = None,
     ) -> None:
         self._beat = beat
+        self._supervisor = supervisor or Supervisor()
         self._daemon, self._client, self._node, self._file, self._clock = daemon, client, node, file, clock
         self._memory = file.read()
         self._refusals = Refusals()
@@ -120,7 +123,7 @@ class Commander:
 
     async def run(self) -> None:
         """Carry out and acknowledge, until cancelled."""
-        follow = asyncio.ensure_future(self._follow())
+        follow = self._supervisor.keep("watch of the spec", self._follow)
         try:
             while True:
                 self._news.clear()

@@ -30,6 +30,7 @@ from cluster.kube.requests import ApiError, Resource
 from cluster.topology import resource_topology
 from cluster.topology.kubelet import TopologyManager, read_topology_manager, reported_topology_manager
 from cri_api.control import ControlError
+from cri_api.supervisor import Supervisor
 
 TOPOLOGIES = Resource(resource_topology.GROUP, resource_topology.VERSION, resource_topology.PLURAL)
 EVENTS = Resource("", "v1", "events", namespaced=True)
@@ -70,8 +71,10 @@ class Reporter:
         reporting: Reporting,
         clock: Clock,
         beat: Callable[[], None] = lambda: None,
+        supervisor: Optional[Supervisor] = None,
     ) -> None:
         self._beat = beat
+        self._supervisor = supervisor or Supervisor()
         self._daemon, self._client, self._reporting, self._clock = daemon, client, reporting, clock
         self._report: Optional[Mapping[str, Any]] = None
         self._trouble = ""
@@ -92,14 +95,17 @@ class Reporter:
     async def run(self) -> None:
         """Look and write, until cancelled."""
         await self._begin()
-        follow = asyncio.ensure_future(self._follow())
+        follow = None
+        if not self._reporting.commands_elsewhere:
+            follow = self._supervisor.keep("watch for commands", self._follow)
         try:
             while True:
                 await self.round()
                 self._beat()
                 await self._clock.sleep(self._reporting.poll_s * (0.9 + 0.2 * self._clock.random01()))
         finally:
-            follow.cancel()
+            if follow is not None:
+                follow.cancel()
             self._doctor.stop()
 
     async def round(self) -> None:
@@ -134,8 +140,6 @@ class Reporter:
 
     async def _follow(self) -> None:
         """Whether a spec asks for something, where nothing on this node carries it out."""
-        if self._reporting.commands_elsewhere:
-            return
         name = f"metadata.name={self._reporting.node}"
         async for event in self._client.watch(PLACEMENTS, field_selector=name, keep=_asks):
             found = event.object if event.kind == "SYNC" else [event.object]

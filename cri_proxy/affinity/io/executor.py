@@ -333,7 +333,8 @@ class Carrier:
 
     def watch(self, engine: Engine, outcome: MoveOutcome, accepted: Accepted) -> None:
         """Look after moves whose command has its answer already."""
-        task = asyncio.get_running_loop().create_task(self._look_after(engine, outcome, accepted))
+        after = self._look_after(engine, outcome, accepted)
+        task = self.services.supervisor.begin("looking after moves", after)
         self._guards.add(task)
         task.add_done_callback(self._guards.discard)
 

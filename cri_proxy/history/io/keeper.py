@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from bpf.kernel.clock import boot_time_s
+from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy.engine.model import ContainerRecord, DecisionRecord
 from cri_proxy.history.entries import Query
@@ -41,13 +42,14 @@ class HistoryKeeper:
         dropped: Callable[[int], None] = lambda count: None,
         note: Callable[[str], None] = lambda why: None,
         boot_id: str = "",
+        supervisor: Optional[Supervisor] = None,
     ) -> None:
         self.entries, self.days = 10_000, 7
         self._boot_id = boot_id
         self._dropped = dropped
         self._note = note
         self._file = HistoryFile(folder)
-        self._thread = JobThread("history")
+        self._thread = JobThread("history", supervisor)
         #: By number and time: of a record that changes soon the last is written only.
         self._waiting: dict[tuple[int, float], Handed] = {}
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -150,11 +152,13 @@ class HistoryKeeper:
     # ------------------------------------------------------------------ the thread
 
     def _write(self, handed: dict[tuple[int, float], Handed], bounds: Bounds) -> None:
-        problem = ""
+        problem = "the history is not being kept: its thread has failed"
         try:
             self._file.add(handed.values(), bounds)
+            problem = ""
         except HistoryUnusable as error:
             problem = str(error)
         except Exception as error:  # a bug, which must cost no more than these
             problem = f"the history is not being kept: {type(error).__name__}: {error}; please report it"
-        self._thread.tell(self._wrote, handed, problem)
+        finally:  # else no more would be written after a failure of the thread
+            self._thread.tell(self._wrote, handed, problem)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_api.supervisor import Supervisor
 from cri_proxy import greeting
 from cri_proxy.relay.interception import Around, Interceptor, as_it_is
 from cri_proxy.relay.io.drain import STOPPING, DrainedCall, Settling, is_long
@@ -48,6 +49,7 @@ _TICK_S = 1.0
 _LOOK_S = 0.01
 
 #: What ``on_trouble`` is told about.
+NO_DESCRIPTORS = "no connection can be served: this process may have too few open files; raise LimitNOFILE of its unit to 1024 or more"
 ACCEPTING, REACHING = "connections", "connections to the runtime"
 
 Note = Callable[[str, str], None]
@@ -61,6 +63,7 @@ class FrameRelay:
     (a topic, and a sentence; empty when it is over). ``most_idle``: connections without calls; with more, the one that is
     missed least is closed, which ``on_dismissal`` is told. ``most_kept``: bytes in memory for all connections together; one
     with more than its share is closed, which ``on_loss`` is told with a sentence. ``around``: put around interceptions.
+    ``supervisor``: begins what goes on by itself; one of its own by default.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class FrameRelay:
         most_kept: int = MAX_KEPT,
         on_loss: Callable[[str], None] = lambda sentence: None,
         around: Around = as_it_is,
+        supervisor: Optional[Supervisor] = None,
     ) -> None:
+        self._supervisor = supervisor or Supervisor()
         self.runtime = runtime
         self.interceptor = interceptor
         self.around = around
@@ -119,6 +124,8 @@ class FrameRelay:
         """
         self.sockets, problems = bind_wanted(wanted, given, self._bind)
         self._given = list(given)
+        if self._most_busy < 1:
+            self._note_trouble(ACCEPTING, NO_DESCRIPTORS)
         return problems
 
     def _bind(self, path: Path) -> None:
@@ -127,7 +134,7 @@ class FrameRelay:
     async def start_behind(self, work: Coroutine[Any, Any, object]) -> None:
         """Serve as soon as ``work`` is done, or it has taken too long; then wait for it."""
         async with behind(work):
-            self._ticking = asyncio.ensure_future(self._tick())
+            self._ticking = self._supervisor.keep("relay's clock", self._tick)
             for connection in greeting.take():
                 self._begin(connection, is_greeted=True)
             self._accept_on(self._listeners())
@@ -161,7 +168,8 @@ class FrameRelay:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_AT_ONCE if self._is_accepting else 0):
             if self._has_too_many_busy():
-                self._rest(f"{self._most_busy} connections have calls, which is the limit")
+                limit = f"{self._most_busy} connections have calls, which is the limit"
+                self._rest(limit if self._most_busy > 0 else NO_DESCRIPTORS)
                 return
             try:
                 accepted, _address = listener.accept()
@@ -225,7 +233,7 @@ class FrameRelay:
     def stranded(self) -> None:
         """A client is there for which there is no runtime."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._look_for_runtime())
+            self._looking = self._supervisor.keep("stranded clients", self._look_for_runtime, may_end=True)
 
     def unreached(self, why: str) -> None:
         """The runtime may be there, and we cannot connect."""

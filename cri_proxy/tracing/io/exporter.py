@@ -15,24 +15,31 @@ from collections.abc import Mapping
 from typing import Callable, Optional
 from urllib.parse import urlsplit
 
+from cri_api.supervisor import SupervisedThread, Supervisor
 from cri_proxy.relay.interception import Interception
 from cri_proxy.tracing.spans import Span, TracedInterception, sampled_caller, write_spans
 
 #: Spans in memory, spans in one request, and how long the first of them waits for others.
 WAITING, BATCH, GATHER_S = 4_096, 512, 1.0
 TIMEOUT_S = 10.0
+#: How often a collector that was not reached is asked whether it is back, where there are no spans for it, seconds.
+ASK_AGAIN_S = 30.0
 
 
 class Tracer:
     """``around`` gives calls their spans while there is an endpoint. ``dropped`` is told how many spans were lost, from
-    the thread that sends; ``note`` gets why the collector is not reached, or "" once it is."""
+    the thread that sends; ``note`` gets why the collector is not reached, or "" once it is or is no longer wanted."""
 
     def __init__(
         self,
         version: str,
         dropped: Callable[[int], None] = lambda count: None,
         note: Callable[[str], None] = lambda why: None,
+        supervisor: Optional[Supervisor] = None,
+        ask_again_s: float = ASK_AGAIN_S,
     ) -> None:
+        self._supervisor = supervisor or Supervisor()
+        self._ask_again_s = ask_again_s
         self._resource = {
             "service.name": "cri-resource-manager",
             "service.version": version,
@@ -49,7 +56,9 @@ class Tracer:
             return
         self.close(0.0)
         if endpoint:
-            self._sender = _Sender(endpoint, self._resource, self._dropped, self._note)
+            sender = _Sender(endpoint, self._resource, self._dropped, self._note, self._ask_again_s)
+            sender.thread = self._supervisor.keep_thread("spans thread", sender.run, "spans")
+            self._sender = sender
 
     def around(self, full_method: str, traceparent: str, inner: Interception) -> Interception:
         """The interception of a call; with a span, if its caller's is recorded."""
@@ -78,17 +87,20 @@ class _Sender:
         resource: Mapping[str, str],
         dropped: Callable[[int], None],
         note: Callable[[str], None],
+        ask_again_s: float,
     ) -> None:
         self.endpoint = endpoint
         self._resource = resource
         self._dropped = dropped
         self._note = note
+        self._ask_again_s = ask_again_s
+        self._why = ""
         self._spans: deque[Span] = deque()
         self._there_are = threading.Event()
         self._stopped = threading.Event()
-        # A daemon's end does not wait for a collector that does not answer.
-        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
-        self._thread.start()
+        #: So that nothing is noted of an endpoint that is no longer the one.
+        self._noting = threading.Lock()
+        self.thread: Optional[SupervisedThread] = None
 
     def add(self, span: Span) -> None:
         """Called in the event loop."""
@@ -99,14 +111,25 @@ class _Sender:
         self._there_are.set()
 
     def stop(self, seconds: float) -> None:
-        self._stopped.set()
+        with self._noting:
+            self._stopped.set()
         self._there_are.set()
-        self._thread.join(seconds)
+        if self.thread is not None:
+            self.thread.end()
+            self.thread.join(seconds)
+        self._note("")
 
-    def _run(self) -> None:
-        while self._there_are.wait() and (self._spans or not self._stopped.is_set()):
-            self._stopped.wait(GATHER_S)
+    def run(self) -> None:
+        """Send until it is stopped, in a thread."""
+        while True:
+            self._there_are.wait(self._ask_again_s if self._why else None)
+            if self._spans:
+                self._stopped.wait(GATHER_S)
+            elif self._stopped.is_set():
+                return
             self._there_are.clear()
+            if not self._spans and self._why:
+                self._send([])
             while self._spans:
                 self._send([self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))])
             if self._stopped.is_set():
@@ -115,14 +138,24 @@ class _Sender:
     def _send(self, spans: list[Span]) -> None:
         import http.client  # a megabyte, with the mail formats it needs: only where spans are sent
 
+        is_sent = False
         try:
             status = _post(self.endpoint, write_spans(spans, self._resource))
-            why = "" if 200 <= status < 300 else f"{self.endpoint} answers with HTTP status {status}"
-        except (OSError, http.client.HTTPException) as error:
+            is_sent = 200 <= status < 300
+            why = "" if is_sent else f"{self.endpoint} answers with HTTP status {status}"
+        except (
+            OSError,
+            UnicodeError,
+            http.client.HTTPException,
+        ) as error:  # of a name in no alphabet of the DNS, too
             why = f"spans cannot be sent to {self.endpoint}: {error}"
-        if why:
-            self._dropped(len(spans))
-        self._note(why)
+        finally:
+            if spans and not is_sent:
+                self._dropped(len(spans))
+        self._why = why
+        with self._noting:
+            if not self._stopped.is_set():
+                self._note(why)
 
 
 def _post(endpoint: str, body: bytes) -> int:

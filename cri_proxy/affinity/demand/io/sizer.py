@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -170,9 +171,10 @@ class DemandSizer:
         if self._triggers.lacks(paths, waiting):
             await asyncio.to_thread(self._triggers.keep, paths, waiting)
             if self._triggers.keys and not self._is_watched:
+                self._triggers.listen(
+                    partial(self._services.supervisor.in_loop, self._note_fired), self._services.supervisor
+                )
                 self._is_watched = True
-                loop = asyncio.get_running_loop()
-                self._triggers.listen(lambda fired: loop.call_soon_threadsafe(self._note_fired, fired))
         self.controller.set_triggers(self._triggers.keys)
 
     def _note_fired(self, fired: list[str]) -> None:

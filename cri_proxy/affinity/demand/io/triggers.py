@@ -15,16 +15,19 @@ import contextlib
 import errno
 import os
 import select
-import threading
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
 
+from cri_api.supervisor import SupervisedThread, Supervisor
 from cri_proxy.affinity.demand.estimate import TRIGGER_S
 
 NOT_CAPABLE = "CAP_SYS_RESOURCE is missing"
 NO_PSI = "this kernel tells no pressure by cgroup"
 READ_ONLY = "cgroups are mounted read-only here"
+#: What a node is short of for a moment: the next ``keep`` tries again.
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 #: What a kernel says that wants the capability: to the open, or to the window.
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.EINVAL)
 
@@ -50,7 +53,7 @@ class PressureTriggers:
         #: Containers without such a file: of a hybrid host not all have a cgroup below ``unified``.
         self._without: set[str] = set()
         self._waiting = 0.0
-        self._thread: Optional[threading.Thread] = None
+        self._thread: Optional[SupervisedThread] = None
         #: The thread ends when something is to be read of the first.
         self._ending: tuple[int, int] = (-1, -1)
         self.problem = ""
@@ -60,12 +63,15 @@ class PressureTriggers:
         """The containers that have one."""
         return frozenset(self._files) - self._gone
 
-    def listen(self, tell: Callable[[list[str]], object]) -> None:
-        """Have ``tell`` called with the containers whose triggers have fired: in a thread, until ``close``."""
+    def listen(self, tell: Callable[[list[str]], object], supervisor: Optional[Supervisor] = None) -> None:
+        """Have ``tell`` called with the containers whose triggers have fired: in a thread, until ``close``.
+
+        :raises OSError: there is no descriptor for it now.
+        """
         self._ending = os.pipe()
         self._epoll.register(self._ending[0], select.EPOLLIN)
-        self._thread = threading.Thread(target=self._listen, args=(tell,), name="pressure", daemon=True)
-        self._thread.start()
+        supervisor = supervisor or Supervisor()
+        self._thread = supervisor.keep_thread("pressure thread", partial(self._listen, tell), "pressure")
 
     def _listen(self, tell: Callable[[list[str]], object]) -> None:
         while True:
@@ -106,22 +112,25 @@ class PressureTriggers:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self.problem = _problem_of(error)
+                self._note(error)
                 return
             try:
                 os.write(descriptor, text)
                 self._epoll.register(descriptor, select.EPOLLPRI)
             except OSError as error:
                 os.close(descriptor)
-                if error.errno == errno.ENODEV:  # the container is gone
-                    return
-                self.problem = _problem_of(error)
+                if error.errno != errno.ENODEV:  # else the container is gone
+                    self._note(error)
                 return
             self._files[key], self._keys[descriptor] = descriptor, key
             return
         self._without.add(key)
         if not self._mounts or any((mount / path.lstrip("/")).is_dir() for mount in self._mounts):
             self.problem = NO_PSI
+
+    def _note(self, error: OSError) -> None:
+        if error.errno not in _SHORT:
+            self.problem = _problem_of(error)
 
     def _drop(self, key: str) -> None:
         descriptor = self._files.pop(key)
@@ -150,6 +159,7 @@ class PressureTriggers:
 
     def close(self) -> None:
         if self._thread is not None:
+            self._thread.end()
             os.write(self._ending[1], b"!")
             self._thread.join()
             self._thread = None

@@ -8,7 +8,8 @@ Of a container at its limit's rung one file is read, of one in a shrunk set thos
     hybrid     as v1                         as v1                            below ``unified``
 
 Times that are throttled are added up over CPUs by the kernel, so they can be more than the time that has passed. A file
-that was read once stays open: a look is one call then, and the file of a container that is gone says so.
+that was read once stays open: a look is one call then, and the file of a container that is gone says so. A file that could
+not be opened is tried again with each look.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class UsageReader:
         self._cpuacct = _mounts(root, _CPUACCT) if self._is_v1 else [root]
         self._cpu = _mounts(root, _CPU) if self._is_v1 else [root]
         self._pressure = _mounts(root, _PRESSURE_V1) if self._is_v1 else [root]
-        #: By container and kind of file; None: it is nowhere.
-        self._files: dict[tuple[str, str], Optional[int]] = {}
+        #: The files that are open, by container and kind. One that cannot be had now may be there with the next look.
+        self._files: dict[tuple[str, str], int] = {}
 
     def look(self, paths: Mapping[str, str], shrunk: Collection[str]) -> dict[str, DemandSample]:
         """A sample of each container of ``paths`` (cgroup path by id) that can be read; waiting only of those in
@@ -74,20 +75,24 @@ class UsageReader:
 
     def _text(self, key: str, name: str, mounts: Collection[Path], path: str) -> bytes:
         at = key, name
-        if at not in self._files:
-            self._files[at] = _open(mounts, path.lstrip("/"), name)
-        descriptor = self._files[at]
+        descriptor = self._files.get(at)
+        if descriptor is None:
+            descriptor = _open(mounts, path.lstrip("/"), name)
+            if descriptor is None:
+                return b""
+            self._files[at] = descriptor
         try:
-            return b"" if descriptor is None else os.pread(descriptor, _BYTES, 0)
+            return os.pread(descriptor, _BYTES, 0)
         except OSError:  # the cgroup is gone (ENODEV), or this kernel keeps no PSI (EOPNOTSUPP)
+            # There may be another cgroup at its path by the next look.
+            del self._files[at]
+            os.close(descriptor)
             return b""
 
     def keep(self, keys: Collection[str]) -> None:
         """Forget the containers that are none of these."""
         for at in [at for at in self._files if at[0] not in keys]:
-            descriptor = self._files.pop(at)
-            if descriptor is not None:
-                os.close(descriptor)
+            os.close(self._files.pop(at))
 
     def close(self) -> None:
         self.keep(())

@@ -100,8 +100,13 @@ class EventDispatcher:
     def spawn(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("what plugins are to be told, or ask for, has failed", exc_info=task.exception())
 
     async def close(self) -> None:
         while tasks := tuple(self._tasks):

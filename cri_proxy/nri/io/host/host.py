@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy.metrics import Metrics
 from cri_proxy.nri import validate as nri_validate
@@ -58,12 +59,13 @@ class NriHost:
         log: Any,
         metrics: Metrics,
         runtime: Callable[[], tuple[str, str]] = _unknown,
+        supervisor: Optional[Supervisor] = None,
     ) -> None:
         """``runtime``: the runtime's name and version, as plugins are told them."""
         self._log = log
         self._connected_plugins = ConnectedPlugins(settings, log, NriMetrics(metrics.registry))
         self._supervisor = PluginSupervisor(
-            self._connected_plugins, Registrar(self._connected_plugins, pod_view, runtime)
+            self._connected_plugins, Registrar(self._connected_plugins, pod_view, runtime), supervisor
         )
         #: Create, update and stop: their answers may be about the same containers.
         self._merging = asyncio.Lock()

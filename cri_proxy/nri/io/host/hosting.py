@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_api.supervisor import together
 from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest, linux_delta, parse
 from cri_proxy.cri.visibility import Visibility, container_key, sandbox_key
@@ -97,6 +98,7 @@ class NriHosting:
             log,
             services.metrics,
             lambda: (runtime.name, runtime.version),
+            services.supervisor,
         )
         dispatcher = EventDispatcher(self.host, self.pod_view, log)
         cleanup = Cleanup(upstream, intents, hidden, services.node_state, log)
@@ -121,6 +123,8 @@ class NriHosting:
         services.node_state.updates.deliver = self._move
         self._is_begun = False
         self._starting: Optional[asyncio.Task[None]] = None
+        #: Whether the host has started, in which it can fail.
+        self._has_started = False
 
     # ------------------------------------------------------------------ interceptor
 
@@ -186,10 +190,11 @@ class NriHosting:
         """Find out whether the runtime has NRI itself; start the host if not. May be called any time."""
         if not self.state:
             await self._choose()
-        if self.is_on and self._starting is None:
+        if self.is_on and not self._has_started and (self._starting is None or self._starting.done()):
             self._starting = asyncio.ensure_future(self.host.start())
         if self._starting is not None:
             await asyncio.shield(self._starting)
+            self._has_started = True
             self._services.health.warn("nri", tuple(self.host.problems))
 
     async def _choose(self) -> None:
@@ -220,15 +225,17 @@ class NriHosting:
 
     async def run(self) -> None:
         """Background work, until the daemon cancels it."""
-        await asyncio.gather(self._look(), self._warm(), self._context.cleanup.run())
+        await together(self._look(), self._warm(), self._context.cleanup.run())
 
     async def _look(self) -> None:
         """Notice containers that ended."""
         while True:
             streams = self._services.events.streams
             await asyncio.sleep(LOOK_WITH_EVENTS_S if streams else LOOK_S)
-            if not self.state:
+            if not self.state or (self.is_on and not self._has_started):
                 await self.start()
+            if self._has_started:
+                self._services.health.warn("nri", tuple(self.host.problems))
             # Mode off, or no plugin: the next snapshot or list finds what happens meanwhile.
             if self._is_asking and self.pod_view.is_following:
                 await self._try("the list could not be had", self.pod_view.look())

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Protocol, Union
 
+from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy.nri.dispatch import (
     WASM,
@@ -52,12 +53,6 @@ class LaunchedPlugin(Protocol):
 
 class Launcher(Protocol):
     """A way to launch plugins."""
-
-    async def open(self) -> None:
-        """Get ready.
-
-        :raises OSError: it cannot be.
-        """
 
     async def launch(self, plugin: Preregistered) -> LaunchedPlugin:
         """:raises OSError: it cannot be launched."""
@@ -98,9 +93,6 @@ class Child:
 
 class ChildLauncher:
     """Launches children. They are killed by the kernel if we are."""
-
-    async def open(self) -> None:
-        pass
 
     async def launch(self, plugin: Preregistered) -> Child:
         ours, theirs = socket.socketpair()
@@ -145,19 +137,28 @@ class Unit:
 class UnitLauncher:
     """Has systemd start ``cri-resmgr-nri@NN-NAME.service``, whose program fetches its connection from us."""
 
-    def __init__(self, address: str = nri_launcher.SOCKET, systemctl: Sequence[str] = ("systemctl",)) -> None:
+    def __init__(
+        self,
+        address: str = nri_launcher.SOCKET,
+        systemctl: Sequence[str] = ("systemctl",),
+        supervisor: Optional[Supervisor] = None,
+    ) -> None:
         self._address = Path(address)
         self._systemctl = systemctl
+        self._supervisor = supervisor or Supervisor()
+        self._listener: Optional[socket.socket] = None
         #: Plugins being launched: their connections, and futures of their process ids.
         self._wanted: dict[str, tuple[Preregistered, socket.socket, asyncio.Future[int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
-        listener = listening_socket(self._address)
-        task = asyncio.ensure_future(self._accept(listener))
-        self._tasks.add(task)
+    def open(self) -> None:
+        """With the first launch, and with each after one for which it could not be had."""
+        if self._listener is None:
+            listener = self._listener = listening_socket(self._address)
+            self._tasks.add(self._supervisor.keep("NRI launcher", lambda: self._accept(listener)))
 
     async def launch(self, plugin: Preregistered) -> Unit:
+        self.open()
         ours, theirs = socket.socketpair()
         fetched: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._wanted[plugin.title] = (plugin, theirs, fetched)
@@ -183,15 +184,16 @@ class UnitLauncher:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._address.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._address.unlink(missing_ok=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-                task = asyncio.ensure_future(self._hand_out(connection))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+        while True:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            task = self._supervisor.begin("NRI unit", self._hand_out(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _hand_out(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_api.supervisor import Supervisor
 from cri_proxy.nri.dispatch import MOST_PAUSE_S, Preregistered, pause_s
 from cri_proxy.nri.io.host.launch import ChildLauncher, LaunchedPlugin, Launcher, UnitLauncher, discover
 from cri_proxy.nri.io.host.peer import LAUNCHED, ConnectedPlugins, PluginIdentity
@@ -17,6 +18,8 @@ from cri_proxy.nri.io.host.registration import PluginListener, Registrar
 
 #: How long a plugin's last words are waited for after its end.
 LAST_WORDS_S = 1.0
+#: How often the socket for plugins that connect is tried to be had, seconds.
+LISTEN_AGAIN_S = 10.0
 #: The most of a line, and of lines in so many seconds.
 MOST_CHARACTERS = 500
 MOST_LINES, PERIOD_S = 20, 10.0
@@ -24,26 +27,41 @@ _READ_BYTES = 1 << 14
 
 
 def launcher_of(
-    wanted: str, environment: Mapping[str, str], systemd: Path = Path("/run/systemd/system")
+    wanted: str,
+    environment: Mapping[str, str],
+    systemd: Path = Path("/run/systemd/system"),
+    supervisor: Optional[Supervisor] = None,
 ) -> Launcher:
     """How plugins are launched: "unit", "child", or as we run ourselves."""
     is_unit = "INVOCATION_ID" in environment and systemd.exists()
-    return UnitLauncher() if wanted == "unit" or (wanted == "auto" and is_unit) else ChildLauncher()
+    return (
+        UnitLauncher(supervisor=supervisor)
+        if wanted == "unit" or (wanted == "auto" and is_unit)
+        else ChildLauncher()
+    )
 
 
 class PluginSupervisor:
     """Of one host."""
 
-    def __init__(self, connected_plugins: ConnectedPlugins, registrar: Registrar) -> None:
+    def __init__(
+        self,
+        connected_plugins: ConnectedPlugins,
+        registrar: Registrar,
+        supervisor: Optional[Supervisor] = None,
+    ) -> None:
+        self._supervisor = supervisor or Supervisor()
         self._connected_plugins = connected_plugins
         self._registrar = registrar
         self._log = connected_plugins.log
-        self._launcher = launcher_of(connected_plugins.settings.launcher, os.environ)
+        self._launcher = launcher_of(
+            connected_plugins.settings.launcher, os.environ, supervisor=self._supervisor
+        )
         self._kept: list[_Kept] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Optional[PluginListener] = None
-        #: Sentences about plugins that stay out.
-        self.problems: list[str] = []
+        self._passed_over: list[str] = []
+        self._socket_problem = ""
 
     async def start(self) -> None:
         """Return once every launched plugin is connected or has failed for the first time, and others can come."""
@@ -51,22 +69,34 @@ class PluginSupervisor:
         found, passed_over = await asyncio.to_thread(discover, settings.plugin_path, settings.config_path)
         for passed in passed_over:
             self._note(f"{passed.path} is not launched: {passed.reason}")
-        if found:
-            try:
-                await self._launcher.open()
-            except OSError as error:
-                self._note(f"NRI plugins cannot be launched: {error}")
-                found = []
         self._kept = [_Kept(plugin, self._registrar, self._launcher, self._log) for plugin in found]
-        self._tasks = [asyncio.ensure_future(kept.run()) for kept in self._kept]
+        keep = self._supervisor.keep
+        self._tasks = [keep(f"NRI plugin {kept.title}", kept.run, may_end=True) for kept in self._kept]
         await asyncio.gather(*(kept.settled.wait() for kept in self._kept))
-        if settings.socket:
-            listener = PluginListener(Path(settings.socket), self._registrar, self._log)
-            try:
-                await listener.open()
-                self._listener = listener
-            except OSError as error:
-                self._note(f"no NRI plugin can connect: {error}")
+        if settings.socket and not await self._listen(settings.socket):
+            self._tasks.append(keep("NRI socket", lambda: self._listen_later(settings.socket), may_end=True))
+
+    async def _listen(self, path: str) -> bool:
+        """Let plugins connect; whether they can."""
+        listener = PluginListener(Path(path), self._registrar, self._log)
+        try:
+            await listener.open()
+        except OSError as error:
+            self._note_socket(f"no NRI plugin can connect: {error}")
+            return False
+        self._listener = listener
+        self._note_socket("")
+        return True
+
+    async def _listen_later(self, path: str) -> None:
+        while not await self._listen(path):
+            await asyncio.sleep(LISTEN_AGAIN_S)
+
+    def _note_socket(self, problem: str) -> None:
+        if problem != self._socket_problem:
+            self._socket_problem = problem
+            if problem:
+                self._log.warning(problem)
 
     def stop_listening(self) -> None:
         """Accept no more plugins; a launched one that ends is not launched again."""
@@ -90,8 +120,13 @@ class PluginSupervisor:
         """The launched plugins that are not connected."""
         return [kept.document() for kept in self._kept if not kept.is_connected]
 
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about plugins that stay out."""
+        return [*self._passed_over, *filter(None, [self._socket_problem])]
+
     def _note(self, problem: str) -> None:
-        self.problems.append(problem)
+        self._passed_over.append(problem)
         self._log.warning(problem)
 
 
@@ -107,6 +142,7 @@ class _Kept:
         self._registrar = registrar
         self._launcher = launcher
         self._log = log
+        self.title = plugin.title
         self._launches = 0
         self._problem = ""
         self._last_words = ""

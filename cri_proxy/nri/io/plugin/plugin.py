@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from cri_api.supervisor import together
 from cri_api.waiting import wait_within
 from cri_proxy.config.config import Config
 from cri_proxy.node.lock import FILE, NodeLock
@@ -74,6 +75,8 @@ class NriPlugin:
     name = "nri-plugin"
     must_serve = False
     exits = "the runtime's NRI events"
+    #: An event's answer has its time; what asks on other sockets is not held up for it.
+    is_busy = False
 
     def __init__(self, services: Services, options: PluginOptions) -> None:
         self._services = services
@@ -114,7 +117,9 @@ class NriPlugin:
 
     async def run(self) -> None:
         """Serve one connection after the other, until it is cancelled."""
-        self._spawn(self._sweep())
+        await together(self._connect(), self._sweep())
+
+    async def _connect(self) -> None:
         wait_s = FIRST_WAIT_S
         taken = launched.take()
         if taken is not None:
@@ -257,7 +262,7 @@ class NriPlugin:
             self._placing.doubt(LATE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._services.supervisor.begin("NRI session", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -37,7 +37,7 @@ class ToldTriggers(PressureTriggers):
     def keys(self) -> frozenset[str]:
         return frozenset(self.kept)
 
-    def listen(self, tell: Callable[[list[str]], object]) -> None:
+    def listen(self, tell: Callable[[list[str]], object], supervisor: Any = None) -> None:
         self._tell = tell
 
     def lacks(self, keys: Collection[str], waiting: float) -> bool:

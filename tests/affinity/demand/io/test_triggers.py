@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -62,3 +64,25 @@ def test_the_thread_that_listens_ends_with_it(tmp_path: Path) -> None:
     (listening,) = [thread for thread in threading.enumerate() if thread.name == "pressure"]
     triggers.close()
     assert not listening.is_alive()
+
+
+def test_a_node_without_descriptors_for_a_moment_has_triggers_with_the_next_try(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "cpu.pressure").symlink_to(PRESSURE)
+    triggers = PressureTriggers(tmp_path, WINDOW_S)
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    try:
+        with contextlib.suppress(OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        triggers.keep({"first": "/first"}, WAITING)
+        assert (triggers.problem, triggers.keys) == ("", frozenset())
+        assert triggers.lacks({"first"}, WAITING)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    triggers.keep({"first": "/first"}, WAITING)
+    assert triggers.problem or triggers.keys == {"first"}
+    triggers.close()

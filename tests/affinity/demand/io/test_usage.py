@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -88,4 +91,30 @@ def test_a_second_look_sees_what_has_changed_and_a_container_that_is_gone_is_for
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     reader.keep(())
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before - 1
+    reader.close()
+
+
+@pytest.mark.parametrize("is_shrunk", [False, True], ids=["by its limit", "shrunk"])
+def test_a_file_that_could_not_be_opened_is_tried_again_with_the_next_look(tmp_path, is_shrunk) -> None:
+    reader, shrunk = UsageReader(tree(tmp_path, {}), lambda: 2.0), {"c1"} if is_shrunk else set()
+    assert reader.look({"c1": POD}, shrunk) == {}
+    tree(tmp_path, {"cpu.stat": V2_STAT, "cpu.pressure": PSI})
+    assert reader.look({"c1": POD}, shrunk)["c1"].usage_ns == 9_000_000
+    reader.close()
+
+
+def test_a_node_without_descriptors_for_a_moment_costs_a_look(tmp_path) -> None:
+    reader = UsageReader(tree(tmp_path, {"cpu.stat": V2_STAT}), lambda: 2.0)
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    try:
+        with contextlib.suppress(OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        assert reader.look({"c1": POD}, ()) == {}
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert reader.look({"c1": POD}, ())["c1"].usage_ns == 9_000_000
     reader.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,11 @@ from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import WHOLE_AGAIN_S
+from cri_api.supervisor import Supervisor
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cluster.api_server import Fault
 from tests.cluster.declared import older, schema_of
-from tests.functional.conftest import ask
+from tests.functional.conftest import HANG_S, ask, until
 from tests.functional.support import run_pod_with
 
 
@@ -257,3 +260,58 @@ async def test_a_policy_is_judged_once_report_and_doctor_are_younger(node, repor
     await again.round()
     assert node.status["judgedPolicy"] == "bad"
     await again.problems_known()
+
+
+class Stumbling:
+    """A client whose watch fails by a bug of ours, so many times."""
+
+    def __init__(self, client: Client, failures: int) -> None:
+        self._client, self.failures = client, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def watch(self, *what: Any, **how: Any) -> AsyncIterator[Any]:
+        if self.failures:
+            self.failures -= 1
+            raise KeyError("metadata")
+        async for event in self._client.watch(*what, **how):
+            yield event
+
+
+async def test_a_watch_of_the_spec_that_fails_is_begun_again(node, api_client, tmp_path) -> None:
+    told: list[str] = []
+    supervisor = Supervisor(lambda worker, error: error and told.append(worker.name))
+    node.create(policy=policy("good"))
+    commander = Commander(
+        DaemonClient(node.daemon.control), Stumbling(api_client, 1), NAME,
+        MemoryFile(tmp_path / "state"), Clock(), supervisor=supervisor,
+    )  # fmt: skip
+    running = supervisor.keep("commander", commander.run)
+    try:
+        await until(node.daemon, lambda status: status["cluster"]["policy"] is not None)
+    finally:
+        running.cancel()
+        await supervisor.end()
+    assert told == ["watch of the spec"]
+
+
+async def test_a_watch_for_commands_that_fails_is_begun_again(node, api_client) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    supervisor = Supervisor(lambda worker, error: told.put_nowait(f"{worker.name}: {error!r}"))
+    node.create(policy=policy("good"))
+    client = Stumbling(api_client, 1)
+    reporter = Reporter(
+        DaemonClient(node.view),
+        client,
+        Reporting(NAME, commands_elsewhere=False),
+        Clock(),
+        supervisor=supervisor,
+    )
+    running = supervisor.keep("reporter", reporter.run)
+    try:
+        said = [await asyncio.wait_for(told.get(), HANG_S) for _ in range(2)]
+    finally:
+        running.cancel()
+        await supervisor.end()
+    assert said == ["watch for commands: KeyError('metadata')", "watch for commands: None"]

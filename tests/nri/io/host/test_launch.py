@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api.supervisor import Supervisor
 from cri_proxy.nri.dispatch import Preregistered
 from cri_proxy.nri.io import launcher as nri_launcher
 from cri_proxy.nri.io.connection import NriConnection
@@ -52,7 +53,7 @@ def registered(tmp_path: Path, title: str) -> tuple[Preregistered, Log]:
 async def test_a_unit_gets_its_connection_and_environment_from_the_daemon(tmp_path, systemctl) -> None:
     plugin, log = registered(tmp_path, "10-foo+bar")
     launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), [str(systemctl)])
-    await launcher.open()
+    launcher.open()
     try:
         address = tmp_path / "nri/launch.sock"
         assert stat.S_IMODE(address.stat().st_mode) == 0o600
@@ -90,7 +91,7 @@ async def test_a_unit_gets_its_connection_and_environment_from_the_daemon(tmp_pa
 
 async def test_a_unit_that_nobody_has_asked_for_does_not_start(tmp_path) -> None:
     launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), ["false"])
-    await launcher.open()
+    launcher.open()
     try:
         command = [sys.executable, "-I", nri_launcher.__file__, "10-foo", str(tmp_path / "nri/launch.sock")]
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
@@ -106,7 +107,7 @@ async def test_a_systemd_that_refuses_is_quoted(tmp_path) -> None:
     refuses.write_text("#!/bin/sh\necho Unit not found. >&2\nexit 5\n")
     refuses.chmod(0o755)
     launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), [str(refuses)])
-    await launcher.open()
+    launcher.open()
     try:
         with pytest.raises(OSError, match="restart cri-resmgr-nri@10-foo.service: Unit not found."):
             await launcher.launch(Preregistered("10", "foo", "/nowhere"))
@@ -141,3 +142,36 @@ def test_names_that_systemd_does_not_take_are_written_otherwise_and_read_back() 
     assert unit_name("10-foo_b.c") == "cri-resmgr-nri@10-foo_b.c.service"
     assert unit_name("10-a+b") == "cri-resmgr-nri@10-a\\x2bb.service"
     assert os.path.basename(nri_launcher.__file__) == "launcher.py"
+
+
+async def test_an_accept_that_fails_costs_no_later_launch(tmp_path, systemctl) -> None:
+    plugin, _ = registered(tmp_path, "10-foo")
+    told: asyncio.Queue[str] = asyncio.Queue()
+    supervisor = Supervisor(lambda worker, error: error and told.put_nowait(worker.name))
+    launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), [str(systemctl)], supervisor)
+    launcher.open()
+    try:
+        await asyncio.sleep(0)
+        supervisor.lives["NRI launcher"].cancel()
+        assert await asyncio.wait_for(told.get(), HANG_S) == "NRI launcher"
+        running = await asyncio.wait_for(launcher.launch(plugin), HANG_S)
+        running.streams[1].close()
+        await running.end()
+    finally:
+        await launcher.close()
+    assert supervisor.workers == ()
+
+
+async def test_a_socket_that_cannot_be_had_now_is_had_with_a_later_launch(tmp_path, systemctl) -> None:
+    plugin, _ = registered(tmp_path, "10-foo")
+    (tmp_path / "nri").write_text("in the place of a folder")
+    launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), [str(systemctl)])
+    try:
+        with pytest.raises(OSError, match="nri"):
+            await launcher.launch(plugin)
+        (tmp_path / "nri").unlink()
+        running = await asyncio.wait_for(launcher.launch(plugin), HANG_S)
+        running.streams[1].close()
+        await running.end()
+    finally:
+        await launcher.close()
