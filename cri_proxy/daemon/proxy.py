@@ -141,7 +141,7 @@ class Proxy:
 
     @property
     def is_busy(self) -> bool:
-        age_s = self._calls.age_s
+        age_s = None if self._relay is None else self._relay.last_call_age_s
         return age_s is not None and age_s < BUSY_S
 
     def status(self) -> dict[str, Any]:

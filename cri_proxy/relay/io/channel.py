@@ -266,7 +266,7 @@ class Channel:
                 try:
                     self._current = await self._attempt()
                     self._problem = ""
-                except (OSError, asyncio.TimeoutError) as error:
+                except Exception as error:  # a bug of ours, too: calls are told, and it is tried again
                     self._problem = f"{self._peer} cannot be reached at {self.path}: {_reason(error)}"
                     self._tell()
                     await asyncio.sleep(pause_s)
@@ -326,7 +326,9 @@ class Channel:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    return str(error) or f"it has not answered within {CONNECT_S:g} s"
+    if isinstance(error, asyncio.TimeoutError):
+        return f"it has not answered within {CONNECT_S:g} s"
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _nothing() -> None:

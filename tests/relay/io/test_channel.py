@@ -378,3 +378,20 @@ async def test_of_calls_that_are_over_nothing_is_kept(runtime: FakeRuntime, chan
         assert len(kept) <= 2  # at most the last ones
     finally:
         gc.enable()
+
+
+async def test_a_bug_in_connecting_is_told_to_calls_and_tried_again(
+    folder: Path, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+
+    async def broken(path: str) -> Any:
+        attempts.append(path)
+        raise ZeroDivisionError("connect")
+
+    monkeypatch.setattr("cri_proxy.relay.io.channel.connected", broken)
+    with pytest.raises(RpcError, match="ZeroDivisionError: connect") as failed:
+        await soon(channel.unary("/x.Y/Z", b""))
+    assert failed.value.code is Code.UNAVAILABLE and not failed.value.in_doubt
+    while len(attempts) < 2:
+        await asyncio.sleep(0.005)
