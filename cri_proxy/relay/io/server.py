@@ -48,7 +48,9 @@ LAST_BYTES_S = 1.0
 _TICK_S = 1.0
 _LOOK_S = 0.01
 
-NO_DESCRIPTORS = "no connection can be served: this process may have too few open files; raise its unit's LimitNOFILE to 1024 or more"
+NO_DESCRIPTORS = (
+    "no connection can be served with so few open files; raise LimitNOFILE of the unit to 1024 or more"
+)
 #: What ``on_trouble`` is told about.
 ACCEPTING, REACHING = "connections", "connections to the runtime"
 
