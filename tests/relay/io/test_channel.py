@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.relay.http2.caller import OwnCall
+from cri_proxy.relay.http2.caller import Caller, OwnCall
 from cri_proxy.relay.http2.frames import HEADERS, PREFACE, RST_STREAM, write_settings
 from cri_proxy.relay.http2.headers import write_response, write_trailers
 from cri_proxy.relay.http2.messages import write_message
@@ -335,6 +335,19 @@ async def test_a_stream_is_reset_by_a_message_that_cannot_be_read(raw: RawRuntim
     assert (await connection.frame(RST_STREAM)).stream == 1
 
 
+class Broken:
+    """A caller that cannot read."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._caller, name)
+
+    def received(self, _data: bytes) -> None:
+        raise KeyError("x")
+
+
 async def test_a_bug_ends_the_calls_and_their_connection(
     runtime: FakeRuntime, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,10 +355,7 @@ async def test_a_bug_ends_the_calls_and_their_connection(
     logged: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["exception"]))
 
-    def fail(_data: bytes) -> None:
-        raise KeyError("x")
-
-    monkeypatch.setattr(channel.connection.caller, "received", fail)
+    monkeypatch.setattr(channel.connection, "caller", Broken(channel.connection.caller))
     error = await failure(channel.unary(VERSION, b"", 100))
     assert (error.code, error.in_doubt) == (Code.UNAVAILABLE, True)
     assert [str(bug) for bug in logged] == ["'x'"]
