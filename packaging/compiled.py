@@ -29,8 +29,9 @@ CACHE = REPOSITORY / ".cache"
 PARTS = ("cri_proxy/relay/http2", "policies")
 #: All that they import and that decides what is made.
 OURS = ("cri_proxy/", "policies/")
-#: Values, whose copies are made of their ``__dict__`` (``altered``); and what classes that are not compiled derive from.
-AS_SOURCE = ("policies/model.py", "policies/policy.py")
+#: Values, of which copies are made by their ``__dict__`` (``altered``) or by pickle (to the planner's process); and what
+#: classes that are not compiled derive from.
+AS_SOURCE = ("policies/affinity/planner/problem.py", "policies/model.py", "policies/policy.py")
 #: The last mypy for Python 3.9, so that all are compiled by the same one.
 TOOLS = ("mypy==1.19.1", "setuptools==80.9.0")
 #: Types of other packages decide nothing here, so that the same sources give the same C.
