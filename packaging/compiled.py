@@ -27,8 +27,11 @@ REPOSITORY = HERE.parent
 CACHE = REPOSITORY / ".cache"
 #: Packages whose modules are compiled, each into one library. What each gains: docs/dev/benchmarks.md.
 PARTS = ("cri_proxy/relay/http2", "policies")
-#: Values, whose copies are made of their ``__dict__`` (``altered``); and what classes that are not compiled derive from.
-AS_SOURCE = ("policies/model.py", "policies/policy.py")
+#: All that they import and that decides what is made.
+OURS = ("cri_proxy/", "policies/")
+#: Values, of which copies are made by their ``__dict__`` (``altered``) or by pickle (to the planner's process); and what
+#: classes that are not compiled derive from.
+AS_SOURCE = ("policies/affinity/planner/problem.py", "policies/model.py", "policies/policy.py")
 #: The last mypy for Python 3.9, so that all are compiled by the same one.
 TOOLS = ("mypy==1.19.1", "setuptools==80.9.0")
 #: Types of other packages decide nothing here, so that the same sources give the same C.
@@ -76,8 +79,9 @@ def _with_imports(root: Path, names: Iterable[str]) -> set[str]:
             imported += [f"{node.module}.{alias.name}" for alias in node.names] if imported else []
             imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for path in (f"{name.replace('.', '/')}.py" for name in imported):
-                # What protoc makes has no types.
-                if path not in found and (root / path).is_file() and not path.endswith("_pb2.py"):
+                # What protoc makes has no types; a package's tree has other packages, too.
+                is_ours = path.startswith(OURS) and not path.endswith("_pb2.py")
+                if is_ours and path not in found and (root / path).is_file():
                     found.add(path)
                     left.append(path)
     return found

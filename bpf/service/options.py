@@ -15,6 +15,8 @@ PROVIDERS = ("auto", "ebpf", "sock_diag", "declared")
 REMOTE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
 WITHIN = ("node", "namespace", "owner")
 _OF_GRAPH = tuple(field.name for field in fields(GraphSettings))
+#: A compiled class has its fields' defaults in its objects only.
+_GRAPH = GraphSettings()
 
 
 class BadOptions(Exception):
@@ -37,12 +39,12 @@ class Options:
     tls_client_ca: str = ""
     provider: str = "auto"
     interval_s: float = 10.0
-    half_life_s: float = GraphSettings.half_life_s
-    message_lines: float = GraphSettings.message_lines
-    least_weight: float = GraphSettings.least_weight
-    least_share: float = GraphSettings.least_share
-    most_weight: float = GraphSettings.most_weight
-    within: str = GraphSettings.within
+    half_life_s: float = _GRAPH.half_life_s
+    message_lines: float = _GRAPH.message_lines
+    least_weight: float = _GRAPH.least_weight
+    least_share: float = _GRAPH.least_share
+    most_weight: float = _GRAPH.most_weight
+    within: str = _GRAPH.within
     remote_networks: tuple[str, ...] = REMOTE_NETWORKS
     openers: float = 0.0
     runtime_sockets: tuple[str, ...] = ()
