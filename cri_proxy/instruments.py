@@ -81,9 +81,11 @@ class Registry:
         """A histogram with these labels; ``buckets``: their upper bounds, rising."""
         return Histogram(name, documentation, labels.split(), buckets=buckets, registry=self)
 
-    def collect(self) -> Iterable[Family]:
+    def collect(self, kind: str = "") -> Iterable[Family]:
+        """All families, or without those that are known to be of another kind."""
         for collector in list(self._collectors):
-            yield from collector.collect()
+            if not kind or getattr(collector, "kind", kind) == kind:
+                yield from collector.collect()
 
     def get_sample_value(self, name: str, labels: Optional[Mapping[str, str]] = None) -> Optional[float]:
         """The value of one series, None if there is none. For tests."""

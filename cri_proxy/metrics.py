@@ -148,6 +148,9 @@ def engine_families() -> tuple[Family, ...]:
 
 
 class _EngineCollector:
+    #: Of all its families.
+    kind = "gauge"
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 

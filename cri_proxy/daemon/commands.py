@@ -309,7 +309,7 @@ class Commands:
 def counters(registry: Any) -> dict[str, float]:
     """The counters that are not zero, by name and labels."""
     found = {}
-    for family in registry.collect():
+    for family in registry.collect("counter"):
         for sample in family.samples:
             if family.type == "counter" and sample.value and not sample.name.endswith("_created"):
                 labels = ",".join(f"{k}={v}" for k, v in sample.labels.items())
