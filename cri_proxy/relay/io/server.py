@@ -48,7 +48,7 @@ _TICK_S = 1.0
 _LOOK_S = 0.01
 
 #: What ``on_trouble`` is told about.
-NO_DESCRIPTORS = "no connection can be served: this process may have too few open files; raise LimitNOFILE of its unit to 1024 or more"
+NO_DESCRIPTORS = "no connection can be served: too few open files are allowed; LimitNOFILE of the unit must be 1024 or more"
 ACCEPTING, REACHING = "connections", "connections to the runtime"
 
 Note = Callable[[str, str], None]
