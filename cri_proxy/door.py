@@ -35,7 +35,7 @@ READING_S, MOST_READING = 10.0, 8
 AGAIN_S = 0.5
 BACKLOG = 64
 #: Bytes of a request that any client may have in memory; a longer one waits until there are fewer of these.
-SMALL, MOST_LARGE = 16 << 10, 2
+SMALL, MOST_LARGE = 16 << 10, 1
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -245,8 +245,12 @@ class Door:
         self._listeners = list(listeners)
         for number, listener in enumerate(self._listeners):
             listener.setblocking(False)
-            name = f"{self._name} socket" + (f" {number + 1}" if number else "")
-            self._accepting.append(self._supervisor.keep(name, self._accept_on(listener)))
+            accept, keep = self._accept_on(listener), self._supervisor.keep
+            self._accepting.append(
+                keep(f"{self._name} door {number + 1}", accept)
+                if number
+                else keep(f"{self._name} door", accept)
+            )
 
     async def close(self) -> None:
         """End all connections, and listen no more."""
