@@ -19,6 +19,7 @@ ALL = (
     "nri_latency",
     "idle_cost",
     "floods",
+    "endpoints",
 )
 
 

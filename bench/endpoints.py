@@ -76,7 +76,9 @@ def flood_on(address: Address, flood: Flood) -> None:
             client.close()
             return
         left[client] = memoryview(flood.said)
-        waiting.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        # A client that does not wait for its answers does not read them.
+        reads = 0 if flood.pipelines else selectors.EVENT_READ
+        waiting.register(client, selectors.EVENT_WRITE | reads)
 
     def drop(client: socket.socket) -> None:
         waiting.unregister(client)

@@ -94,7 +94,8 @@ class ControlServer:
                 raise Refused(write_error("no request has come for long")) from None
             if line is None:
                 return
-            await visitor.answer(await self._door.answers.run(self._answer(line)))
+            work, line = self._answer(line), b""  # else the request stays in memory until the next one
+            await visitor.answer(await self._door.answers.run(work))
             idle_s = IDLE_S
 
     async def _answer(self, line: bytes) -> list[bytes]:

@@ -35,7 +35,7 @@ READING_S, MOST_READING = 10.0, 8
 AGAIN_S = 0.5
 BACKLOG = 64
 #: Bytes of a request that any client may have in memory; a longer one waits until there are fewer of these.
-SMALL, MOST_LARGE = 16 << 10, 2
+SMALL, MOST_LARGE = 16 << 10, 1
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -146,28 +146,35 @@ class Visitor:
         self._door = door
         self._connection = connection
         self._begun = bytearray()
+        self._is_large = False
 
     async def request(self, end: bytes, most: int, idle_s: float = REQUEST_S) -> Optional[bytes]:
-        """The next request up to and with its ``end``; None: there is no more.
+        """The next request up to and with its ``end``; None: there is no more. The one before has its answer.
 
         :raises EOFError: it is longer than ``most``.
         :raises asyncio.TimeoutError: it takes too long, or there was none for ``idle_s``.
         :raises OSError: the connection is lost.
         """
+        self.forget()
         if not self._begun and not await wait_within(idle_s, self._read()):
             return None
-        async with contextlib.AsyncExitStack() as kept:
-            return await wait_within(REQUEST_S, self._rest(end, most, kept))
+        return await wait_within(REQUEST_S, self._rest(end, most))
 
-    async def _rest(self, end: bytes, most: int, kept: contextlib.AsyncExitStack) -> Optional[bytes]:
-        is_large, looked = False, 0
+    def forget(self) -> None:
+        """The request is no longer in memory."""
+        if self._is_large:
+            self._is_large = False
+            self._door.large.release()
+
+    async def _rest(self, end: bytes, most: int) -> Optional[bytes]:
+        looked = 0
         while (found := self._begun.find(end, looked)) < 0:
             looked = max(0, len(self._begun) - len(end) + 1)
             if len(self._begun) > most:
                 raise EOFError
-            if len(self._begun) > SMALL and not is_large:
-                is_large = True
-                await kept.enter_async_context(self._door.large)
+            if len(self._begun) > SMALL and not self._is_large:
+                await self._door.large.acquire()
+                self._is_large = True
             if not await self._read():
                 return None
         line = bytes(self._begun[: found + len(end)])
@@ -238,8 +245,12 @@ class Door:
         self._listeners = list(listeners)
         for number, listener in enumerate(self._listeners):
             listener.setblocking(False)
-            name = f"{self._name} socket" + (f" {number + 1}" if number else "")
-            self._accepting.append(self._supervisor.keep(name, self._accept_on(listener)))
+            accept, keep = self._accept_on(listener), self._supervisor.keep
+            self._accepting.append(
+                keep(f"{self._name} door {number + 1}", accept)
+                if number
+                else keep(f"{self._name} door", accept)
+            )
 
     async def close(self) -> None:
         """End all connections, and listen no more."""
@@ -283,14 +294,17 @@ class Door:
         visit.add_done_callback(self._visits.discard)
 
     async def _visit(self, connection: socket.socket) -> None:
+        visitor = Visitor(self, connection)
         with connection:
             try:
-                await self._serve(Visitor(self, connection))
+                await self._serve(visitor)
             except Refused as refused:
                 with contextlib.suppress(OSError):
                     connection.send(refused.words)
             except (OSError, EOFError, asyncio.TimeoutError):
                 pass  # gone, too slow, or too long
+            finally:
+                visitor.forget()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -287,3 +288,20 @@ def test_a_result_in_pieces_is_the_same(result: Any) -> None:
     assert b"".join(pieces) == write_result(result)
     if isinstance(result, dict):
         assert max(piece.count(b"cpus") for piece in pieces) <= ROWS
+
+
+async def test_a_connection_keeps_no_request_that_has_its_answer(server: ControlServer) -> None:
+    tracemalloc.start()
+    try:
+        clients = []
+        for _ in range(30):
+            reader, writer = await asyncio.open_unix_connection(str(server.path))
+            writer.write(GARBAGE["deep JSON"])
+            assert b"error" in await asyncio.wait_for(reader.readline(), 30)
+            clients.append(writer)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for writer in clients:
+        writer.close()
+    assert kept < 10 * MAX_REQUEST

@@ -192,6 +192,13 @@ async def test_of_large_requests_only_so_many_are_in_memory(folder: Path) -> Non
         assert [size > 2 * SMALL for size in begun].count(True) <= MOST_LARGE
         for writer in writers:
             writer.write(b"\n")
+        while len(site.sizes) < MOST_LARGE:
+            await asyncio.sleep(0)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        # Nor is another read while these wait for their answers.
+        assert len(site.sizes) == MOST_LARGE
+        site.is_open.set()
         while len(site.sizes) < 8:
             await asyncio.sleep(0)
         assert site.sizes == [10 * SMALL + 1] * 8

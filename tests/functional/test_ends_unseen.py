@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,12 @@ ELSEWHERE = {
     "pressure thread": "only where the kernel tells pressure: tests/affinity/demand/io/test_triggers.py",
 }
 #: Names that the source makes from others.
-MADE = {"{} thread": ("state thread", "history thread"), "front.name": ("proxy",)}
+MADE = {
+    "{} thread": ("state thread", "history thread"),
+    "front.name": ("proxy",),
+    "{} door": ("control.socket door", "control.view_socket door", "metrics door"),
+    "{} door {}": (),  # of an address with several: as the first
+}
 
 
 def kept_names() -> Iterator[str]:
@@ -58,8 +64,8 @@ def name_of(argument: ast.expr) -> str:
     return text if text in MADE else ""
 
 
-async def strike(socket: Path, name: str) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(socket))
+async def strike(path: Path, name: str) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(name.encode() + b"\n")
     assert await reader.readline() == b"it lives again\n"
     writer.close()
@@ -70,7 +76,10 @@ def background(status: Any) -> dict[str, Any]:
 
 
 async def test_each_that_dies_is_back_named_and_counted(runtime: FakeRuntime, collector: Collector) -> None:
-    settings = {"tracing": {"endpoint": collector.endpoint}, "nri": hosting()}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    settings = {"tracing": {"endpoint": collector.endpoint}, "nri": hosting(), "metrics": {"listen": listen}}
     async with new_agent(runtime, **settings) as agent:
         strikes = agent.folder / "strikes.sock"
         await start(

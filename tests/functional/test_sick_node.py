@@ -264,4 +264,4 @@ async def test_a_daemon_that_can_serve_no_connection_is_degraded_from_the_start(
         await agent.start(command=command)
         assert "STATUS=degraded: " in (message_with(agent, "READY=1") or "")
         reasons = (await ask(agent, "status"))["degraded"]
-        assert "raise LimitNOFILE of its unit" in reasons["connections"]
+        assert "LimitNOFILE of the unit must be" in reasons["connections"]

@@ -58,11 +58,12 @@ def test_a_flood_is_ended_and_leaves_nothing(observer: ObserverProcess, name: st
 
 
 def test_of_connections_without_a_call_the_oldest_makes_room(observer: ObserverProcess) -> None:
-    clients = [connect(observer) for _ in range(MOST_CONNECTIONS)]
+    clients: list[socket.socket] = []
     try:
-        for client in clients:
-            client.sendall(PREFACE + write_settings())
-            assert client.recv(1 << 16)
+        while len(clients) < MOST_CONNECTIONS:
+            clients.append(connect(observer))
+            clients[-1].sendall(PREFACE + write_settings())
+            assert clients[-1].recv(1 << 16)
         assert observer.graph().status.provider == "replay"
         said = b""
         while received := clients[0].recv(1 << 16):
