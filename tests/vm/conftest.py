@@ -13,7 +13,7 @@ from tests.vm.guest.table import RUNS
 from tests.vm.image import BOOKWORM, SYSTEMS, image, missing
 from tests.vm.job import make_job
 from tests.vm.machine import SHAPES
-from tests.vm.packages import package
+from tests.vm.packages import grpc_client, package
 from tests.vm.run import VirtualMachine
 
 CACHE = Path(__file__).parents[2] / ".cache" / "vm"
@@ -41,6 +41,7 @@ def machine_of(
                 _selected(request.session, name),
                 made.busybox,
                 system.architecture,
+                grpc_client(planned.python, system.architecture, CACHE),
                 containerd_17(CACHE.parent) if system is BOOKWORM else None,
             )
             guest = VirtualMachine(SHAPES[planned.shape], made, job, planned.words)

@@ -24,17 +24,20 @@ def make_job(
     checks: Collection[str],
     busybox: Path,
     architecture: str,
+    client: Path,
     runtime: Optional[Path] = None,
 ) -> Path:
-    """Fill an empty folder, for these checks of a run; ``runtime``: a containerd for later. Returns the folder.
+    """Fill an empty folder, for these checks of a run. Returns the folder.
 
-    ``busybox``: the guest's, for images; ``architecture``: the guest's, as Debian calls it.
+    ``client``: a folder with grpcio for the guest's Python; ``runtime``: a containerd for later; ``busybox``: the guest's, for
+    images; ``architecture``: the guest's, as Debian calls it.
     """
     shutil.copytree(
         TESTS / "vm", folder / "tests" / "vm", ignore=shutil.ignore_patterns("__pycache__", "test_*")
     )
     for name in ("__init__.py", "cri_client.py"):
         shutil.copy(TESTS / name, folder / "tests" / name)
+    shutil.copytree(client, folder / "grpc")
     shutil.copy(deb, folder / deb.name)
     (folder / "upgrade").mkdir()
     newer(deb, folder / "upgrade")

@@ -1,9 +1,12 @@
-"""The package that is tested: built now, or the file named by CRI_RESMGR_DEB_311 (or _39); and its upgrade."""
+"""The package that is tested: built now, or the file named by CRI_RESMGR_DEB_311 (or _39); its upgrade; and what the checks
+call with, which no package has.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 600
+#: As wheels call a guest's architecture.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def package(python: str, folder: Path, architecture: str = "amd64") -> Path:
@@ -51,3 +56,21 @@ def newer(deb: Path, folder: Path) -> Path:
         command = ["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", "-z1", str(tree), str(made)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return made
+
+
+def grpc_client(python: str, architecture: str, cache: Path) -> Path:
+    """A folder with grpcio for a guest's Python, from PyPI: what the checks call runtime and daemon with. Kept in ``cache``.
+
+    :raises subprocess.CalledProcessError: there is none to be had; pip has said why.
+    """
+    folder = cache / f"grpcio-{python}-{architecture}"
+    if not folder.is_dir():
+        made = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(made, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
+        for system in ("manylinux2014", "manylinux_2_17"):
+            command.append(f"--platform={system}_{MACHINES[architecture]}")
+        subprocess.run([*command, f"--target={made}", "grpcio", "typing-extensions"], check=True)
+        made.rename(folder)
+    return folder

@@ -60,7 +60,7 @@ async def main() -> int:
     if "deb" in job and not await verdict_of("the_package_installs", install):
         return 1
     sound = await verdict_of("the_packages_units_are_sound", units)
-    sys.path.append(str(installation.private_modules()))
+    sys.path += [str(installation.private_modules()), str(JOB / "grpc")]
     # Python 3.9 starts programs by fork(), and in the child gRPC's handlers meet what is being used: it aborts.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
     from tests.vm.guest.session import check_all

@@ -60,8 +60,8 @@ def set_constants(**differ: float) -> None:
 
 def private_modules() -> Path:
     """The folder from which the installed program imports."""
-    found = sorted(PRIVATE.rglob("grpc/__init__.py"), key=lambda path: len(path.parts))
-    assert found, f"no grpc below {PRIVATE}"
+    found = sorted(PRIVATE.rglob("hpack/__init__.py"), key=lambda path: len(path.parts))
+    assert found, f"no hpack below {PRIVATE}"
     return found[0].parent.parent
 
 
