@@ -29,8 +29,8 @@ def make_job(
 ) -> Path:
     """Fill an empty folder, for these checks of a run. Returns the folder.
 
-    ``client``: a folder with grpcio for the guest's Python; ``runtime``: a containerd for later; ``busybox``: the guest's, for
-    images; ``architecture``: the guest's, as Debian calls it.
+    ``client``: a folder with grpcio for the guest's Python; ``runtime``: a containerd for later; ``busybox``: the guest's,
+    for images; ``architecture``: the guest's, as Debian calls it.
     """
     shutil.copytree(
         TESTS / "vm", folder / "tests" / "vm", ignore=shutil.ignore_patterns("__pycache__", "test_*")
