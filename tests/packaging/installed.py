@@ -26,7 +26,7 @@ def simulated(root: Root) -> str:
     root.write("/var/tmp/machine.json", json.dumps(write_topology(machine(HYGON_7285_2S))))
     root.write("/var/tmp/scenario.json", json.dumps(SCENARIO))
     said = root.run("cri-resmgr", "simulate", "--topology", "/var/tmp/machine.json", "/var/tmp/scenario.json")
-    return str(json.loads(said)["cpus"])
+    return str(json.loads(said.splitlines()[-1])["cpus"])
 
 
 @contextlib.asynccontextmanager
