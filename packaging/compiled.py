@@ -29,9 +29,20 @@ CACHE = REPOSITORY / ".cache"
 PARTS = ("cri_proxy/relay/http2", "policies")
 #: All that they import and that decides what is made.
 OURS = ("cri_proxy/", "policies/")
+#: What the observer imports, which must stay small: one module of a library has all of it in memory.
+OBSERVERS = (
+    "policies/affinity/graph/floors.py",
+    "policies/affinity/graph/graph.py",
+    "policies/affinity/graph/groups.py",
+    "policies/affinity/graph/owner_memory.py",
+    "policies/affinity/graph/remote.py",
+    "policies/affinity/graph/traffic.py",
+    "policies/affinity/pull/owners.py",
+    "policies/machine/cpus.py",
+)
 #: Values, of which copies are made by their ``__dict__`` (``altered``) or by pickle (to the planner's process); and what
 #: classes that are not compiled derive from.
-AS_SOURCE = ("policies/affinity/planner/problem.py", "policies/model.py", "policies/policy.py")
+AS_SOURCE = ("policies/affinity/planner/problem.py", "policies/model.py", "policies/policy.py", *OBSERVERS)
 #: The last mypy for Python 3.9, so that all are compiled by the same one.
 TOOLS = ("mypy==1.19.1", "setuptools==80.9.0")
 #: Types of other packages decide nothing here, so that the same sources give the same C.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -43,6 +45,18 @@ def test_whole_packages_are_compiled_but_for_what_is_said_to_stay() -> None:
         left = {path for path in paths - compiled_paths if not path.endswith("/__init__.py")}
         assert left <= set(compiled.AS_SOURCE)
     assert {"cri_proxy.relay.http2.pipe", "policies.ladder", "policies.balloons.policy"} <= set(MODULES)
+
+
+def test_what_the_observer_imports_is_not_compiled() -> None:
+    program = (
+        "import sys, bpf.__main__, bpf.service.service, bpf.service.server, bpf.sources.ebpf, bpf.sources.providers\n"
+        "print(*(name for name in sys.modules if name.startswith(('policies.', 'cri_proxy.'))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert "policies.affinity.graph.graph" in done.stdout.split()
+    assert not set(done.stdout.split()) & set(MODULES)
 
 
 @pytest.fixture

@@ -35,7 +35,9 @@ def run(before: Path, after: Path, *options: str) -> int:
 def copy(tmp_path: Path) -> Path:
     """A checkout of its own, without what playing scenarios does not need."""
     for package in ("cri_proxy", "policies", "cri_api"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
     return tmp_path
 
 

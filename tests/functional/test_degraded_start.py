@@ -220,7 +220,7 @@ async def test_strict_exits_with_the_sentence_instead(runtime, damage) -> None:
 # ---------------------------------------------------------------------- the program itself
 
 
-DEPENDENCIES = ("structlog", "grpc", "yaml", "click")
+DEPENDENCIES = ("structlog", "hpack", "yaml", "click")
 
 
 @pytest.mark.parametrize("name", DEPENDENCIES)
@@ -320,7 +320,7 @@ def test_wrong_usage_ends_what_is_strict_or_was_typed(words, tmp_path) -> None:
 
 async def test_other_commands_say_what_is_broken_and_serve_nothing(runtime) -> None:
     async with support.new_agent(runtime) as agent:
-        with support.broken_module(agent.folder, "grpc") as environment:
+        with support.broken_module(agent.folder, "click") as environment:
             process = subprocess.run(
                 [sys.executable, "-m", "cri_proxy", "--control-socket", str(agent.control), "status"],
                 env=environment, capture_output=True, text=True, timeout=30, check=False,

@@ -49,7 +49,7 @@ _TICK_S = 1.0
 _LOOK_S = 0.01
 
 NO_DESCRIPTORS = (
-    "no connection can be served with so few open files; raise LimitNOFILE of the unit to 1024 or more"
+    "no connection can be served: too few open files; LimitNOFILE of the unit must be 1024 or more"
 )
 #: What ``on_trouble`` is told about.
 ACCEPTING, REACHING = "connections", "connections to the runtime"
