@@ -41,6 +41,7 @@ from cluster.operator.plan import ClusterPlan, NewStatus, NodeChange, plan
 from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still
 from cluster.operator.summary import status_document
 from cluster.operator.writes import changed, merge_patch, new_node_placement
+from cri_api.supervisor import together
 
 NODES = Resource("", "v1", "nodes")
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
@@ -102,15 +103,9 @@ class Operator:
         """:raises LeaseLost: another operator may have begun; end the process."""
         await self._leader.acquire()
         work = [self._leader.keep(), self._plans(), self._advise(), *self._follow()]
-        tasks = [asyncio.ensure_future(each) for each in work]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await together(*work)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self._leader.release()
 
     def _follow(self) -> list[Any]:
