@@ -216,13 +216,12 @@ def _adopt(is_wanted: bool, is_ours: bool) -> None:
     except (DaemonAbsent, ControlError):  # with --force
         counts = {}
     left = {stance: counts[stance] for stance in LEFT_ALONE if counts.get(stance)}
-    if not left:
-        return
-    listed = ", ".join(f"{count} {stance}" for stance, count in left.items())
-    click.echo(f"{sum(left.values())} containers that run already stay where they are: {listed}")
-    if is_wanted and is_ours:
+    if left:
+        listed = ", ".join(f"{count} {stance}" for stance, count in left.items())
+        click.echo(f"{sum(left.values())} containers that run already stay where they are: {listed}")
+    if is_wanted and is_ours:  # also what the daemon has not seen yet
         _invoke("adopt", container=None, everything=True, as_json=False)
-    else:
+    elif left:
         click.echo(f"to place them {'now' if is_ours else 'then'}: {ADOPT}")
 
 

@@ -35,6 +35,7 @@ from cri_proxy.engine.report import (
 from cri_proxy.engine.transitions import is_adoptable
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.relay.http2 import pipe
+from cri_proxy.relay.status import RpcError
 from cri_proxy.services.node_state import ENFORCE, MODES
 from cri_proxy.simulator.preview import diff_document, records_of
 from cri_proxy.version import VERSION, form_of
@@ -227,6 +228,7 @@ class Commands:
     async def adopt(self, arguments: dict[str, Any]) -> Any:
         """Place a container that is not managed; or (``all``) those that were released or ran before us."""
         self._require_enforcing()
+        await self._look()
         if arguments.get("all"):
             engine = self._engine()
             waiting = [g for g in engine.grants.values() if is_adoptable(engine, g)]
@@ -272,6 +274,16 @@ class Commands:
                 engine.manage(grant.key)
             except (PlacementRefused, BudgetSpent) as error:
                 self._daemon.log.warning("left as it is", container=grant.container.path, why=str(error))
+
+    async def _look(self) -> None:
+        """Have the runtime's containers as they are now in the books: some may have been made past the daemon."""
+        services = self._daemon.services
+        if not services.runtime.api:  # none, or none that answers: NRI tells
+            return
+        try:
+            await services.reconciler.run()
+        except RpcError as error:
+            raise ControlError(f"the runtime does not list its containers: {error.details}") from None
 
     def _require_enforcing(self) -> None:
         mode = self._daemon.mode

@@ -179,6 +179,17 @@ async def test_adopt_all_places_what_was_released_exclusive_cpus_and_all(runtime
     assert runtime.cpuset(left) == ""
 
 
+async def test_adopt_knows_what_was_made_past_the_daemon_since_the_last_comparison(runtime, agent) -> None:
+    await support.compared(agent)
+    one, two, three = (support.run_without_us(runtime, name) for name in ("one", "two", "three"))
+    code, _, problem = await agent.cli("adopt", one)
+    assert (code, runtime.cpuset(one) != "") == (0, True), problem
+    three_is_gone = runtime.containers.pop(three)
+    assert (await agent.cli("adopt", "--all"))[0] == 0
+    assert runtime.cpuset(two) != ""
+    assert three_is_gone and set(await support.placed(agent)) == {one, two}
+
+
 @pytest.mark.parametrize("mode", ["observe", "off"])
 async def test_where_nothing_is_placed_nothing_is_adopted(runtime, agent, client, mode) -> None:
     await run_pod(client)
