@@ -1,4 +1,4 @@
-"""Places containers that come unannounced.
+"""Places containers that come unannounced, and tells them from those that ran before.
 
 Rule: nothing that goes wrong in here stops anything. A container that cannot be decided upon stays as it is, with
 one log line and a counter, as in front_ends/cri_calls.py; it runs already, so no call is refused.
@@ -6,19 +6,34 @@ one log line and a counter, as in front_ends/cri_calls.py; it runs already, so n
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Optional
 
+from bpf.kernel.clock import boot_time_s
+from cri_api.waiting import wait_within
+from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.engine import resync as core
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.resync import UnannouncedContainer
 from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Placer
+from cri_proxy.relay.status import RpcError
+from cri_proxy.runtime import gather_limited
 from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
 from policies.model import BudgetSpent, PlacementRefused
+
+#: Touched by looks: what starts while the daemon is restarted is told by it from what ran before.
+LOOKED = "standalone.looked"
+#: After a longer pause nothing is known of what has come meanwhile, and it has settled where it runs.
+LONGEST_PAUSE_S = 600.0
+#: How long the runtime may take to tell when a container has started, and how many it is asked about at a time.
+START_S, AT_A_TIME = 1.0, 8
 
 
 class LatePlacement:
@@ -39,6 +54,8 @@ class LatePlacement:
             unannounced = await self._looked_up(engine, unannounced)
             if node_state.active() is not engine:  # it was replaced meanwhile
                 return
+            if unannounced.id in engine.grants:  # another look has found it as well
+                continue
             self._decide(engine, unannounced)
             node_state.save()
             if not unannounced.is_running:
@@ -88,6 +105,87 @@ class LatePlacement:
             mems=format_cpus(grant.placement.mems), rung=grant.placement.level, why=grant.why, outcome=outcome,
             us=round(elapsed_s * 1e6), late_ms=_late_ms(unannounced.started_at_ns), **fields,
         )  # fmt: skip
+
+
+class Arrivals:
+    """What ran before us keeps what it has; what has started since is placed.
+
+    So it is wherever starts are not announced, or not all of them. One for a daemon, whose comparisons ask it.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._late_placement = LatePlacement(services)
+        #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
+        self._engine: Optional[Engine] = None
+        self._ran_before: frozenset[str] = frozenset()
+        self._first = asyncio.Lock()
+        self._looked = Path(services.config["state.directory"]) / LOOKED
+        self._since_ns = _recent_ns(self._looked)
+        services.reconciler.welcome = self.welcome
+
+    @property
+    def count(self) -> int:
+        """How many were placed after their start."""
+        return self._late_placement.count
+
+    def unasked(self) -> None:
+        """Containers come that the engine is not asked about: they are as those that ran before."""
+        self._engine = None
+
+    def note_look(self) -> None:
+        """All that has started until now is known."""
+        self._services.store.later(self._touch)
+
+    def end(self) -> None:
+        """The daemon ends in order."""
+        if self._engine is not None:
+            self.note_look()
+
+    def _touch(self) -> None:
+        with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
+            self._looked.touch()
+
+    async def welcome(
+        self, engine: Engine, found: Mapping[str, UnannouncedContainer]
+    ) -> Mapping[str, UnannouncedContainer]:
+        """Place those that run and did not before; returns those to adopt. Created ones are waited for."""
+        running = {key: each for key, each in found.items() if each.is_running}
+        async with self._first:
+            if engine is not self._engine:
+                since_ns, self._since_ns = self._since_ns, None
+                older = running if since_ns is None else await self._older(running, since_ns)
+                self._engine, self._ran_before = engine, frozenset(older)
+        adopted = {key: each for key, each in running.items() if key in self._ran_before}
+        if adopted:
+            self._services.log.info("what ran before keeps what it has", containers=len(adopted))
+        await self._late_placement.place(engine, [a for key, a in running.items() if key not in adopted])
+        return adopted
+
+    async def _older(self, running: Mapping[str, UnannouncedContainer], since_ns: int) -> list[str]:
+        """Those that started before a time. Where that is not known the runtime is asked; 0: it is not told either."""
+        untold = [key for key, each in running.items() if not each.started_at_ns]
+        told = dict(
+            zip(untold, await gather_limited(AT_A_TIME, [self._started_at_ns(key) for key in untold]))
+        )
+        return [key for key, each in running.items() if told.get(key, each.started_at_ns) < since_ns]
+
+    async def _started_at_ns(self, container_id: str) -> int:
+        with contextlib.suppress(RpcError, asyncio.TimeoutError):
+            status, _ = await wait_within(START_S, self._services.runtime.container_status(container_id))
+            return int(status.started_at)
+        return 0
+
+
+def _recent_ns(looked: Path) -> Optional[int]:
+    """When a daemon before this one has looked last (Unix time), if that was in this boot and not long ago."""
+    try:
+        at_ns = within(SMALL_FILE_S, looked.stat).st_mtime_ns
+    except OSError:
+        return None
+    now_ns = time.time_ns()
+    pause_s = min(LONGEST_PAUSE_S, boot_time_s())
+    return at_ns if 0 <= now_ns - at_ns <= pause_s * 1e9 else None
 
 
 def _reason(error: Exception) -> str:

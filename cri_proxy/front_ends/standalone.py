@@ -10,17 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import Coroutine, Mapping
-from pathlib import Path
-from typing import Any, Optional
+from collections.abc import Coroutine
+from typing import Any
 
-from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
-from cri_proxy.bounded_files import SMALL_FILE_S, within
-from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.resync import UnannouncedContainer
-from cri_proxy.front_ends.late_placement import LatePlacement
+from cri_proxy.front_ends.late_placement import Arrivals
 from cri_proxy.relay.status import RpcError
 from cri_proxy.services.services import Services
 from cri_proxy.unix_sockets import activated
@@ -29,10 +23,6 @@ from cri_proxy.unix_sockets import activated
 POLL_S = 0.5
 #: What an operator should know before anything else.
 HOW = "standalone: containers are placed after they have started"
-#: Touched by looks: what starts while the daemon is restarted is told by it from what ran before.
-LOOKED = "standalone.looked"
-#: After a longer pause nothing is known of what has come meanwhile, and it has settled where it runs.
-LONGEST_PAUSE_S = 600.0
 _SOCKETS_GIVEN = (
     "systemd hands over sockets, and in standalone mode nothing serves them: "
     "systemctl mask --now cri-resource-manager.socket"
@@ -50,15 +40,9 @@ class Standalone:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._late_placement = LatePlacement(services)
+        self._arrivals = Arrivals(services)
         self._hint = asyncio.Event()
-        #: The engine that has taken over what ran before; None while there is none, or it is not to be asked.
-        self._engine: Optional[Engine] = None
-        self._ran_before: frozenset[str] = frozenset()
         self._note_at = 0.0
-        self._looked = Path(services.config["state.directory"]) / LOOKED
-        self._since_ns = _recent_ns(self._looked)
-        services.reconciler.welcome = self._welcome
         services.node_state.on_started = self._started
 
     # ------------------------------------------------------------------ as the daemon calls it
@@ -105,12 +89,11 @@ class Standalone:
     def status(self) -> dict[str, Any]:
         told = self._services.events.own_stream
         found = "the runtime's events" if told else f"its list, read every {POLL_S * 1000:.0f} ms"
-        return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._late_placement.count}
+        return {"sockets": [], "how": f"{HOW}, found by {found}", "arrivals": self._arrivals.count}
 
     async def close(self, drain_s: float, stops_s: float) -> None:
         """No call waits for it."""
-        if self._engine is not None:
-            self._note_look()
+        self._arrivals.end()
 
     # ------------------------------------------------------------------ finding containers
 
@@ -123,44 +106,11 @@ class Standalone:
         services, now_s = self._services, asyncio.get_running_loop().time()
         engine = services.node_state.active()
         if engine is None:
-            self._engine = None
+            self._arrivals.unasked()
             return
         if not services.runtime.is_connected:
             return
         await services.reconciler.run(with_cpusets=False)
         if now_s >= self._note_at:
             self._note_at = now_s + services.config.constants.reconcile_interval_s
-            self._note_look()
-
-    def _note_look(self) -> None:
-        self._services.store.later(self._touch)
-
-    def _touch(self) -> None:
-        with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
-            self._looked.touch()
-
-    async def _welcome(
-        self, engine: Engine, found: Mapping[str, UnannouncedContainer]
-    ) -> Mapping[str, UnannouncedContainer]:
-        """What ran before us stays as it is; those that were created and not started are waited for."""
-        running = {key: each for key, each in found.items() if each.is_running}
-        if engine is not self._engine:
-            since_ns, self._since_ns = self._since_ns, None
-            before = (key for key, a in running.items() if since_ns is None or a.started_at_ns < since_ns)
-            self._engine, self._ran_before = engine, frozenset(before)
-        adopted = {key: each for key, each in running.items() if key in self._ran_before}
-        if adopted:
-            self._services.log.info("what ran before keeps what it has", containers=len(adopted))
-        await self._late_placement.place(engine, [a for key, a in running.items() if key not in adopted])
-        return adopted
-
-
-def _recent_ns(looked: Path) -> Optional[int]:
-    """When a daemon before this one has looked last (Unix time), if that was in this boot and not long ago."""
-    try:
-        at_ns = within(SMALL_FILE_S, looked.stat).st_mtime_ns
-    except OSError:
-        return None
-    now_ns = time.time_ns()
-    pause_s = min(LONGEST_PAUSE_S, boot_time_s())
-    return at_ns if 0 <= now_ns - at_ns <= pause_s * 1e9 else None
+            self._arrivals.note_look()

@@ -25,6 +25,7 @@ from cri_proxy.cri.messages import (
     read_resources,
 )
 from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, ListedContainer
+from cri_proxy.engine.resync import UnannouncedContainer
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Constraint, Container, Placement, Pod, PodSize, Quota
 
@@ -189,6 +190,23 @@ def _seen(
         exit_code=read_exit_code(container),
         cpus=_read_set(cpu.cpus),
         mems=_read_set(cpu.mems) or None,
+    )
+
+
+def read_unannounced(
+    container: nri.Container, read: CreateRequest, seen: ListedContainer
+) -> UnannouncedContainer:
+    """A container that no event has announced. Hosts before NRI 0.10 do not tell when it has started."""
+    started_at_ns = container.started_at if seen.running else 0
+    return UnannouncedContainer(
+        container.id,
+        read.container,
+        read.constraint,
+        read.uses,
+        seen.cpus,
+        seen.mems,
+        started_at_ns,
+        seen.running,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
 from cri_api.control import ControlError
 from tests.agent import Agent
 from tests.cri_client import CriClient
@@ -26,7 +28,10 @@ from tests.functional.conftest import (
     run_guaranteed,
     until,
 )
+from tests.functional.nri_host import ScriptedHost
+from tests.functional.support import run_without_us
 from tests.functional.test_cluster_layer import GOLD
+from tests.functional.test_nri_plugin import PLUGIN, as_told
 from tests.hanging_disk import HangingDisk, hanging_disk, is_possible
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="needs root and /dev/fuse")
@@ -168,3 +173,28 @@ async def test_a_policy_of_the_cluster_that_was_refused_for_the_disk_is_in_force
     await ask(agent, "cluster-policy", **GOLD)
     await support.restart(agent)
     assert (await ask(agent, "cluster-policy"))["policy"]["name"] == "gold"
+
+
+async def test_an_nri_answer_that_comes_too_late_is_none_and_its_container_is_placed_after_its_start(
+    runtime, node
+) -> None:
+    agent, disk = node.agent, node.disk
+    path = agent.folder / "nri.sock"
+    agent.write_config({"nri": {"plugin": {"socket": str(path)}}, "constants": {"state_wait_s": 3600}})
+    async with ScriptedHost(path) as host:
+        await agent.start(command=PLUGIN)
+        await until(agent, lambda status: status["nri"]["connected"])
+        pod, container = as_told(runtime, run_without_us(runtime, "late", cpu_limit=4000, running=False))
+        disk.hang()
+        assert await host.create(pod, container) == nri.CreateContainerResponse()
+        # The runtime was told nothing: nothing is placed.
+        status = await ask(agent, "status")
+        assert counter(status, "failed_open_total{reason=late}") == 1
+        assert (status["in_doubt"], await ask(agent, "placements")) == (0, [])
+        disk.go()
+        await host.tell("PostCreateContainer", pod, container)
+        assert await ask(agent, "placements") == []
+        runtime.containers[container.id].state = cri.CONTAINER_RUNNING
+        await host.tell("PostStartContainer", pod, container)
+        [row] = await until(agent, lambda rows: [r["stance"] for r in rows] == ["placed"], "placements")
+        await runtime.wait_until(lambda: runtime.cpuset(container.id) == row["cpus"])

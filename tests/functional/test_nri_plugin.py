@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.io.connection import CallFailed
 from cri_proxy.nri.subscription import MASK_ALL, MASK_CLASSIC
 from policies.machine.cpus import parse_cpus
@@ -282,6 +283,61 @@ async def test_others_make_room_in_the_answer(host, start_plugin) -> None:
         assert own.isdisjoint(parse_cpus(update.linux.resources.cpu.cpus))
     rows = await ask(agent, "placements")
     assert all(own.isdisjoint(parse_cpus(found["cpus"])) for found in rows if found["pod"] != "x")
+
+
+# ---------------------------------------------------------------------- what comes past it
+
+
+def as_told(runtime: FakeRuntime, container_id: str, **fields: Any) -> tuple[nri.PodSandbox, nri.Container]:
+    """A container of the runtime and its pod, as its NRI shows them."""
+    record = runtime.containers[container_id]
+    pod = make_pod(record.config.metadata.name)
+    pod.id = record.sandbox_id
+    container = make_container(pod, pod.name, cpu_limit=4000, **fields)
+    container.id = container_id
+    return pod, container
+
+
+@pytest.mark.parametrize("away", ["the daemon", "the connection"])
+@pytest.mark.parametrize("is_told", [True, False], ids=["the host tells when", "by CRI"])
+async def test_what_started_while_no_events_came_is_placed_and_what_ran_before_is_not(
+    host, start_plugin, runtime, away, is_told
+) -> None:
+    before = as_told(runtime, run_without_us(runtime, "before", cpu_limit=4000))
+    host.pods, host.containers = [before[0]], [running(before[1])]
+    agent = await start_plugin()
+    await until_row(agent, before[1], stance="adopted")
+    if away == "the daemon":
+        await agent.terminate()
+        # Nothing is left of what was known of it: that it ran before is told by when it started.
+        (agent.state / "state.db").unlink()
+    meanwhile = as_told(runtime, run_without_us(runtime, "meanwhile", cpu_limit=4000))
+    host.pods.append(meanwhile[0])
+    host.containers.append(running(meanwhile[1]))
+    if is_told:
+        for container in host.containers:
+            container.started_at = runtime.containers[container.id].started_at
+    host.drop()
+    if away == "the daemon":
+        await agent.start(command=PLUGIN)
+    found = await until_row(agent, meanwhile[1], stance="placed", state="running")
+    await runtime.wait_until(lambda: runtime.cpuset(meanwhile[1].id) == found["cpus"])
+    assert (await row(agent, before[1]))["stance"] == "adopted"
+    assert runtime.cpuset(before[1].id) == ""
+
+
+async def test_what_starts_in_mode_off_is_adopted_after_it(host, start_plugin, runtime) -> None:
+    agent = await start_plugin()
+    runtime.scripts.clear()
+    pod, known = as_told(runtime, run_without_us(runtime, "known", cpu_limit=4000))
+    await until_row(agent, known, stance="adopted")
+    await ask(agent, "mode", mode="off")
+    pod, container = as_told(runtime, run_without_us(runtime, "off", cpu_limit=4000, running=False))
+    assert await host.run(pod, container) == ""
+    runtime.containers[container.id].state = cri.CONTAINER_RUNNING
+    await ask(agent, "mode", mode="enforce")
+    await until_row(agent, container, stance="adopted")
+    assert runtime.cpuset(container.id) == ""
 
 
 # ---------------------------------------------------------------------- what goes wrong

@@ -3,13 +3,17 @@
 A create is bound to its container when PostCreateContainer names the id, and cancelled when the runtime takes it
 back (StopContainer or RemoveContainer without it). Nothing in here waits for a call to the runtime that causes an
 NRI event: the host handles one event at a time.
+
+What is decided and not answered, as it is late or fails, is taken back at once: the runtime is told nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Optional, TypeVar
+from typing import Any, Callable, Generic, Optional, TypeVar
 
 from google.protobuf.message import Message
 
@@ -67,6 +71,10 @@ class NriPlacing:
         self._looks: set[asyncio.Task[None]] = set()
         #: The containers that the answer to the last stop tells, and their engine.
         self._told_by_stop: tuple[Optional[Engine], set[str]] = (None, set())
+        #: Called where a container is created past the engine, as that is not to be asked.
+        self.on_unasked: Callable[[], None] = lambda: None
+        #: While a snapshot is followed: the containers that have ended since.
+        self.ended: Optional[set[str]] = None
 
     # ------------------------------------------------------------------ pods
 
@@ -130,6 +138,7 @@ class NriPlacing:
         node_state, engine = self._node_state, self._node_state.active()
         told.fields["id"], told.namespace = request.container.id, request.pod.namespace
         if engine is None:
+            self.on_unasked()
             return None
         # 1. The container, hints of its devices, its pod's cgroup.
         pod = self._pod(engine, request.pod)
@@ -145,15 +154,15 @@ class NriPlacing:
             now_s = node_state.clock()
             creation = Placer(engine).create(container, read.constraint, now_s, node_state.enforcing)
             node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
-            flying = self._creating[request.container.id] = _Flying(creation, now_s)
             # 3. The answer, with updates of containers that make room, before it is made.
-            _tell(told, creation)
-            await self._written(engine)
-            adjust = reader.write_adjustment(creation.placement, read.constraint)
-            reply: Message = nri.CreateContainerResponse(
-                adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
-            )
-            return reply
+            with self._answering(self._creating, request.container.id, creation) as flying:
+                _tell(told, creation)
+                await self._written(engine)
+                adjust = reader.write_adjustment(creation.placement, read.constraint)
+                reply: Message = nri.CreateContainerResponse(
+                    adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
+                )
+                return reply
 
     def _note_failed_starts(self, engine: Engine, container: tuple[str, str]) -> None:
         """Kubelet makes the next attempt of a container that never started: its start has failed.
@@ -192,6 +201,7 @@ class NriPlacing:
         if engine is not None:
             engine.started(key)
             self._node_state.save()
+            self._node_state.on_started(key)
 
     # ------------------------------------------------------------------ an update
 
@@ -216,15 +226,15 @@ class NriPlacing:
             before = self._updating.get(key)
             if before is not None:  # no event has told how that ended
                 self._doubt(before)
-            flying = self._updating[key] = _Flying(resize, node_state.clock())
-            _tell(told, resize)
-            await self._written(engine)
-            own = reader.write_container_update(key, resize.placement, resize.give_back)
-            others = self._in_answer(flying.carries, only_shrinks=True)
-            reply: Message = nri.UpdateContainerResponse(
-                update=[*others, *([own] if own is not None else [])]
-            )
-            return reply
+            with self._answering(self._updating, key, resize) as flying:
+                _tell(told, resize)
+                await self._written(engine)
+                own = reader.write_container_update(key, resize.placement, resize.give_back)
+                others = self._in_answer(flying.carries, only_shrinks=True)
+                reply: Message = nri.UpdateContainerResponse(
+                    update=[*others, *([own] if own is not None else [])]
+                )
+                return reply
 
     async def post_update_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
@@ -251,9 +261,12 @@ class NriPlacing:
             engine.exited(key, reader.read_exit_code(request.container), self._node_state.clock())
             await self._written(engine)
             # Others' updates are in the answer.
-            carried: set[str] = set()
-            reply: Message = nri.StopContainerResponse(update=self._in_answer(carried))
-            self._told_by_stop = engine, carried
+            self._told_by_stop = engine, set()
+            try:
+                reply: Message = nri.StopContainerResponse(update=self._in_answer(self._told_by_stop[1]))
+            except BaseException:
+                self._end_stop(is_taken=False)
+                raise
             return reply
 
     async def remove_container(self, request: Any, told: Told) -> None:
@@ -268,16 +281,17 @@ class NriPlacing:
             self._node_state.save()
 
     def _cancelled(self, key: str, told: Told) -> bool:
-        """Whether the runtime takes back a failed create by this event."""
+        """Whether the runtime takes back a failed create by this event of a container's end."""
+        if self.ended is not None:
+            self.ended.add(key)
         flying = self._creating.pop(key, None)
         if flying is None:
             return False
+        if flying.request.ticket is None:  # a comparison has found it made before any event has
+            self._carried(flying, is_taken=False)
+            return False
         told.outcome = "cancelled"
-        node_state = self._node_state
-        reason = "not created: the runtime has taken it back"
-        flying.request.failed(node_state.clock(), reason)
-        self._carried(flying, is_taken=False)
-        node_state.save()
+        self._take_back(flying, "not created: the runtime has taken it back")
         return True
 
     # ------------------------------------------------------------------ what no message tells
@@ -311,6 +325,27 @@ class NriPlacing:
         self._node_state.on_doubt()
 
     # ------------------------------------------------------------------ answers
+
+    @contextlib.contextmanager
+    def _answering(
+        self, flights: dict[str, _Flying[_Request]], key: str, request: _Request
+    ) -> Iterator[_Flying[_Request]]:
+        """While a decided request is answered; one that gets no answer is taken back, and what has it is looked at."""
+        flying = flights[key] = _Flying(request, self._node_state.clock())
+        try:
+            yield flying
+        except BaseException:
+            if flights.get(key) is flying:
+                del flights[key]
+            self._take_back(flying, "the host was not answered")
+            self._node_state.on_doubt()
+            raise
+
+    def _take_back(self, flying: _Flying[Any], why: str) -> None:
+        """The runtime has not made what it was answered, or was not answered at all."""
+        flying.request.failed(self._node_state.clock(), why)
+        self._carried(flying, is_taken=False)
+        self._node_state.save()
 
     async def _written(self, engine: Engine) -> None:
         """Wait until all that an answer follows from is written; no other event comes meanwhile, but a comparison may."""

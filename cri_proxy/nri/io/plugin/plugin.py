@@ -19,6 +19,7 @@ from typing import Any, Optional
 from cri_api.supervisor import together
 from cri_api.waiting import wait_within
 from cri_proxy.config.config import Config
+from cri_proxy.front_ends.late_placement import Arrivals
 from cri_proxy.node.lock import FILE, NodeLock
 from cri_proxy.nri.io.plugin import launched
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
@@ -87,6 +88,9 @@ class NriPlugin:
         self._sender = NriSender(services.runtime, services.log)
         services.node_state.updates.deliver = self._sender.deliver
         self._placing = NriPlacing(services.node_state, self._sender)
+        self._arrivals = Arrivals(services)
+        self._placing.on_unasked = self._arrivals.unasked
+        services.node_state.on_started = self._started
         self._session: Optional[NriSession] = None
         self._is_up = asyncio.Event()
         self._returned = asyncio.Event()
@@ -131,7 +135,7 @@ class NriPlugin:
                 self._lost(f"{self._path}: {error.strerror or error}")
             else:
                 self._lost(await self._serve(reader, writer))
-                if self._session is not None and self._session.synchronized.is_set():
+                if self._is_told:
                     wait_s = FIRST_WAIT_S
             self._session = None
             self._returned.clear()
@@ -155,7 +159,7 @@ class NriPlugin:
             "plugin": f"{self._identity.index}-{self._identity.name}",
             "socket": self._path,
             "launched_by_runtime": self._options.descriptor is not None,
-            "connected": session is not None and session.synchronized.is_set(),
+            "connected": self._is_told,
             "connections": self._connections,
             "runtime": " ".join(filter(None, [host.runtime, host.version])),
             "nri_version": host.nri_version,
@@ -176,6 +180,8 @@ class NriPlugin:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._is_told:
+            self._arrivals.end()
         taken = launched.take()
         if taken is not None:
             taken.connection.close()
@@ -202,6 +208,17 @@ class NriPlugin:
             elif session.mask & ~MASK_CLASSIC:
                 self._small.add((session.host.runtime, session.host.version))
             self._placing.lost()
+
+    @property
+    def _is_told(self) -> bool:
+        """Whether the runtime tells what starts."""
+        return self._session is not None and self._session.synchronized.is_set()
+
+    def _started(self, container_id: str) -> None:
+        """One that the engine does not know was created past it, or its answer was late: it is placed now."""
+        engine = self._services.node_state.engine
+        if engine is not None and container_id not in engine.grants:
+            self._services.look.set()
 
     def _lost(self, reason: str) -> None:
         hint = "" if self._connections else f"; {self._hint()}"
@@ -235,6 +252,11 @@ class NriPlugin:
             services.events.add(1)
             services.health.note("nri", "")
         self._sender.caller = session.caller
+        # Before any event: what runs was made.
+        if snapshot is not None:
+            self._placing.ended = snapshot.ended
+            for container in snapshot.containers:
+                self._placing.bind(container.id)
         found = (
             {} if snapshot is None else {"pods": len(snapshot.pods), "containers": len(snapshot.containers)}
         )
@@ -248,9 +270,12 @@ class NriPlugin:
         await self._is_up.wait()
         try:
             if snapshot is not None:
-                await follow_snapshot(self._services.node_state, self._placing, snapshot)
+                await follow_snapshot(self._services.node_state, snapshot, self._arrivals.welcome)
         except Exception:
             self._services.log.error("what the runtime runs could not be gone through", exc_info=True)
+        finally:
+            if snapshot is not None and self._placing.ended is snapshot.ended:
+                self._placing.ended = None
         self._services.look.set()
 
     def _shut_down(self) -> None:
@@ -260,6 +285,8 @@ class NriPlugin:
         while True:
             await asyncio.sleep(SWEEP_S)
             self._placing.doubt(LATE_S)
+            if self._is_told and self._services.node_state.active() is not None:
+                self._arrivals.note_look()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._services.supervisor.begin("NRI session", work)

@@ -19,7 +19,16 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api.waiting import wait_within
 from cri_proxy.cri.messages import UnreadableRequest
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.resync import SLICE, Listing, Resync, merged, resync_slices, unknown_ids
+from cri_proxy.engine.model import ListedContainer
+from cri_proxy.engine.resync import (
+    SLICE,
+    Listing,
+    Resync,
+    UnannouncedContainer,
+    merged,
+    resync_slices,
+    unknown_ids,
+)
 from cri_proxy.nri import containers as reader
 from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
@@ -29,7 +38,8 @@ from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscrip
 from cri_proxy.nri.ttrpc import PeerCall
 from cri_proxy.relay.status import Code
 from cri_proxy.services.node_state import NodeState
-from policies.model import BudgetSpent, Container, PlacementRefused
+from cri_proxy.services.reconciler import Welcome
+from policies.model import BudgetSpent, PlacementRefused
 
 #: The plugin library's timeout of RegisterPlugin (pkg/stub), seconds.
 REGISTER_S = 5.0
@@ -279,11 +289,15 @@ class NriSession:
 
 
 class Snapshot:
-    """The pods and containers of one Synchronize, which may come in several messages."""
+    """The pods and containers of one Synchronize, which may come in several messages.
+
+    ``ended``: containers of which an event has told the end since.
+    """
 
     def __init__(self) -> None:
         self.pods: list[nri.PodSandbox] = []
         self.containers: list[nri.Container] = []
+        self.ended: set[str] = set()
         self.at_s = 0.0
 
     def add(self, request: nri.SynchronizeRequest, now_s: float) -> bool:
@@ -294,31 +308,41 @@ class Snapshot:
         return not request.more
 
 
-async def follow_snapshot(node_state: NodeState, placing: NriPlacing, snapshot: Snapshot) -> Resync:
+async def follow_snapshot(node_state: NodeState, snapshot: Snapshot, welcome: Welcome) -> Resync:
     """Bring the records in line with a snapshot, in slices between which events pass.
 
-    Called after the host was answered: it gives two seconds on nodes with hundreds of containers. Nothing is moved;
-    cgroups are compared in the next round of the reconciler, which the caller asks for.
+    Called after the host was answered: it gives two seconds on nodes with hundreds of containers. Only what started while
+    no events came is moved, by ``welcome``; cgroups are compared in the next round of the reconciler, which the caller
+    asks for.
     """
     engine = node_state.active()
     if engine is None:
         return Resync()
     _note_pods(engine, snapshot.pods, node_state.log)
-    for container in snapshot.containers:
-        placing.bind(container.id)
     seen = reader.read_seen(snapshot.containers, engine.pods, engine.grants)
-    details = await _details(node_state, engine, snapshot, unknown_ids(engine, seen.values()))
+    found = await _details(node_state, engine, snapshot, seen)
+    _leave_out(found, snapshot.ended)
+    # Where all is known there is nothing to tell from anything.
+    adopted = await welcome(engine, found) if found else found
+    details = {key: each.container for key, each in adopted.items()}
     # A host tells the cpuset it has noted: enough to know where a container without a record runs, not enough
     # to call a known one's changed.
     listing = Listing(seen, snapshot.at_s, details, pending=frozenset(engine.grants))
     parts = []
+    _leave_out(details, snapshot.ended)
     for part in resync_slices(engine, listing, node_state.clock()):
         node_state.save()
         parts.append(part)
         await asyncio.sleep(0)
         if engine is not node_state.active():
             break
+        _leave_out(details, snapshot.ended)
     return merged(parts)
+
+
+def _leave_out(details: dict[str, Any], ended: set[str]) -> None:
+    for key in ended:
+        details.pop(key, None)
 
 
 def _note_pods(engine: Engine, pods: list[nri.PodSandbox], log: Any) -> None:
@@ -334,9 +358,10 @@ def _note_pods(engine: Engine, pods: list[nri.PodSandbox], log: Any) -> None:
 
 
 async def _details(
-    node_state: NodeState, engine: Engine, snapshot: Snapshot, ids: tuple[str, ...]
-) -> dict[str, Container]:
-    unknown = set(ids)
+    node_state: NodeState, engine: Engine, snapshot: Snapshot, seen: Mapping[str, ListedContainer]
+) -> dict[str, UnannouncedContainer]:
+    """What containers are that there is no record of."""
+    unknown = set(unknown_ids(engine, seen.values()))
     details = {}
     for number, container in enumerate(snapshot.containers):
         if number % SLICE == 0:  # each takes a tenth of a millisecond to read
@@ -345,7 +370,7 @@ async def _details(
         if container.id in unknown and pod is not None:
             with contextlib.suppress(UnreadableRequest):  # it is left as it is
                 read = reader.read_container(container, pod, 0, node_state.memory_bytes)
-                details[container.id] = read.container
+                details[container.id] = reader.read_unannounced(container, read, seen[container.id])
     return details
 
 

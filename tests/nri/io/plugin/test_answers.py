@@ -1,7 +1,8 @@
-"""Updates of others in answers to NRI events: when they count as told, and that nothing else tells them meanwhile."""
+"""Answers to NRI events: when what is in them counts as told, and what becomes of what is not answered."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ import structlog
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate, Life
 from cri_proxy.metrics import Metrics
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
+from cri_proxy.nri.io.plugin.session import Snapshot, follow_snapshot
 from cri_proxy.nri.view import view_resources
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.updates import Updates
@@ -34,6 +36,7 @@ class Scene:
         runtime: Any = SimpleNamespace(update=self._update)
         self.updates = Updates(runtime, Metrics("test"), structlog.get_logger())
         store: Any = Store()
+        self.store = store
         self.state = NodeState(store, self.updates, Metrics("test"), structlog.get_logger())
         host = host_of(HYGON_7285_2S)
         self.engine = self.state.engine = Engine(
@@ -65,6 +68,14 @@ class Scene:
         reply: Any = await self.placing.create_container(self.request(), Told("CreateContainer"))
         assert self.engine.grants[next(iter(self.engine.tickets))].exclusive
         return [update.container_id for update in reply.update]
+
+    def resize(self) -> Any:
+        """An update of ``wide``, not awaited."""
+        self.placing.begin_event()
+        linux = view_resources(container_resources(cpu_limit=2000))
+        container = nri.Container(id="wide", pod_sandbox_id="p", name="wide")
+        request = SimpleNamespace(pod=self.pod, container=container, linux_resources=linux)
+        return self.placing.update_container(request, Told("UpdateContainer"))
 
     @property
     def is_told(self) -> bool:
@@ -116,3 +127,67 @@ async def test_those_that_gain_are_in_the_answer_to_a_stop_and_told_by_the_next_
         scene.placing.begin_event()
         assert scene.is_told
     assert scene.sent == []
+
+
+@pytest.mark.parametrize("event", ["create", "update"])
+@pytest.mark.parametrize("why", ["late", "failed"])
+async def test_what_is_not_answered_is_taken_back_and_looked_at(scene, event, why) -> None:
+    before, reached = dict(scene.engine.grants), asyncio.Event()
+
+    async def settled() -> None:
+        reached.set()
+        if why == "failed":
+            raise OSError("no disk")
+        await asyncio.Event().wait()
+
+    scene.store.settled = settled
+    asking = asyncio.ensure_future(scene.create() if event == "create" else scene.resize())
+    await reached.wait()
+    if why == "late":
+        assert scene.engine.tickets
+        asking.cancel()  # as when its time is over
+    [error] = await asyncio.gather(asking, return_exceptions=True)
+    assert isinstance(error, OSError if why == "failed" else asyncio.CancelledError)
+    assert not scene.engine.tickets and scene.looks == 1
+    assert {key: grant.placement for key, grant in scene.engine.grants.items()} == {
+        key: grant.placement for key, grant in before.items()
+    }
+    # The runtime has made it as it was asked for: no event of it is about us.
+    await scene.placing.post_create_container(scene.request(), Told("PostCreateContainer"))
+    assert scene.engine.grants.keys() == before.keys()
+
+
+async def test_a_container_that_is_started_and_not_known_is_told(scene) -> None:
+    started: list[str] = []
+    scene.state.on_started = started.append
+    await scene.placing.post_start_container(scene.request(), Told("PostStartContainer"))
+    assert started == ["own"]
+
+
+@pytest.mark.parametrize("end", ["stop", "remove"])
+async def test_the_end_of_a_container_that_a_comparison_has_found_made_is_not_lost(scene, end) -> None:
+    await scene.create()
+    [ticket] = scene.engine.tickets
+    scene.placing.lost()
+    scene.engine.bind(ticket, "own", 11.0)
+    tell = scene.placing.stop_container if end == "stop" else scene.placing.remove_container
+    await tell(scene.request(), Told("StopContainer"))
+    left = {key: grant.life for key, grant in scene.engine.grants.items() if key == "own"}
+    assert left == ({"own": Life.HELD} if end == "stop" else {})
+
+
+@pytest.mark.parametrize("end", ["stop_container", "remove_container"])
+async def test_a_container_that_ends_while_a_snapshot_is_followed_is_not_taken_for_running(
+    scene, end
+) -> None:
+    snapshot = Snapshot()
+    scene.own.state = nri.CONTAINER_RUNNING
+    snapshot.add(nri.SynchronizeRequest(pods=[scene.pod], containers=[scene.own]), 10.0)
+    scene.placing.ended = snapshot.ended
+
+    async def welcome(engine: Engine, found: Any) -> Any:
+        await getattr(scene.placing, end)(scene.request(), Told(end))
+        return found
+
+    await follow_snapshot(scene.state, snapshot, welcome)
+    assert "own" not in scene.engine.grants
