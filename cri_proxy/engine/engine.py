@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
+from math import inf
 from typing import Any, Callable, Optional, TypeVar, cast
 
 from cri_proxy.config.engine_options import EngineOptions
@@ -317,6 +318,7 @@ class Engine(State):
             self.put_pod(pod)
         for ticket in tickets:
             self.put_ticket(replace(ticket, in_doubt=True))
+            self.orphans.update({one.id: inf for one in (ticket, *ticket.replaced_tickets)})
             for key in ticket.waiting:  # it has grown in its record only
                 if key in self.told:
                     self.tell(key, Told(NO_CPUS))

@@ -29,6 +29,9 @@ from policies.model import NO_CONSTRAINT, Constraint, Container, Placement, Qos,
 
 #: A cpuset that was changed back this often, each time within DRIFT_WINDOW_S of our repair, is another program's.
 FLIPS, DRIFT_WINDOW_S = 3, 60.0
+#: How long a create that ended with the daemon before keeps its place while the runtime does not list its container, in
+#: seconds: kubelet asks again within 15 (its workers' back-off of 10, and jitter), and gets the place.
+ORPHAN_S = 20.0
 #: Containers judged in one go: a millisecond or two where all of them are news.
 SLICE = 50
 
@@ -102,7 +105,8 @@ class Listing:
     engine's grants at that time, empty if nothing can have changed since. ``pending``: ids with an update of
     ours on its way then or since, as it grows; what was seen of them says nothing. ``enforce`` False: nothing can be
     sent, and so nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended
-    with records that were not saved, so what runs is right where they say otherwise.
+    with records that were not saved, so what runs is right where they say otherwise. ``sandboxes``: the ids of those there
+    are, listed after the containers; None = they were not asked for.
     """
 
     seen: Mapping[str, ListedContainer]
@@ -112,6 +116,7 @@ class Listing:
     pending: Collection[str] = frozenset()
     enforce: bool = True
     is_newer: bool = False
+    sandboxes: Optional[Collection[str]] = None
 
 
 def resync(engine: Engine, listing: Listing, now_s: float) -> Resync:
@@ -130,7 +135,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
     seen = listing.seen
     if listing.is_newer:
         yield _take_over(engine, listing, now_s)
-    bound, cancelled = _resolve_tickets(engine, seen, now_s, listing.listed_at_s)
+    bound, cancelled = _resolve_tickets(engine, listing, now_s)
     removed = [
         g.key
         for g in engine.grants.values()
@@ -218,12 +223,10 @@ def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) 
     return found if found != known or (listing.enforce and grant.is_outgrown) else None
 
 
-def _resolve_tickets(
-    engine: Engine, listing: Mapping[str, ListedContainer], now_s: float, listed_at_s: float
-) -> tuple[list[str], list[str]]:
-    """Tickets in doubt: found in the list, they are bound; not found for long enough, they are cancelled."""
-    by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in listing.values() if s.id not in engine.grants}
-    patience_s = max(engine.options.doubt_s, 2 * engine.longest_create_s)
+def _resolve_tickets(engine: Engine, listing: Listing, now_s: float) -> tuple[list[str], list[str]]:
+    """Tickets in doubt: found in the list, they are bound; not found where none can come any more, they are cancelled."""
+    seen = listing.seen
+    by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in seen.values() if s.id not in engine.grants}
     bound: list[str] = []
     cancelled: list[str] = []
     targets: set[str] = set()
@@ -233,18 +236,35 @@ def _resolve_tickets(
         judged.add(ticket.id)
         if ticket.kind is TicketKind.RESIZE:
             targets.add(ticket.target)
-            _resolve_resize(engine, ticket, listing.get(ticket.target), now_s)
+            _resolve_resize(engine, ticket, seen.get(ticket.target), now_s)
             continue
         container = engine.grants[ticket.key].container
         found = by_name.get((container.pod.uid, container.name, container.attempt))
         if found is not None:
             engine.bind(ticket.id, found, now_s)
             bound.append(found)
-        elif now_s - ticket.since_s > patience_s and listed_at_s > ticket.since_s:
-            engine.cancel(ticket.id, now_s, "never appeared in the runtime's list")
+        elif why := _why_over(engine, ticket, listing, now_s):
+            engine.cancel(ticket.id, now_s, why)
             cancelled.append(ticket.id)
-    _as_seen(engine, listing, targets)
+    _as_seen(engine, seen, targets)
     return bound, cancelled
+
+
+def _why_over(engine: Engine, ticket: Ticket, listing: Listing, now_s: float) -> str:
+    """Why a create that the runtime does not list is not coming any more; "" = it may be."""
+    if listing.listed_at_s <= ticket.since_s:
+        return ""
+    # 1. It needs its sandbox, which there was when it was asked for.
+    if listing.sandboxes is not None and engine.grants[ticket.key].container.pod.id not in listing.sandboxes:
+        return "its sandbox is gone"
+    # 2. The runtime gives up a call whose connection has ended, and its caller has had the time to ask again.
+    if ticket.id in engine.orphans:
+        first_s = engine.orphans[ticket.id] = min(engine.orphans[ticket.id], now_s)
+        if now_s - first_s >= ORPHAN_S:
+            return "its call ended with the daemon before this one, and the runtime does not list it since"
+    # 3. One whose call has ended otherwise may take as long as others did.
+    patience_s = max(engine.options.doubt_s, 2 * engine.longest_create_s)
+    return "never appeared in the runtime's list" if now_s - ticket.since_s > patience_s else ""
 
 
 def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:

@@ -87,6 +87,8 @@ class State:
         self.grants: dict[str, ContainerRecord] = {}
         self.tickets: dict[str, Ticket] = {}
         self.pods: dict[str, Pod] = {}
+        #: Tickets whose calls have ended with the daemon before this one, with when a list first had not their containers.
+        self.orphans: dict[str, float] = {}
         #: Until when the next create of (pod uid, container name) goes through untouched.
         self.distrusted: dict[tuple[str, str], float] = {}
         self.start_failures: dict[tuple[str, str], int] = {}

@@ -25,7 +25,7 @@ from cri_proxy.cri.messages import (
     read_resources,
 )
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, pod_cgroup
+from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, TicketKind, pod_cgroup
 from cri_proxy.engine.resources import (
     CgroupReading,
     has_news,
@@ -117,7 +117,10 @@ class Reconciler:
         seen = {c.id: _seen(c, engine.pods) for c in await self._runtime.containers()}
         await self._exit_codes(engine, seen)
         unknown = unknown_ids(engine, seen.values())
-        sandboxes = await self._runtime.sandboxes() if with_cpusets or unknown else []
+        in_doubt = any(t.in_doubt and t.kind is TicketKind.CREATE for t in engine.tickets.values())
+        is_asked = bool(with_cpusets or unknown or in_doubt)
+        sandboxes = await self._runtime.sandboxes() if is_asked else []
+        there = frozenset(s.id for s in sandboxes) if is_asked else None
         if with_cpusets:
             await self._sandboxes(engine, sandboxes)
         found = await self._details(engine, unknown, sandboxes, seen)
@@ -130,7 +133,9 @@ class Reconciler:
         known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
         await self._held(engine, {**known, **details}, seen)
         is_newer = self.is_newer and with_cpusets
-        listing = Listing(seen, listed_at_s, details, then, in_motion, node_state.enforcing, is_newer)
+        listing = Listing(
+            seen, listed_at_s, details, then, in_motion, node_state.enforcing, is_newer, there
+        )
         parts = []
         for part in resync_slices(engine, listing, node_state.clock()):
             if engine is not node_state.active():

@@ -380,6 +380,64 @@ def test_rule_3_after_a_restart_every_ticket_is_in_doubt() -> None:
     assert heir.admit(make_container("b"), NO_CONSTRAINT, 1.0).ticket != admission.ticket
 
 
+def after_a_crash(replaced: bool = False) -> tuple[Engine, Container, str]:
+    """A daemon that finds a create of the one before it; ``replaced``: one that the next attempt has set aside."""
+    engine, container, _ = doubtful()
+    if replaced:
+        container = again(container, 1)
+        engine.admit(container, NO_CONSTRAINT, 101.0)
+    heir = engine_on(VM_NO_CACHE_INFO)
+    heir.restore(list(engine.grants.values()), list(engine.tickets.values()), [], engine.history, {})
+    return heir, container, next(iter(heir.tickets))
+
+
+def test_rule_3_a_create_that_ended_with_its_daemon_is_over_once_its_caller_would_have_asked_again() -> None:
+    engine, _, ticket = after_a_crash()
+    for now_s in (110.0, 120.0, 129.0):
+        assert listed(engine, now_s).cancelled == ()
+    assert listed(engine, 130.0).cancelled == (ticket,)
+    assert not engine.grants and not engine.tickets
+
+
+def test_rule_3_lists_older_than_its_request_do_not_count() -> None:
+    engine, _, ticket = after_a_crash()
+    for listed_at_s, now_s, cancelled in ((99.0, 101.0, ()), (110.0, 125.0, ()), (145.0, 145.0, (ticket,))):
+        assert resync(engine, Listing({}, listed_at_s), now_s).cancelled == cancelled
+
+
+def test_rule_3_and_it_is_bound_where_the_runtime_has_finished_it_all_the_same() -> None:
+    engine, container, _ = after_a_crash()
+    assert listed(engine, 110.0).cancelled == ()
+    assert listed(engine, 131.0, seen("id-1", container, "0-3")).bound == ("id-1",)
+    assert listed(engine, 132.0, seen("id-1", container, "0-3")).cancelled == ()
+
+
+def test_rule_3_what_it_had_set_aside_ends_with_it() -> None:
+    engine, _, ticket = after_a_crash(replaced=True)
+    assert listed(engine, 110.0).cancelled == ()
+    assert listed(engine, 130.0).cancelled[0] == ticket
+    listed(engine, 131.0)
+    listed(engine, 151.0)
+    assert not engine.grants and not engine.tickets
+
+
+@pytest.mark.parametrize("is_heir", [False, True], ids=["the call's own daemon", "the next one"])
+@pytest.mark.parametrize(
+    ("sandboxes", "is_over"), [(None, False), (["sandbox-pod-of-a"], False), ([], True), (["another"], True)]
+)
+def test_rule_3_a_create_whose_sandbox_is_gone_is_over_at_once(is_heir, sandboxes, is_over) -> None:
+    engine, container, _ = after_a_crash() if is_heir else doubtful()
+    assert container.pod.id == "sandbox-pod-of-a"
+    found = resync(engine, Listing({}, 101.0, sandboxes=sandboxes), 101.0)
+    assert bool(found.cancelled) is is_over
+    assert bool(engine.grants) is not is_over
+
+
+def test_rule_3_a_list_of_sandboxes_older_than_the_request_does_not_end_it() -> None:
+    engine, _, _ = doubtful()
+    assert resync(engine, Listing({}, 99.0, sandboxes=[]), 101.0).cancelled == ()
+
+
 def test_rule_3_half_of_a_pair_is_not_restored(engine) -> None:
     one = engine.admit(make_container("a", limit=2), NO_CONSTRAINT, 0.0)
     two = engine.admit(make_container("b", limit=2), NO_CONSTRAINT, 0.0)

@@ -140,8 +140,8 @@ async def test_a_client_that_goes_away_before_its_resize_was_sent_leaves_nothing
         call = await runtime.wait_for_call("UpdateContainerResources", count + 1)
         assert call.message.container_id == other
         resizing.cancel()
-        await until(agent, lambda status: status["in_doubt"] == 0)
         release.set()
+        await runtime.wait_until(lambda: updates(runtime) == count + 2 and cpusets(runtime) == before)
         status = await until(agent, lambda status: status["updates_waiting"] == 0)
         assert (status["in_doubt"], cpusets(runtime)) == (0, before)
         asked = [call.message.container_id for call in runtime.calls_of("UpdateContainerResources")[count:]]

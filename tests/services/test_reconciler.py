@@ -26,6 +26,7 @@ from cri_proxy.engine.report import engine_status, placement_row
 from cri_proxy.engine.resources import CgroupReading
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.reconciler import AT_A_TIME, MANY, Reconciler, declared_cgroup, uses_of
@@ -35,6 +36,7 @@ from cri_proxy.state.writer import StateWriter
 from cri_proxy.text.sources import SettingsSource
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
+from policies.model import NO_CONSTRAINT, Container, Resources
 from policies.settings import PlacementSettings
 from tests.cri_client import container_config
 from tests.fake_runtime import FakeRuntime
@@ -521,3 +523,34 @@ async def test_files_of_cgroup_v1_are_followed(runtime, tmp_path) -> None:
         (path / name).write_text(text + "\n")
     assert cgroups.limits("/c") == CgroupReading(512, 0, -1, 100_000, -1)
     assert cgroups.limits("/gone") == CgroupReading()
+
+
+# ---------------------------------------------------------------------- creates in doubt
+
+
+def in_doubt(found: Found) -> str:
+    """A create that got no answer, in the sandbox of the good one; returns that sandbox's id."""
+    sandbox = found.runtime.containers[found.good].sandbox_id
+    pod = found.engine.pods[sandbox]
+    lost = Container(pod, "lost", resources=Resources(1000, 1000))
+    found.engine.doubt(found.engine.admit(lost, NO_CONSTRAINT, 990.0).ticket)
+    return sandbox
+
+
+@pytest.mark.parametrize("with_cpusets", [False, True])
+async def test_a_create_in_doubt_ends_with_its_sandbox(found, with_cpusets) -> None:
+    await found.reconciler.run()
+    sandbox = in_doubt(found)
+    assert (await found.reconciler.run(with_cpusets)).cancelled == ()
+    del found.runtime.containers[found.good], found.runtime.pods[sandbox]
+    (cancelled,) = (await found.reconciler.run(with_cpusets)).cancelled
+    assert not found.engine.tickets and cancelled not in found.engine.grants
+
+
+async def test_and_not_while_the_runtime_does_not_say_which_there_are(found) -> None:
+    await found.reconciler.run()
+    in_doubt(found)
+    found.runtime.script("ListPodSandbox", error=(14, "busy"))
+    with pytest.raises(RpcError):
+        await found.reconciler.run(with_cpusets=False)
+    assert found.engine.tickets
