@@ -28,12 +28,13 @@ def is_pod_group(group: str) -> bool:
 class Group:
     """The containers of one group, which own the same CPUs but while one of them is being resized.
 
-    ``milli``: the sum of the requests; ``pods``: how many there are of each pod; ``kinds``: the keys of containers with
+    ``milli``: the sum of the requests; ``without_request``: how many have none; ``pods``: how many there are of each pod; ``kinds``: the keys of containers with
     places that are alike in all that a policy compares.
     """
 
     def __init__(self) -> None:
         self.milli = 0
+        self.without_request = 0
         self.pods: dict[str, int] = {}
         self.kinds: dict[tuple[object, ...], dict[str, None]] = {}
         self._members: dict[str, Resident] = {}
@@ -80,6 +81,7 @@ class Group:
 
     def _enter(self, member: Resident, sign: int) -> None:
         self.milli += sign * member.milli_request
+        self.without_request += 0 if member.milli_request else sign
         _count(self._owned, member.exclusive, sign)
         _count(self._names, _name(member), sign)
         _count(self.pods, member.pod_uid, sign)

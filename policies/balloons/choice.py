@@ -17,6 +17,7 @@ from typing import Callable, Optional
 from policies.affinity.pull.expressions import getter_of, matches
 from policies.balloons.types import DEFAULT, RESERVED, Balloon, BalloonType
 from policies.model import Container, PlacementRefused
+from policies.node import MIN_ORDER_MILLI
 
 
 class TypeChooser:
@@ -177,9 +178,21 @@ def _crowd(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> bool:
 
 
 def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
-    """The balloon with most room that need not grow."""
+    """The balloon with most room that need not grow; of such the one with the fewest containers.
+
+    A container without a request needs no room. It goes where least of a balloon is in use, also into one that is there
+    and has no CPUs yet.
+    """
     found = [b for b in balloons if b.cpus and _free_milli(b) >= ask.milli]
-    return min(found, key=lambda b: (_crowd(kind, b, ask), -_free_milli(b), b.number), default=None)
+    if not ask.milli:
+        found += [b for b in balloons if not b.cpus and _reach(kind, b, ask)]
+
+    def key(b: Balloon) -> tuple[bool, int, int, int]:
+        used = _used_milli(b)
+        measure = used - len(b.cpus) * 1000 if ask.milli else used * 1000 // max(1, len(b.cpus))
+        return (_crowd(kind, b, ask), measure, 0 if b.group is None else len(b.group), b.number)
+
+    return min(found, key=key, default=None)
 
 
 def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
@@ -203,6 +216,11 @@ def _least_short(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonReq
 
 def _free_milli(balloon: Balloon) -> int:
     return len(balloon.cpus) * 1000 - balloon.milli
+
+
+def _used_milli(balloon: Balloon) -> int:
+    """What is in use in a balloon, where every container counts for something."""
+    return balloon.milli + (0 if balloon.group is None else balloon.group.without_request * MIN_ORDER_MILLI)
 
 
 def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:

@@ -231,7 +231,9 @@ class Balloons(Policy):
         # 3. One that cannot have its least number of CPUs does not begin.
         if len(ask.idle) < kind.min_cpus:
             of_kind, fresh = [b for b in of_kind if b.group], None
-        may_join = [b for b in of_kind if self._lets_run(b.kind, b.cpus, ask.container, ask.inside)]
+        may_join = [
+            b for b in of_kind if not b.cpus or self._lets_run(b.kind, b.cpus, ask.container, ask.inside)
+        ]
         return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask, better_than)
 
     def _any(self, found: FoundBalloons, ask: BalloonRequest) -> Optional[Balloon]:

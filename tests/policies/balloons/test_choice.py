@@ -121,6 +121,36 @@ Step = tuple[str, Number, str, Optional[str]]
             ["db[0]", "db[1]", "db[0]"],
             id="those of MinBalloons are filled evenly before one grows",
         ),
+        pytest.param(
+            replace(DB, min_balloons=2, max_balloons=2, min_cpus=4, max_cpus=4),
+            [(name, 0, name, "db") for name in "abcd"],
+            ["db[0]", "db[1]", "db[0]", "db[1]"],
+            id="without requests they are spread by count",
+        ),
+        pytest.param(
+            replace(DB, min_balloons=3),
+            [(name, 0, name, "db") for name in "abcdef"],
+            ["db[0]", "db[1]", "db[2]"] * 2,
+            id="over balloons that have no CPUs yet, too",
+        ),
+        pytest.param(
+            replace(DB, min_balloons=2, max_balloons=2, max_cpus=2),
+            [("a", 2, "p", "db"), ("b", 2, "q", "db"), ("c", 2, "r", "db")],
+            ["db[0]", "db[1]", "db[0]"],
+            id="those of MinBalloons have CPUs when they have containers",
+        ),
+        pytest.param(
+            replace(DB, min_balloons=2, min_cpus=4),
+            [("a", 1, "p", "db"), *((name, 0, name, "db") for name in "bcd"), ("e", 1, "q", "db"), ("f", 0, "r", "db")],
+            ["db[0]", "db[1]", "db[1]", "db[1]", "db[1]", "db[0]"],
+            id="where requests tell more than their count they go by these",
+        ),
+        pytest.param(
+            replace(DB, min_balloons=2, min_cpus=4),
+            [("a", 0, "p", "db"), ("b", 0, "p", "db"), ("c", 0, "q", "db")],
+            ["db[0]", "db[0]", "db[1]"],
+            id="a pod without requests stays together",
+        ),
     ],
 )
 def test_the_balloon_a_container_joins(kind: BalloonType, steps: list[Step], groups: list[str]) -> None:
