@@ -47,6 +47,10 @@ class Policy(ABC):
         """Whether a container owns no CPUs and fits only where the shared CPUs of a domain have room for its request."""
         return False
 
+    def reserved_for(self, node: Node, home: frozenset[int]) -> frozenset[int]:
+        """The reserved CPUs for a container that shares some: ``home``, of the reserved ones there were at its start."""
+        return node.reserved
+
     def ignored(self, container: Container) -> tuple[str, ...]:
         """Its annotations that are ignored here, sentences; ``Decision.why`` has them, too."""
         notes, balloon = container.preferences.notes, container.preferences.balloon

@@ -25,7 +25,7 @@ from cri_proxy.config.checks import (
 from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
-from policies.balloons.types import SHARE_LEVELS, BalloonType
+from policies.balloons.types import PER_LEVELS, SHARE_LEVELS, BalloonType
 from policies.model import MatchExpression
 
 #: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.
@@ -104,6 +104,13 @@ def _read_share(raw: Raw) -> str:
     return word
 
 
+def _read_per(raw: Raw) -> str:
+    word = _read_share(raw)
+    if word and word not in PER_LEVELS:
+        raise vol.Invalid("")
+    return word
+
+
 def _read_memory(raw: Raw) -> str:
     word = _text(raw).lower()
     if word in TRUE_WORDS:
@@ -171,6 +178,12 @@ _SHARE = Check(
     lambda level: level or "off",
     {"type": "string", "enum": [*SHARE_LEVELS, "off"]},
 )
+_PER = Check(
+    f"{', '.join(PER_LEVELS)}, or off",
+    _read_per,
+    lambda level: level or "off",
+    {"type": "string", "enum": [*PER_LEVELS, "off"]},
+)
 _MEMORY = Check(
     "true, false or pin",
     _read_memory,
@@ -228,6 +241,9 @@ FIELDS: tuple[BalloonField, ...] = (
           "Nor more; 0: no limit; -1: containers of this type are refused."),
     BalloonField("MinBalloons", "min_balloons", whole(0, MAX_CPUS), "0", "As many are made at once, and stay."),
     BalloonField("MaxBalloons", "max_balloons", whole(0, MAX_CPUS), "0", "No more are made; 0: no limit."),
+    BalloonField("OneBalloonPer", "one_per", _PER, "off",
+          "Each package, die, NUMA node or L3 has one balloon of this type inside of it, and containers are spread over these; "
+          "of the type reserved also over the reserved CPUs. MinBalloons and MaxBalloons do not count then."),
     BalloonField("AllocatorPriority", "allocator_priority", _PRIORITY, "high",
           "The order in which the balloons of MinBalloons are made."),
     BalloonField("PreferNewBalloons", "prefer_new_balloons", flag(), "false",

@@ -383,11 +383,8 @@ def _reconcile_placed(
     if cpus and placement.exclusive.isdisjoint(barred):
         home = placement.home
         if placement.level == "reserved":  # it goes with the configuration, not with the CPUs of before
-            home = (
-                state.node.reserved
-                if grant.constraint.cpus is None
-                else state.node.reserved & grant.constraint.cpus
-            )
+            home = state.policy.reserved_for(state.node, home)
+            home = home if grant.constraint.cpus is None else home & grant.constraint.cpus
         if cpus == placement.cpus and home == placement.home and placement.mems <= state.node.mems:
             return
         now = _on_usable_mems(state, altered(placement, cpus=cpus, home=home), grant)
@@ -528,7 +525,7 @@ def effective(
     if not own and key in known:
         return known[key]
     if placement.level == "reserved":
-        cpus = state.node.shared_reserved
+        cpus = state.node.shared_reserved & state.policy.reserved_for(state.node, placement.home)
     else:
         cpus = placement.home & (state.node.shared | (own & placement.cpus & state.node.usable))
         cpus -= (

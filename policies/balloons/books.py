@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
+from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import Balloon, BalloonType, parse_name
 from policies.groups import Group
 from policies.machine.cpus import NO_CPUS
@@ -50,8 +51,9 @@ class FoundBalloons:
 class BalloonReader:
     """Reads the books of one node after another; what has not changed since it was read is not read again."""
 
-    def __init__(self, types: Mapping[str, BalloonType]) -> None:
+    def __init__(self, types: Mapping[str, BalloonType], cpus: BalloonCpus) -> None:
         self._types = types
+        self._cpus = cpus
         self._node: Optional[Node] = None
         self._version = -1
         self._found = FoundBalloons({}, NO_CPUS, NO_CPUS, 0)
@@ -83,7 +85,10 @@ class BalloonReader:
             kind, number = _type_of(group, self._types), (parse_name(group) or ("", 0))[1]
             _, cpus, milli, twice = self._group(node, group)
             if kind is not None:
-                balloons[group] = Balloon(kind, number, cpus & left, node.groups[group], milli, twice)
+                region = self._cpus.region(kind, number)
+                balloons[group] = Balloon(
+                    kind, number, cpus & left, node.groups[group], milli, twice, region
+                )
                 left -= cpus
         return FoundBalloons(balloons, foreign, left, int(node.sharers > 0))
 

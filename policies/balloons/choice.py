@@ -142,11 +142,14 @@ def _fitting(
     for kin in _kin(kind, balloons, ask.container):
         yield _with_room(kind, kin, ask)
         yield _growable(kind, kin, ask)
-    # 2. Into one of its own, where balloons are not to be filled with strangers.
+    # 2. Into the emptiest one, where each domain has its own.
+    if kind.one_per:
+        yield _emptiest(kind, balloons, ask)
+    # 3. Into one of its own, where balloons are not to be filled with strangers.
     if kind.prefer_new_balloons or kind.group_by or kind.prefer_per_namespace_balloon:
         yield _growable(kind, [b for b in balloons if not b.group], ask)
         yield _growable(kind, new, ask)
-    # 3. Where there is room, where room can be made, and only then into a new one.
+    # 4. Where there is room, where room can be made, and only then into a new one.
     yield _with_room(kind, balloons, ask)
     yield _growable(kind, balloons, ask)
     yield _growable(kind, new, ask)
@@ -195,6 +198,16 @@ def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonReque
     return min(found, key=key, default=None)
 
 
+def _emptiest(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
+    """Of the balloons that have room for the container, or can be given it, the one in which least is in use."""
+    found = [b for b in balloons if _reach(kind, b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
+
+    def key(b: Balloon) -> tuple[bool, int, int, int]:
+        return (_crowd(kind, b, ask), _used_milli(b), 0 if b.group is None else len(b.group), b.number)
+
+    return min(found, key=key, default=None)
+
+
 def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """One that can grow until it holds the container: inside its L3s rather than out of them, by few CPUs."""
     found = [b for b in balloons if _reach(kind, b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
@@ -226,4 +239,5 @@ def _used_milli(balloon: Balloon) -> int:
 def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:
     """The CPUs a balloon could have."""
     idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
+    idle = idle if balloon.region is None else idle & balloon.region
     return kind.within_limit(len(balloon.cpus | idle))

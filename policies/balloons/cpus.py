@@ -18,7 +18,7 @@ from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Domain, Topology
 from policies.node import Node
 
-#: ``share_idle_cpus_in_same`` in the words of the topology.
+#: ``share_idle_cpus_in_same`` and ``one_per`` in the words of the topology.
 _LEVELS = {"l3cache": "l3", "numa": "numa", "die": "die", "package": "socket"}
 
 #: What makes one place better than another that is equally large, lowest first.
@@ -39,29 +39,49 @@ class BalloonCpus:
             for device in kind.prefer_close_to_devices
             for regions in [tuple(self._around_device(device))]
         }
+        self._domains = {
+            kind.name: tuple([box.cpus for box in self._boxes(kind.one_per)]) for kind in types if kind.one_per
+        }
         self._set_aside: tuple[tuple[frozenset[int], ...], Mapping[str, frozenset[int]]] = ((), {})
         self._core: tuple[frozenset[int], int] = (NO_CPUS, 1)
 
     # ------------------------------------------------------------------ what there is
 
     def set_aside(self, node: Node) -> Mapping[str, frozenset[int]]:
-        """The CPUs of balloons that are there from the start (``min_balloons``), by their names; used or not."""
+        """The CPUs of balloons that are there from the start (``first``), by their names; used or not."""
         key = (node.usable, node.reserved)
         if self._set_aside[0] != key:
             self._set_aside = (key, self._lay_out(node.usable - node.reserved))
         return self._set_aside[1]
+
+    def first(self, kind: BalloonType) -> int:
+        """How many balloons of a type there are from the start."""
+        return len(self._domains[kind.name]) if kind.one_per else kind.min_balloons
+
+    def region(self, kind: BalloonType, number: int) -> Optional[frozenset[int]]:
+        """The CPUs that a balloon may get; None = all, none of one that there is no domain for."""
+        if not kind.one_per:
+            return None
+        regions = self._domains[kind.name]
+        return regions[number] if number < len(regions) else NO_CPUS
+
+    def domains(self, kind: BalloonType) -> tuple[frozenset[int], ...]:
+        """The domains that have one balloon of a type each; none where it is not laid out so."""
+        return self._domains.get(kind.name, ())
 
     def _lay_out(self, free: frozenset[int]) -> Mapping[str, frozenset[int]]:
         found: dict[str, frozenset[int]] = {}
         for kind in sorted(
             self.types, key=lambda kind: kind.allocator_priority
         ):  # else in the order of the list
-            for number in range(kind.min_balloons if kind.max_cpus >= 0 else 0):
-                cpus = self.grown(kind, NO_CPUS, kind.min_cpus, free)
-                if not cpus:
-                    break
-                found[name_of(kind, number)] = cpus
-                free -= cpus
+            for number in range(self.first(kind) if kind.max_cpus >= 0 else 0):
+                region = self.region(kind, number)
+                cpus = self.grown(
+                    kind, NO_CPUS, kind.min_cpus, free if region is None else free & region
+                )
+                if cpus:
+                    found[name_of(kind, number)] = cpus
+                    free -= cpus
         return found
 
     # ------------------------------------------------------------------ how many
@@ -255,8 +275,10 @@ class BalloonCpus:
             return [self.topology.core_mates(cpu) for cpu in own]
         if level == "system":
             return [self.topology.root.cpus]
-        boxes = self.topology.at(_LEVELS[level]) or self.topology.leaves
-        return [box.cpus for box in boxes if not box.cpus.isdisjoint(own)]
+        return [box.cpus for box in self._boxes(level) if not box.cpus.isdisjoint(own)]
+
+    def _boxes(self, level: str) -> tuple[Domain, ...]:
+        return self.topology.at(_LEVELS[level]) or self.topology.leaves
 
     def hidden(self, own: frozenset[int]) -> frozenset[int]:
         """Of each core all CPUs but one."""

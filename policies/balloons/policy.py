@@ -71,7 +71,7 @@ class Balloons(Policy):
         self._places = BalloonPlaces(topology, self._cpus)
         self._shared = Hygon(topology, settings)
         self._leaves = tuple(leaf.cpus for leaf in topology.leaves)
-        self._books = BalloonReader(self._types)
+        self._books = BalloonReader(self._types, self._cpus)
 
     def place(self, node: Node, request: PlacementRequest) -> Decision:
         """Put a container that is not in the books yet into a balloon.
@@ -88,7 +88,7 @@ class Balloons(Policy):
         if stays is not None and keep is not None:
             kind = stays
         elif kind.name == RESERVED and node.reserved:
-            reserved = self._place_reserved(node, container, constraint)
+            reserved = self._place_reserved(node, kind, container, constraint)
             if isinstance(reserved, Decision):
                 return reserved
             note = f"{reserved}; "
@@ -158,7 +158,8 @@ class Balloons(Policy):
                 continue
             now = {other: replace(b, cpus=owns[other]) for other, b in found.balloons.items()}
             for other, cpus in self._spare(node, replace(found, balloons=now), name):
-                if len(owns[name]) + len(idle) - found.kept_idle >= needed:
+                here = idle if balloon.region is None else idle & balloon.region
+                if len(owns[name]) + len(here) - found.kept_idle >= needed:
                     break
                 owns[other], idle = owns[other] - cpus, idle | cpus
             if len(idle) > found.kept_idle:
@@ -193,7 +194,8 @@ class Balloons(Policy):
             return None
         balloon = found.balloons.get(keep.group)
         if balloon is None:
-            balloon = Balloon(kind, named[1], keep.exclusive & found.idle)
+            region = self._cpus.region(kind, named[1])
+            balloon = Balloon(kind, named[1], keep.exclusive & found.idle, region=region)
         return balloon if self._lets_run(kind, balloon.cpus, container, constraint.cpus) else None
 
     def _chosen(
@@ -214,19 +216,19 @@ class Balloons(Policy):
         ask: BalloonRequest,
         better_than: Optional[int] = None,
     ) -> tuple[int, Optional[Balloon]]:
-        of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name]
+        of_kind = [b for b in found.balloons.values() if b.kind.name == kind.name and b.region != NO_CPUS]
         used = {b.number for b in of_kind}
         # 1. Balloons wanted from the start are there, with nothing in them. None takes the last CPU
         #    from containers that are in no balloon.
         aside = self._cpus.set_aside(node)
-        for number in range(kind.min_balloons):
+        for number in range(self._cpus.first(kind)):
             if number not in used:
                 cpus = aside.get(name_of(kind, number), NO_CPUS) & found.spare
-                of_kind.append(Balloon(kind, number, cpus))
+                of_kind.append(Balloon(kind, number, cpus, region=self._cpus.region(kind, number)))
         # 2. And one more.
         numbers = {b.number for b in of_kind}
         fresh = None
-        if not kind.max_balloons or len(of_kind) < kind.max_balloons:
+        if not kind.one_per and (not kind.max_balloons or len(of_kind) < kind.max_balloons):
             fresh = Balloon(kind, min(set(range(len(numbers) + 1)) - numbers), NO_CPUS)
         # 3. One that cannot have its least number of CPUs does not begin.
         if len(ask.idle) < kind.min_cpus:
@@ -323,7 +325,7 @@ class Balloons(Policy):
         no other; the last idle ones stay where a balloon needs them."""
         most = len(balloon.cpus) + max(0, len(found.idle - balloon.cpus) - found.kept_idle)
         waiting = self._waiting(node, found, balloon.name)
-        free -= balloon.cpus
+        free = (free if balloon.region is None else free & balloon.region) - balloon.cpus
         least, whole = min(wanted, most), self._cpus.whole(node, balloon.kind, wanted)
 
         def take(count: int, pool: frozenset[int]) -> frozenset[int]:
@@ -394,10 +396,33 @@ class Balloons(Policy):
     def ignored(self, container: Container) -> tuple[str, ...]:
         return container.preferences.notes
 
-    def _place_reserved(self, node: Node, container: Container, constraint: Constraint) -> object:
+    def reserved_for(self, node: Node, home: frozenset[int]) -> frozenset[int]:
+        domains = self._cpus.domains(self._types[RESERVED])
+        theirs = NO_CPUS.union(*[domain for domain in domains if not domain.isdisjoint(home)]) & node.reserved
+        return theirs or node.reserved
+
+    def _place_reserved(
+        self, node: Node, kind: BalloonType, container: Container, constraint: Constraint
+    ) -> object:
         """A decision on the reserved CPUs; else in words why there is none."""
-        place = reserved_place(node, container, constraint)
-        if isinstance(place, str):
-            return place
-        why = "; ".join((f"shares the {len(place.cpus)} reserved CPUs", *container.preferences.notes))
-        return with_memory(node, container, self.settings, constraint, place, why)
+        # Of several domains' the least used ones come first.
+        parts = [domain & node.shared_reserved for domain in self._cpus.domains(kind)]
+        parts = sorted(
+            filter(None, parts),
+            key=lambda cpus: (node.charge_milli(cpus) * 1000 // len(cpus), node.containers_on(cpus), min(cpus)),
+        )
+        place: object = ""
+        for part in parts or [node.reserved]:
+            inside = part if constraint.cpus is None else part & constraint.cpus
+            place = reserved_place(node, container, replace(constraint, cpus=inside))
+            if isinstance(place, Placement):
+                why = "; ".join((f"shares {_of_reserved(node, place)}", *container.preferences.notes))
+                return with_memory(node, container, self.settings, constraint, place, why)
+        return place
+
+
+def _of_reserved(node: Node, place: Placement) -> str:
+    count = len(place.cpus)
+    if count == len(node.shared_reserved):
+        return f"the {count} reserved CPUs"
+    return f"{count} of the {len(node.shared_reserved)} reserved CPUs"

@@ -14,6 +14,8 @@ from policies.model import MatchExpression
 
 #: Levels of ``share_idle_cpus_in_same``, small to large; "" = off.
 SHARE_LEVELS = ("core", "l3cache", "numa", "die", "package", "system")
+#: Levels of ``one_per``.
+PER_LEVELS = ("l3cache", "numa", "die", "package")
 
 #: Names of the balloon types that are always there.
 RESERVED, DEFAULT = "reserved", "default"
@@ -31,6 +33,8 @@ class BalloonType:
     max_cpus: int = 0
     min_balloons: int = 0
     max_balloons: int = 0
+    #: One balloon in each domain of this level, inside of it, whatever the two above say: l3cache, numa, die, package; "" = off.
+    one_per: str = ""
     #: 0 = highest; balloons that are made at the start are made in this order.
     allocator_priority: int = 0
     prefer_new_balloons: bool = False
@@ -75,7 +79,7 @@ class Balloon:
     """One balloon as the books have it. ``cpus``: those it owns, or that are set aside for it while it is empty.
 
     ``group``: its containers in the books, None = it is empty; ``milli``: their requests; ``twice``: the keys of those
-    that are there twice, since they are being resized.
+    that are there twice, since they are being resized. ``region``: the CPUs it may get, None = all.
     """
 
     kind: BalloonType
@@ -84,6 +88,7 @@ class Balloon:
     group: Optional[Group] = None
     milli: int = 0
     twice: frozenset[str] = frozenset()
+    region: Optional[frozenset[int]] = None
 
     @property
     def name(self) -> str:

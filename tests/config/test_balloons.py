@@ -50,6 +50,8 @@ VALUES = {
         "{Name: a, shareIdleCPUsInSame: thread}",
         BalloonType("a", share_idle_cpus_in_same="core"),
     ),
+    "one a domain": ("{Name: a, OneBalloonPer: socket}", BalloonType("a", one_per="package")),
+    "one a domain, off": ("{Name: a, OneBalloonPer: off}", BalloonType("a")),
     "no sharing": ('{Name: a, ShareIdleCPUsInSame: ""}', BalloonType("a")),
     "memory is pinned": ("{Name: a, pinMemory: true}", BalloonType("a", memory="prefer")),
     "memory is left alone": ("{Name: a, pinMemory: false}", BalloonType("a", memory="off")),
@@ -124,6 +126,10 @@ def test_every_field_of_a_type_can_be_configured() -> None:
         (
             "{Name: a, AllocatorPriority: 4}",
             'AllocatorPriority is "4", expected high, normal, low or none, or 0 (high) to 3',
+        ),
+        (
+            "{Name: a, OneBalloonPer: core}",
+            'OneBalloonPer is "core", expected l3cache, numa, die, package, or off',
         ),
         (
             "{Name: a, ShareIdleCPUsInSame: l4}",

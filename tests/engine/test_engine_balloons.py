@@ -15,6 +15,7 @@ from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Management
 from cri_proxy.engine.model import Life as GrantLife
 from policies.balloons.policy import SPARE_S, Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
+from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
 from policies.model import (
@@ -617,3 +618,41 @@ def test_whatever_happens_the_invariants_hold_a_restart_changes_nothing_and_noth
         life.check()
     assert life.engine.node.exclusive == frozenset()
     assert not life.engine.node.residents
+
+
+# ---------------------------------------------------------------------- one balloon a domain
+
+
+def system_on_both_sockets() -> Engine:
+    engine = balloons_on(HYGON_7285_2S, BalloonType("reserved", one_per="package"), reserved="0,32,64,96")
+    for name in ("a", "b"):
+        run(engine, asks(name, 0.5, "kube-system"), name)
+    assert cpus_of(engine) == {"a": "0,64", "b": "32,96"}
+    return engine
+
+
+def test_what_shares_a_sockets_reserved_cpus_stays_there_over_a_restart() -> None:
+    engine = system_on_both_sockets()
+    next_one, updates = restarted(engine)
+    assert updates == () and cpus_of(next_one) == {"a": "0,64", "b": "32,96"}
+
+
+@pytest.mark.parametrize(
+    ("reserved", "cpus"),
+    [
+        ("0-1,32-33,64-65,96-97", {"a": "0-1,64-65", "b": "32-33,96-97"}),
+        ("1,33", {"a": "1", "b": "33"}),
+        ("1,65", {"a": "1,65", "b": "1,65"}),
+    ],
+    ids=["more", "others", "none in one of them"],
+)
+def test_it_follows_the_reservation_inside_of_its_socket(reserved: str, cpus: dict[str, str]) -> None:
+    engine = system_on_both_sockets()
+    engine.rehost(replace(engine.host, reserved=parse_cpus(reserved)))
+    assert cpus_of(engine) == cpus and broken_invariants(engine) == []
+
+
+def test_another_policy_gives_it_all_reserved_cpus() -> None:
+    engine = system_on_both_sockets()
+    engine.rehost(engine.host, Hygon(engine.host.topology, PlacementSettings()))
+    assert cpus_of(engine) == {"a": "0,32,64,96", "b": "0,32,64,96"}

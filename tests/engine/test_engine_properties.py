@@ -70,6 +70,7 @@ def balloons(tree: Topology, settings: PlacementSettings) -> Policy:
     types = (
         BalloonType("own", namespaces=("default",), max_cpus=4, max_balloons=3, prefer_new_balloons=True),
         BalloonType("idle", namespaces=("other",), min_cpus=1, share_idle_cpus_in_same="numa"),
+        BalloonType("reserved", one_per="package"),
     )
     return Balloons(tree, replace(settings, balloons=BalloonSettings(types)))
 

@@ -242,6 +242,98 @@ def test_reserved_namespaces_run_on_the_reserved_cpus_and_get_a_balloon_beyond()
     assert beyond.why.startswith("the reserved CPUs 0,64 have 500m left of 2 CPUs")
 
 
+@pytest.mark.parametrize(
+    ("reserved", "places"),
+    [
+        ("0,32,64,96", ["0,64", "32,96", "0,64", "32,96"]),
+        ("0,64", ["0,64"] * 4),
+    ],
+    ids=["in both sockets", "in one socket"],
+)
+@pytest.mark.parametrize("request_", [0, 0.25])
+def test_reserved_namespaces_are_spread_over_the_reserved_cpus_of_the_sockets(
+    reserved: str, places: list[str], request_: Number
+) -> None:
+    kind = BalloonType("reserved", one_per="package")
+    pools = Pools(machines.HYGON_7285_2S, kind, reserved=reserved)
+    found = [pools.put(asks(name, request_, "kube-system")) for name in "abcd"]
+    assert [format_cpus(decision.placement.cpus) for decision in found] == places
+    assert {decision.placement.level for decision in found} == {"reserved"}
+
+
+def test_one_that_the_reserved_cpus_of_no_socket_have_room_for_is_in_the_balloon_of_a_socket() -> None:
+    kind = BalloonType("reserved", one_per="package")
+    pools = Pools(machines.HYGON_7285_2S, kind, reserved="0,32,64,96")
+    decision = pools.put(asks("a", 3, "kube-system"))
+    assert decision.placement.group == "reserved[0]"
+    assert decision.why.startswith("the reserved CPUs 32,96 have 2000m left of 2 CPUs")
+
+
+# ---------------------------------------------------------------------- one balloon a domain
+
+
+@pytest.mark.parametrize(
+    ("level", "groups", "own"),
+    [
+        ("package", [0, 1, 0, 1, 0], ["0-1,64-65", "32,96"]),
+        ("numa", [0, 1, 2, 3, 4], ["0,64", "8,72", "16,80", "24,88", "32,96"]),
+        ("l3cache", [0, 1, 2, 3, 4], ["0,64", "4,68", "8,72", "12,76", "16,80"]),
+    ],
+)
+def test_there_is_one_in_each_domain_and_containers_are_spread_over_them(
+    level: str, groups: list[int], own: list[str]
+) -> None:
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, one_per=level))
+    found = [pools.put(asks(name, 1)) for name in "abcde"]
+    assert [decision.placement.group for decision in found] == [f"db[{number}]" for number in groups]
+    assert list(dict.fromkeys(pools.own(name) for name in "abcde")) == own
+
+
+def test_without_requests_they_are_spread_by_count() -> None:
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, one_per="package"))
+    assert [pools.put(asks(name, 0)).placement.group for name in "abcd"] == ["db[0]", "db[1]"] * 2
+
+
+def test_a_pod_is_kept_together_unless_it_is_to_be_spread() -> None:
+    for spreading, groups in ((False, ["db[0]", "db[0]"]), (True, ["db[0]", "db[1]"])):
+        kind = replace(DB, one_per="package", prefer_spreading_pods=spreading)
+        pools = Pools(machines.HYGON_7285_2S, kind)
+        assert [pools.put(asks(name, 1, pod="p")).placement.group for name in "ab"] == groups
+
+
+def test_none_leaves_its_domain_whatever_is_asked_for() -> None:
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, one_per="package"))
+    places = [pools.put(asks(name, 30)) for name in "abcdef"]
+    sockets = [frozenset(range(32)) | frozenset(range(64, 96))]
+    sockets.append(frozenset(range(128)) - sockets[0])
+    for number, decision in enumerate(places):
+        assert decision.placement.exclusive <= sockets[number % 2]
+    assert not places[-1].fits and places[3].fits
+    for name in "ace":
+        pools.remove(name)
+    assert parse_cpus(pools.own("b")) <= sockets[1]
+
+
+def test_min_cpus_are_set_aside_in_each_of_them() -> None:
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, one_per="package", min_cpus=2))
+    pools.put(asks("other", 1, "elsewhere"))
+    assert pools.own("other") == "1,65"
+    assert [format_cpus(pools.put(asks(name, 0)).placement.exclusive) for name in "ab"] == ["0,64", "32,96"]
+
+
+def test_those_of_domains_there_are_none_of_are_not_joined() -> None:
+    pools = Pools(machines.HYGON_7285_2S, replace(DB, prefer_new_balloons=True))
+    for name in "abc":
+        pools.put(asks(name, 1))
+    kind = replace(DB, one_per="package")
+    settings = PlacementSettings(balloons=BalloonSettings((kind,)))
+    pools.policy = Balloons(pools.node.topology, settings)
+    assert [pools.put(asks(name, 1)).placement.group for name in "defg"] == ["db[0]", "db[1]"] * 2
+
+
+# ---------------------------------------------------------------------- default
+
+
 def test_no_balloon_takes_reserved_cpus() -> None:
     pools = Pools(machines.VM_NO_CACHE_INFO, DB, reserved="0-5")
     assert format_cpus(pools.put(asks("a", 4)).placement.cpus) == "6-7"
