@@ -28,8 +28,8 @@ def is_pod_group(group: str) -> bool:
 class Group:
     """The containers of one group, which own the same CPUs but while one of them is being resized.
 
-    ``milli``: the sum of the requests; ``without_request``: how many have none; ``pods``: how many there are of each pod; ``kinds``: the keys of containers with
-    places that are alike in all that a policy compares.
+    ``milli``: the sum of the requests; ``without_request``: how many have none; ``pods``: how many there are of each pod;
+    ``kinds``: the keys of containers with places that are alike in all that a policy compares.
     """
 
     def __init__(self) -> None:

@@ -242,8 +242,8 @@ FIELDS: tuple[BalloonField, ...] = (
     BalloonField("MinBalloons", "min_balloons", whole(0, MAX_CPUS), "0", "As many are made at once, and stay."),
     BalloonField("MaxBalloons", "max_balloons", whole(0, MAX_CPUS), "0", "No more are made; 0: no limit."),
     BalloonField("OneBalloonPer", "one_per", _PER, "off",
-          "Each package, die, NUMA node or L3 has one balloon of this type inside of it, and containers are spread over these; "
-          "of the type reserved also over the reserved CPUs. MinBalloons and MaxBalloons do not count then."),
+          "Each package, die, NUMA node or L3 has one balloon of this type inside of it, and containers are spread over "
+          "these; of the type reserved also over the reserved CPUs. MinBalloons and MaxBalloons do not count then."),
     BalloonField("AllocatorPriority", "allocator_priority", _PRIORITY, "high",
           "The order in which the balloons of MinBalloons are made."),
     BalloonField("PreferNewBalloons", "prefer_new_balloons", flag(), "false",

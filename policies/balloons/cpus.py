@@ -40,7 +40,9 @@ class BalloonCpus:
             for regions in [tuple(self._around_device(device))]
         }
         self._domains = {
-            kind.name: tuple([box.cpus for box in self._boxes(kind.one_per)]) for kind in types if kind.one_per
+            kind.name: tuple([box.cpus for box in self._boxes(kind.one_per)])
+            for kind in types
+            if kind.one_per
         }
         self._set_aside: tuple[tuple[frozenset[int], ...], Mapping[str, frozenset[int]]] = ((), {})
         self._core: tuple[frozenset[int], int] = (NO_CPUS, 1)
@@ -76,9 +78,7 @@ class BalloonCpus:
         ):  # else in the order of the list
             for number in range(self.first(kind) if kind.max_cpus >= 0 else 0):
                 region = self.region(kind, number)
-                cpus = self.grown(
-                    kind, NO_CPUS, kind.min_cpus, free if region is None else free & region
-                )
+                cpus = self.grown(kind, NO_CPUS, kind.min_cpus, free if region is None else free & region)
                 if cpus:
                     found[name_of(kind, number)] = cpus
                     free -= cpus

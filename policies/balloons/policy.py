@@ -409,7 +409,11 @@ class Balloons(Policy):
         parts = [domain & node.shared_reserved for domain in self._cpus.domains(kind)]
         parts = sorted(
             filter(None, parts),
-            key=lambda cpus: (node.charge_milli(cpus) * 1000 // len(cpus), node.containers_on(cpus), min(cpus)),
+            key=lambda cpus: (
+                node.charge_milli(cpus) * 1000 // len(cpus),
+                node.containers_on(cpus),
+                min(cpus),
+            ),
         )
         place: object = ""
         for part in parts or [node.reserved]:

@@ -33,7 +33,7 @@ class BalloonType:
     max_cpus: int = 0
     min_balloons: int = 0
     max_balloons: int = 0
-    #: One balloon in each domain of this level, inside of it, whatever the two above say: l3cache, numa, die, package; "" = off.
+    #: One balloon in each domain of this level, whatever the two above say: l3cache, numa, die, package; "" = off.
     one_per: str = ""
     #: 0 = highest; balloons that are made at the start are made in this order.
     allocator_priority: int = 0

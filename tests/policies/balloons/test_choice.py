@@ -141,7 +141,12 @@ Step = tuple[str, Number, str, Optional[str]]
         ),
         pytest.param(
             replace(DB, min_balloons=2, min_cpus=4),
-            [("a", 1, "p", "db"), *((name, 0, name, "db") for name in "bcd"), ("e", 1, "q", "db"), ("f", 0, "r", "db")],
+            [
+                ("a", 1, "p", "db"),
+                *((name, 0, name, "db") for name in "bcd"),
+                ("e", 1, "q", "db"),
+                ("f", 0, "r", "db"),
+            ],
             ["db[0]", "db[1]", "db[1]", "db[1]", "db[1]", "db[0]"],
             id="where requests tell more than their count they go by these",
         ),
