@@ -75,8 +75,7 @@ def _run(options: Options, argument: str, source: Optional[Source]) -> int:
     from bpf.service.log import log
     from bpf.service.server import ServiceSockets
     from bpf.service.service import Observer, of_runtime
-    from bpf.sources.fallback import ProviderFallback, Rung
-    from bpf.sources.providers import Owners, rungs_of
+    from bpf.sources.fallback import Owners, ProviderFallback, Rung, rungs_of
     from bpf.sources.samples import ProviderLost
 
     listener = ServiceSockets(options)

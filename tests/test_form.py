@@ -49,7 +49,7 @@ def test_whole_packages_are_compiled_but_for_what_is_said_to_stay() -> None:
 
 def test_what_the_observer_imports_is_not_compiled() -> None:
     program = (
-        "import sys, bpf.__main__, bpf.service.service, bpf.service.server, bpf.sources.ebpf, bpf.sources.providers\n"
+        "import sys, bpf.__main__, bpf.service.service, bpf.service.server, bpf.sources.ebpf, bpf.sources.fallback\n"
         "print(*(name for name in sys.modules if name.startswith(('policies.', 'cri_proxy.'))))"
     )
     done = subprocess.run(

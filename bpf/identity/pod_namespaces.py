@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import Optional
 
 from bpf.identity.attribution import Attribution
-from bpf.kernel.namespaces import in_netns
 from bpf.kernel.netlink import EndedTcp, InetSocket, SockDiag, local_addresses
-from bpf.kernel.procfs import namespace_of
+from bpf.kernel.procfs import in_netns, namespace_of
 
 #: A connection that ends takes about 1.3 KiB of it until it is read: 3,000 between two samples of one pod. The
 #: kernel uses this memory only while it is needed.

@@ -27,8 +27,7 @@ from bpf.service.json_file import set_aside, write_json
 from bpf.service.log import log
 from bpf.service.options import BadOptions, Options, parse_options, read_options
 from bpf.service.server import AffinityService, ServiceSockets
-from bpf.sources.fallback import ProviderFallback
-from bpf.sources.providers import Owners
+from bpf.sources.fallback import Owners, ProviderFallback
 from bpf.sources.samples import Flow, ProviderLost, Sample
 from cri_api import affinity_pb2 as pb
 from cri_api.supervisor import Supervisor, Worker

@@ -1,7 +1,7 @@
 /* Which task makes a TCP connection: run on sock:inet_sock_set_state, a few times per connection, never per packet.
  *
  * No kernel structs: the fields of the tracepoint are read at the offsets that its own format file gives
- * (connections.py passes them as AT_...).
+ * (sock_diag.py passes them as AT_...).
  *
  * The client: at SYN_SENT it runs in connect(2), but has no port yet; the port is there when the same socket is
  * ESTABLISHED, which may be any task's softirq. So the task is kept by socket in between.

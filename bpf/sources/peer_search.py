@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Callable, NamedTuple, Optional
 
 from bpf.identity.attribution import Attribution
-from bpf.kernel.namespaces import in_netns
 from bpf.kernel.netlink import SockDiag
-from bpf.kernel.procfs import namespace_of, socket_inodes
+from bpf.kernel.procfs import in_netns, namespace_of, socket_inodes
 from bpf.service.log import log
 from bpf.sources.wakeups import Pair, Peers, pair
 

@@ -26,7 +26,7 @@ _NOTHING = (0, 0, 0)
 
 
 class Hints(Protocol):
-    """Makers of connections (connections.py). Containers; None = not seen, or not known any more."""
+    """Makers of connections (``ConnectionHints``). Containers; None = not seen, or not known any more."""
 
     def refresh(self) -> None:
         """Take in the latest connections."""

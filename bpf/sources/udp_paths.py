@@ -15,8 +15,7 @@ from typing import Callable, Optional, Protocol
 
 from bpf.identity.networks import mapped
 from bpf.kernel import syscalls
-from bpf.kernel.conntrack import Conntrack, TranslatedFlow
-from bpf.kernel.netlink import Address
+from bpf.kernel.netlink import Address, Conntrack, TranslatedFlow
 from bpf.kernel.procfs import namespace_of
 from bpf.service.log import log
 

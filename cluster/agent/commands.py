@@ -3,17 +3,19 @@
 Level-triggered: the command that is due follows from the spec, from the daemon's report and from the memory;
 how often it is asked makes no difference. A document that was refused is not sent again to the same life of the daemon,
 and one that was taken back is not sent again at all.
+
+The memory (``AgentMemory``) lasts over restarts of the agent, and over days without the API server.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from cluster.agent.conditions import FALSE, TRUE, Condition
-from cluster.agent.memory import AgentMemory
-from cluster.agent.spec import Override, PolicyDocument, Spec
+from cluster.agent.spec import Override, PolicyDocument, Spec, read_spec, write_policy, write_spec
+from cluster.agent.status import FALSE, TRUE, Condition
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED
 from cluster.kube.known import not_written
@@ -21,6 +23,67 @@ from policies.machine.domain_names import domain_text
 
 POLICY, MODE, FREEZE, OVERRIDES = "cluster-policy", "mode", "freeze", "overrides"
 _OVERRIDE = ("namespace", "pod", "container", "zone")
+
+
+@dataclass(frozen=True)
+class AgentMemory:
+    """``spec``: as it was seen last, None = never. ``policy``: what the daemon was given last, and when (seconds since
+    1970); ``baseline``: the signs that were there before, which do not speak against it. ``previous``: what was in force
+    before it. ``taken_back``: the hash of a policy that was taken back on this node, and why. ``mode_before``: the mode
+    before one was asked for, "" = none was. ``froze``: whether this agent froze the node.
+    """
+
+    spec: Optional[Spec] = None
+    policy: Optional[PolicyDocument] = None
+    applied_at_s: float = 0.0
+    baseline: tuple[str, ...] = ()
+    previous: Optional[PolicyDocument] = None
+    taken_back: str = ""
+    why_taken_back: str = ""
+    mode_before: str = ""
+    froze: bool = False
+
+
+def write_memory(memory: AgentMemory) -> str:
+    """As JSON that a person can read."""
+    document: dict[str, Any] = {
+        "spec": None if memory.spec is None else write_spec(memory.spec),
+        "policy": None if memory.policy is None else write_policy(memory.policy),
+        "applied_at": memory.applied_at_s,
+        "baseline": list(memory.baseline),
+        "previous": None if memory.previous is None else write_policy(memory.previous),
+        "taken_back": memory.taken_back,
+        "why_taken_back": memory.why_taken_back,
+        "mode_before": memory.mode_before,
+        "froze": memory.froze,
+    }
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def read_memory(text: str) -> AgentMemory:
+    """A document of ``write_memory``, of this version or its neighbours.
+
+    :raises ValueError: it is none.
+    """
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("expected a JSON object")
+    spec = document.get("spec")
+    return AgentMemory(
+        None if spec is None else read_spec(spec),
+        _read_policy(document.get("policy")),
+        float(document.get("applied_at") or 0),
+        tuple(str(sign) for sign in document.get("baseline") or ()),
+        _read_policy(document.get("previous")),
+        str(document.get("taken_back") or ""),
+        str(document.get("why_taken_back") or ""),
+        str(document.get("mode_before") or ""),
+        document.get("froze") is True,
+    )
+
+
+def _read_policy(document: Any) -> Optional[PolicyDocument]:
+    return read_spec({"spec": {"policy": document}}).policy
 
 
 @dataclass(frozen=True)

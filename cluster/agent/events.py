@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from cluster.agent.conditions import shortened
+from cluster.agent.status import shortened
 from cluster.api.names import AGENT
 
 #: As client-go's EventSourceObjectSpamFilter: so many at once for an object, and one more in so many seconds.

@@ -2,7 +2,7 @@
 
 Fields are taken by name: what a newer daemon tells besides is left out, and what an older one does not tell is absent.
 Numbers that move by themselves are held (``steady_rate``), and lists have an order of their own, so that two reports of a
-node on which nothing happened make equal documents.
+node on which nothing happened make equal documents. Conditions are written as the API's conventions have them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from cluster.agent.conditions import FALSE, TRUE, UNKNOWN, Condition, shortened, written
 from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY, SCHEMA_CURRENT
 from cluster.kube.known import not_written
 from policies.machine.domain_names import domain_text
 
+#: Characters of a message; the rest stands in the daemon's own status.
+ENOUGH = 2000
+
+TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 #: A rate is told anew once it is this much larger or smaller, as a factor.
 RATE_FACTOR = 1.5
 #: Memory in use is told anew once it differs by this much.
@@ -71,6 +74,46 @@ _MEMBER = ("namespace", "pod", "container")
 _REMOTE = (*_MEMBER, "address")
 #: What a container exchanges with one address of another node is told from so many bytes a second on, until it is half.
 LEAST_REMOTE_BYTES_PER_S = 50_000
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``reason`` is one word in camel case; ``message`` are sentences for people."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+
+
+def written(
+    conditions: Iterable[Condition], before: Sequence[Mapping[str, Any]], now: str, generation: int = 0
+) -> list[dict[str, Any]]:
+    """The conditions as an object has them.
+
+    ``before``: the conditions written last; a condition whose status is the same keeps its time. ``now``: RFC 3339.
+    ``generation``: the spec that was looked at; 0 = it says nothing about that.
+    """
+    earlier = {condition.get("type"): condition for condition in before}
+    return [_written(condition, earlier.get(condition.type, {}), now, generation) for condition in conditions]
+
+
+def _written(condition: Condition, before: Mapping[str, Any], now: str, generation: int) -> dict[str, Any]:
+    same = before.get("status") == condition.status and before.get("lastTransitionTime")
+    document = {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": shortened(condition.message, ENOUGH),
+        "lastTransitionTime": before["lastTransitionTime"] if same else now,
+    }
+    return {**document, "observedGeneration": generation} if generation else document
+
+
+def shortened(text: str, most: int) -> str:
+    """One line of at most ``most`` characters; three dots where something was left out."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 @dataclass(frozen=True)

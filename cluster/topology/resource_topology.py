@@ -12,15 +12,20 @@ Made for what the scheduler's plugin NodeResourceTopologyMatch reads:
   would have a scheduler believe that pods are counted which are not.
 
 L3s are zones of type ``L3`` inside of those, with attributes and no amounts: schedulers pass over them.
+
+The settings of kubelet's topology manager come from kubelet's own configuration, in kubelet's words, which the plugin wants;
+where it says nothing kubelet's defaults hold (policy ``none``, scope ``container``).
 """
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
-from cluster.topology.kubelet import TopologyManager
 from policies.machine.domain_names import domain_text
 
 GROUP, VERSION = "topology.node.k8s.io", "v1alpha2"
@@ -39,6 +44,11 @@ MOST_NODES = 64
 EXPECTED_NODES = 8
 #: Available memory is rounded down to this: charges of containers without a limit follow their usage.
 MEMORY_STEP_BYTES = 64 << 20
+#: Settings of kubelet's topology manager.
+POLICY, SCOPE, OPTIONS = "topologyManagerPolicy", "topologyManagerScope", "topologyManagerPolicyOptions"
+NUMA_NODES_OPTION = "max-allowable-numa-nodes"
+_TOP_LEVEL = re.compile(r"^(?P<key>[A-Za-z]+)\s*:\s*(?P<value>[^#\n]*?)\s*(?:#.*)?$", re.MULTILINE)
+_NUMA_NODES_OPTION = re.compile(rf"^\s+['\"]?{NUMA_NODES_OPTION}['\"]?\s*:\s*['\"]?(\d+)", re.MULTILINE)
 
 
 def node_resource_topology(
@@ -257,3 +267,50 @@ def _round(lane: int, word: int) -> int:
 
 def _rotate(value: int, bits: int) -> int:
     return (value << bits | value >> (64 - bits)) & _MASK
+
+
+@dataclass(frozen=True)
+class TopologyManager:
+    """``policy`` and ``scope`` in kubelet's words; ``most_numa_nodes`` 0 = kubelet's default, 8."""
+
+    policy: str = "none"
+    scope: str = "container"
+    most_numa_nodes: int = 0
+
+
+def read_topology_manager(config: str) -> TopologyManager:
+    """The values of a KubeletConfiguration (YAML or JSON). A missing one has kubelet's default."""
+    values = _json(config)
+    if values is None:
+        values = {match["key"]: match["value"].strip("'\"") for match in _TOP_LEVEL.finditer(config)}
+        most = _NUMA_NODES_OPTION.search(config)
+        values[OPTIONS] = {NUMA_NODES_OPTION: most[1]} if most and OPTIONS in values else {}
+    options = values.get(OPTIONS) or {}
+    most_nodes = str(options.get(NUMA_NODES_OPTION, "")) if isinstance(options, Mapping) else ""
+    return TopologyManager(
+        str(values.get(POLICY) or "none"),
+        str(values.get(SCOPE) or "container"),
+        int(most_nodes) if most_nodes.isdecimal() else 0,
+    )
+
+
+def reported_topology_manager(report: Mapping[str, Any]) -> Optional[TopologyManager]:
+    """The settings in the daemon's report; None: the daemon cannot read kubelet's file either, or is an older one."""
+    found = report.get("topology_manager")
+    if not isinstance(found, Mapping):
+        return None
+    most_nodes = found.get("most_numa_nodes")
+    return TopologyManager(
+        str(found.get("policy") or "none"),
+        str(found.get("scope") or "container"),
+        most_nodes if isinstance(most_nodes, int) else 0,
+    )
+
+
+def _json(config: str) -> Optional[dict[str, Any]]:
+    """The values of a file that is JSON; None = it is YAML."""
+    try:
+        document = json.loads(config)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None

@@ -15,13 +15,23 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cluster.agent import commands
-from cluster.agent.commands import DOCTOR_ERRORS, LOST_S, WITHIN_S, Command, Refusals, Signs, signs_of
-from cluster.agent.conditions import written
+from cluster.agent.commands import (
+    DOCTOR_ERRORS,
+    LOST_S,
+    WITHIN_S,
+    AgentMemory,
+    Command,
+    Refusals,
+    Signs,
+    read_memory,
+    signs_of,
+    write_memory,
+)
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
-from cluster.agent.memory import AgentMemory, read_memory, write_memory
 from cluster.agent.spec import Spec, read_spec
+from cluster.agent.status import written
 from cluster.api import names
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock

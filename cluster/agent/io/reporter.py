@@ -28,7 +28,11 @@ from cluster.kube.known import not_written
 from cluster.kube.pace import Backoff, WriteRate
 from cluster.kube.requests import ApiError, Resource
 from cluster.topology import resource_topology
-from cluster.topology.kubelet import TopologyManager, read_topology_manager, reported_topology_manager
+from cluster.topology.resource_topology import (
+    TopologyManager,
+    read_topology_manager,
+    reported_topology_manager,
+)
 from cri_api.control import ControlError
 from cri_api.supervisor import Supervisor
 

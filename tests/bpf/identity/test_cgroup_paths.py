@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bpf.identity.cgroup_paths import CgroupPlace, place_in_proc_cgroup, place_of
+from bpf.identity.attribution import CgroupPlace, place_in_proc_cgroup, place_of
 
 ID = "4f0c" * 16
 INNER = "9ab1" * 16

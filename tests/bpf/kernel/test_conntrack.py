@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from bpf.kernel.conntrack import Conntrack, TranslatedFlow, parse_flow
+from bpf.kernel.netlink import Conntrack, TranslatedFlow, parse_flow
 from tests.bpf.pods import Host, needs_root
 from tests.bpf.talkers import Stage
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from bpf.kernel.namespaces import in_netns
 from bpf.kernel.netlink import (
     TCP_LISTEN,
     EndedTcp,
@@ -25,6 +24,7 @@ from bpf.kernel.netlink import (
     parse_inet,
     parse_unix,
 )
+from bpf.kernel.procfs import in_netns
 from tests.bpf.pods import Host, needs_root
 
 LOOPBACK = bytes((127, 0, 0, 1))

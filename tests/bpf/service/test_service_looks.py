@@ -20,8 +20,7 @@ from bpf.service import service
 from bpf.service.options import Options
 from bpf.service.server import ServiceSockets
 from bpf.service.service import Observer
-from bpf.sources.fallback import ProviderFallback, Rung
-from bpf.sources.providers import Owners
+from bpf.sources.fallback import Owners, ProviderFallback, Rung
 from bpf.sources.samples import Flow, Provider, Sample
 from cri_api import affinity_pb2 as pb
 from cri_api import runtime_v1_pb2 as cri

@@ -9,9 +9,8 @@ import pytest
 
 from bpf.identity.attribution import Attribution
 from bpf.service.options import SYSTEM_PYTHON
-from bpf.sources.connections import ConnectionHints, parse_format
 from bpf.sources.samples import ProviderLost
-from bpf.sources.sock_diag import open_sock_diag
+from bpf.sources.sock_diag import ConnectionHints, open_sock_diag, parse_format
 from tests.bpf.pod_network import Pods, ask_short, connect, is_close, serve
 from tests.bpf.pods import Talker, needs_hybrid
 

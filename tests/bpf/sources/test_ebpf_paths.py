@@ -10,7 +10,7 @@ from typing import Union
 
 import pytest
 
-from bpf.kernel.conntrack import Conntrack, TranslatedFlow
+from bpf.kernel.netlink import Conntrack, TranslatedFlow
 from tests.bpf.pods import Talker
 from tests.bpf.talkers import Stage, StandingProvider, between, needs_bcc
 

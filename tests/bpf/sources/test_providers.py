@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bpf.identity.attribution import Attribution
-from bpf.sources.providers import Owners
+from bpf.sources.fallback import Owners
 from bpf.sources.samples import ProviderLost
 
 CONTAINER = "5" * 64

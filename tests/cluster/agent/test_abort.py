@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.commands import HOLD_S, WITHIN_S, Signs, signs_of
-from cluster.agent.memory import AgentMemory
+from cluster.agent.commands import HOLD_S, WITHIN_S, AgentMemory, Signs, signs_of
 from cluster.agent.spec import PolicyDocument, Spec
 from tests.cluster.agent.reports import report
 

@@ -7,8 +7,16 @@ from typing import Any, Optional
 import pytest
 
 from cluster.agent import commands
-from cluster.agent.commands import Command, Refusals, acknowledgement, config_applied, next_command
-from cluster.agent.memory import AgentMemory, read_memory, write_memory
+from cluster.agent.commands import (
+    AgentMemory,
+    Command,
+    Refusals,
+    acknowledgement,
+    config_applied,
+    next_command,
+    read_memory,
+    write_memory,
+)
 from cluster.agent.spec import Spec, read_spec
 from tests.cluster.agent.reports import cluster, report
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.commands import Refusals, acknowledgement
+from cluster.agent.commands import AgentMemory, Refusals, acknowledgement
 from cluster.agent.events import PodEvents
-from cluster.agent.memory import AgentMemory
 from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, status_of
 from cluster.api import node_placement

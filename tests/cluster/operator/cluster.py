@@ -9,9 +9,8 @@ from typing import Any, Callable, Optional
 from cluster.api.names import API_VERSION
 from cluster.operator import rollout
 from cluster.operator.objects import PlacementPolicy, read_node, read_node_placement, read_policy
-from cluster.operator.plan import ClusterPlan, plan
+from cluster.operator.plan import ClusterPlan, changed, new_node_placement, plan
 from cluster.operator.rollout import NodePlacementWrite
-from cluster.operator.writes import changed, new_node_placement
 
 
 def policy(

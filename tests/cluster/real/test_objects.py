@@ -6,7 +6,7 @@ import pytest
 
 from cluster.agent.status import AgentView, status_of
 from cluster.api.names import AGENT_MANAGER, OPERATOR_MANAGER
-from cluster.operator.writes import merge_patch, new_node_placement
+from cluster.operator.plan import merge_patch, new_node_placement
 from tests.cluster.agent.reports import report
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl

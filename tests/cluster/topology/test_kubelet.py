@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.topology.kubelet import TopologyManager, read_topology_manager
+from cluster.topology.resource_topology import TopologyManager, read_topology_manager
 
 YAML = """\
 apiVersion: kubelet.config.k8s.io/v1beta1

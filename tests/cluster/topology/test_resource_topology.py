@@ -8,8 +8,12 @@ from typing import Any, Optional
 
 import pytest
 
-from cluster.topology.kubelet import TopologyManager
-from cluster.topology.resource_topology import WITHHELD, node_resource_topology, why_not_single_numa_node
+from cluster.topology.resource_topology import (
+    WITHHELD,
+    TopologyManager,
+    node_resource_topology,
+    why_not_single_numa_node,
+)
 from cri_proxy.engine.engine import Engine
 from policies.model import PlacementPreferences, PlacementRefused, Qos
 from policies.settings import PlacementSettings

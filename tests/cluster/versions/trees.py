@@ -54,10 +54,10 @@ AFTER: Changes = {
             ' "overrides": [{**asdict(o), "until": "noon"} for o in orders.overrides]})',
         ),
     ),
-    "cluster/agent/memory.py": (
+    "cluster/agent/commands.py": (
         ("    document: dict[str, Any] = {\n", '    document: dict[str, Any] = {\n        "mood": "fine",\n'),
     ),
-    "cluster/operator/writes.py": (("kept = {key: value for", 'kept = {"wave": 3} | {key: value for'),),
+    "cluster/operator/plan.py": (("kept = {key: value for", 'kept = {"wave": 3} | {key: value for'),),
 }
 #: A daemon that tells less and obeys fewer commands.
 BEFORE: Changes = {
