@@ -22,7 +22,6 @@ from cri_proxy.affinity.io.rebalancer import MoveRateLimit
 from cri_proxy.affinity.moves import plan_of
 from cri_proxy.affinity.problem import PlanningSnapshot, snapshot_of
 from cri_proxy.affinity.settings import AffinitySettings
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
 from policies.affinity.graph.graph import EndpointIdentity, Graph
@@ -34,7 +33,7 @@ from policies.affinity.pull.observed import owner_of_container
 from policies.hygon import Hygon
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import NO_CONSTRAINT, Container, Pod, Qos, Resources
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 
 SAMPLE_S, MINUTE_S, HOUR_S = 10, 60, 3600
 #: Lognormal noise of a sample; the part of the time a flow is busy; how often that is drawn anew, per sample.

@@ -17,14 +17,13 @@ from random import Random
 from typing import Any
 
 from bench.figures import machine_line, percentile
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.cri.messages import read_create, write_create_delta
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.registry import POLICIES
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
 
 CONTAINERS = 1000

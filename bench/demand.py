@@ -11,13 +11,12 @@ from random import Random
 
 from cri_proxy.affinity.demand.controller import ContainerSet, DemandController
 from cri_proxy.affinity.demand.estimate import DemandSample, DemandSettings
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
 from policies.hygon import Hygon
 from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT, Container, Pod, Qos, Resources
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 
 CONTAINERS = 40
 #: The part of its limit that a container uses.

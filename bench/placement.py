@@ -14,7 +14,6 @@ from random import Random
 from typing import Optional
 
 from bench.placement_search import fewest, search
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
 from policies.balloons.types import BalloonSettings, BalloonType
@@ -31,7 +30,7 @@ from policies.model import (
 )
 from policies.policy import Policy
 from policies.registry import POLICIES
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.policies.kubelet import Row, Rows, take
 
 SEQUENCES, OPERATIONS, DELETES, LARGEST = 12, 24, 0.35, 16

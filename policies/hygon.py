@@ -1,7 +1,7 @@
 """The default policy: the ladder of the Hygon tuning manual, with shared ownership of CPUs.
 
 Every container climbs the ladder by its own CPU limit (policies/ladder.py); the pod rule says which domains come
-first (policies/pod_domain.py). Containers that are to own CPUs (policies/exclusive/rules.py) are placed by
+first (policies/pod_domain.py). Containers that are to own CPUs (policies/exclusive/place.py) are placed by
 policies/exclusive/place.py: here only those whose annotations ask for it, in the preset ``topology-aware`` the
 Guaranteed ones. Isolated CPUs (``isolcpus``) are kept for containers that own them.
 """
@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Optional, Union
 
-from policies.exclusive.place import Owning
-from policies.exclusive.rules import CpuDemand, ask_of
+from policies.exclusive.place import CpuDemand, Owning, ask_of
 from policies.groups import is_pod_group, pod_group
 from policies.ladder import ANY_LEVEL, Climb, Ladder, RungChoice
 from policies.machine.cpus import NO_CPUS, format_cpus
@@ -348,3 +347,10 @@ def _mate(node: Node, container: Container, constraint: Constraint) -> Optional[
         if is_alike and other.name != container.name and mate.milli_wanted == wanted:
             return mate
     return None
+
+
+class TopologyAware(Hygon):
+    """Exclusive CPUs by class and size, shared ones by the ladder; the settings' ``ownership`` is the default."""
+
+    name = "topology-aware"
+    owns_exclusively = True

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from policies.balloons.policy import Balloons
-from policies.hygon import Hygon
+from policies.hygon import Hygon, TopologyAware
 from policies.machine.topology import Topology
 from policies.policy import NoPolicy, Policy
 from policies.settings import PlacementSettings
-from policies.topology_aware import TopologyAware
 
 
 class PolicyFactory(Protocol):

@@ -1,4 +1,4 @@
-"""The options that policies read; docs/configuration.md says what each does."""
+"""The options that policies and the engine read; docs/configuration.md says what each does."""
 
 from __future__ import annotations
 
@@ -36,3 +36,23 @@ class PlacementSettings:
     def places_memory(self) -> bool:
         """Whether any container is given memory nodes."""
         return self.memory != "off" or any(kind.memory not in ("", "off") for kind in self.balloons.types)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options of the ``placement`` section that the engine reads; seconds, namespace globs, handler names."""
+
+    restart_hold_s: float = 300.0
+    finished_hold_s: float = 30.0
+    doubt_s: float = 120.0
+    distrust_s: float = 600.0
+    unmanaged_namespaces: tuple[str, ...] = ()
+    unmanaged_handlers: tuple[str, ...] = ()
+    #: Containers that may be moved so that one fits; whether also those that own CPUs.
+    max_moves: int = 4
+    move_exclusive: bool = False
+    #: A container that was moved for others, or by a plan, is not moved for others again before.
+    cooldown_s: float = 600.0
+    #: Whether traffic that was seen draws containers to each other; what a declared weight of 1 counts beside it.
+    use_traffic: bool = True
+    declared_weight: float = 10_000.0

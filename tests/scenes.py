@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Optional, Union
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Host
 from policies.hygon import Hygon
@@ -36,7 +35,7 @@ from policies.model import (
 )
 from policies.node import Node
 from policies.policy import Policy
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import GIB, machine
 from tests.told_at_once import ToldAtOnce
 

@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from cri_proxy.instruments import Counter, Family, Gauge, Histogram, Registry, number
-from cri_proxy.metrics import Metrics
-from cri_proxy.services.nri_metrics import NriMetrics
+from cri_proxy.metrics import Metrics, NriMetrics
 
 AWKWARD = 'a "quoted" \\ and\na second line'
 VALUES = [0.00005, 0.0001, 0.3, 1.0, 1.5, 7e6, 1e-9]

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cri_proxy import bounded_files
-from cri_proxy.affinity.io.executor import memory_in_use
-from cri_proxy.affinity.io.pressure import PressureReader
+from cri_proxy.affinity.io.executor import PressureReader, memory_in_use
 from cri_proxy.daemon.engine_host import read_boot_id
 from cri_proxy.doctor.io.host import _first_paragraph
 from cri_proxy.node.cgroups import Cgroups

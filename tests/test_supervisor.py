@@ -22,7 +22,7 @@ from cri_api.supervisor import (
     together,
 )
 from cri_proxy.metrics import Metrics
-from cri_proxy.services.health import Health
+from cri_proxy.services.services import Health
 
 #: Nothing that must come takes longer.
 HANG_S = 20.0

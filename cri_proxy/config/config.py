@@ -19,7 +19,6 @@ from cri_proxy.config import compatibility as config_intel
 from cri_proxy.config.balloons import BalloonSpec, read_types
 from cri_proxy.config.checks import CpuConstraint
 from cri_proxy.config.constants import Constants
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.config.gone import GONE, OLD_VALIDATORS, VALIDATORS_KEY, OldValidators, ignored
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.frozen import frozen
@@ -36,7 +35,7 @@ from cri_proxy.text.sources import (
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.reserved import Reservation
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 
 __all__ = [
     "BadConfig",

@@ -48,9 +48,8 @@ from cri_proxy.node.machine import TopologyWatch, read_memory_bytes
 from cri_proxy.relay.io.drain import longest_stop_us
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 from cri_proxy.services import logs
-from cri_proxy.services.health import Health
 from cri_proxy.services.logs import LogLines
-from cri_proxy.services.services import make_parts
+from cri_proxy.services.services import Health, make_parts
 from cri_proxy.unix_sockets import SocketTaken, allow_descriptors, share_with
 from cri_proxy.version import VERSION
 

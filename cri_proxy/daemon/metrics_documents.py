@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cri_proxy.metrics import Metrics, engine_families
-from cri_proxy.services.nri_metrics import NriMetrics
+from cri_proxy.metrics import Metrics, NriMetrics, engine_families
 
 ALERTS = Path(__file__).resolve().parents[2] / "packaging" / "monitoring" / "alerts.yaml"
 COMMAND = "python -m cri_proxy.daemon.metrics_documents > docs/metrics.md"

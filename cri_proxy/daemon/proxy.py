@@ -1,4 +1,9 @@
-"""The front end that kubelet talks to instead of the runtime: a relay whose intercepted calls are decided upon."""
+"""The front end that kubelet talks to instead of the runtime: a relay whose intercepted calls are decided upon.
+
+Calls of a separate image service are refused, and kubelet goes there itself: a connection of a client's has one
+connection to the runtime, so all its calls go to one socket. The runtime may have an image service of its own; images
+that are pulled there are none for containers that take theirs elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,18 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cri_proxy.front_ends.cri_calls import CriInterceptor
-from cri_proxy.front_ends.images import RefusingImages, separate_images
-from cri_proxy.front_ends.late_placement import LatePlacement
-from cri_proxy.front_ends.restores import Restores
+from cri_proxy.front_ends.late_placement import LatePlacement, Restores
 from cri_proxy.nri.io.host.unhosted import make_hosting
-from cri_proxy.relay.interception import Interceptor, runtime_method
+from cri_proxy.relay.interception import (
+    CallEnd,
+    Interception,
+    Interceptor,
+    Outcome,
+    Refuse,
+    runtime_method,
+)
 from cri_proxy.relay.io.server import FrameRelay
+from cri_proxy.relay.status import Code
 from cri_proxy.services.services import Services
 from cri_proxy.tracing.io.exporter import Tracer
 from cri_proxy.unix_sockets import activated
@@ -25,6 +36,7 @@ from cri_proxy.version import VERSION
 LAST_SPANS_S = 1.0
 #: After a call others are expected for so long, seconds.
 BUSY_S = 0.1
+_SERVICES = ("runtime.v1.ImageService", "runtime.v1alpha2.ImageService")
 
 
 class Proxy:
@@ -158,3 +170,42 @@ class Proxy:
             await self._relay.close(drain_s, stops_s)
         await self._nri.close()
         await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, LAST_SPANS_S)
+
+
+def separate_images(images: str, origin: str, runtime: str) -> str:
+    """Why image calls are refused, and what to do: one sentence. ``origin``: where ``images`` was set."""
+    return (
+        f"relay.image_endpoint is {images} ({origin}), another socket than the runtime's, {runtime}, and image calls "
+        f"are not relayed there: kubelet asks for images itself with imageServiceEndpoint: unix://{images} (write it: "
+        "cri-resmgr kubelet enable --restart); then remove relay.image_endpoint and -image-socket"
+    )
+
+
+class RefusingImages:
+    """An ``Interceptor`` around another one. ``why``: the sentence of ``separate_images``."""
+
+    def __init__(self, decides: Interceptor, why: str) -> None:
+        self._decides = decides
+        self._why = why
+
+    def open(self, full_method: str) -> Optional[Interception]:
+        method = full_method.lstrip("/")
+        if method.partition("/")[0] in _SERVICES:
+            return _Refusal(f"{method} is not relayed: {self._why}")
+        return self._decides.open(full_method)
+
+
+class _Refusal:
+    filter = None
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    async def request(self, message: bytes) -> Outcome:
+        return Refuse(Code.FAILED_PRECONDITION, self._sentence)
+
+    async def replied(self, message: bytes) -> None:
+        pass
+
+    async def ended(self, end: CallEnd, code: int, details: str) -> None:
+        pass

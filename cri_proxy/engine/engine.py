@@ -16,7 +16,6 @@ from inspect import signature
 from math import inf
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import invariants, moves, place, sizing
 from cri_proxy.engine import told as telling
 from cri_proxy.engine import transitions as requests
@@ -49,6 +48,7 @@ from policies.model import (
     Pod,
 )
 from policies.policy import Policy
+from policies.settings import EngineOptions
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

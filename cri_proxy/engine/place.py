@@ -27,7 +27,7 @@ from cri_proxy.engine.moves import being_resized, with_peers
 from cri_proxy.engine.reconcile import effective, keep_memory, memory_for
 from cri_proxy.engine.state import State
 from cri_proxy.text.terminal import stance_text
-from policies.exclusive.rules import ask_of
+from policies.exclusive.place import ask_of
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Domain

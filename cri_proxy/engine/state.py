@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, TypeVar, Union
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.model import (
     NO_ORDERS,
     Begun,
@@ -53,6 +52,7 @@ from policies.model import (
 )
 from policies.node import Node
 from policies.policy import Policy
+from policies.settings import EngineOptions
 
 #: Key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"

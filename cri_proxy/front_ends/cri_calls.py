@@ -26,9 +26,8 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.report import path_of
 from cri_proxy.engine.state import MESSAGE_CHARS
 from cri_proxy.front_ends.events import EventStream
-from cri_proxy.front_ends.lookup import look_up
+from cri_proxy.front_ends.late_placement import Restores, look_up
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
-from cri_proxy.front_ends.restores import Restores
 from cri_proxy.relay.interception import (
     CallEnd,
     Forward,

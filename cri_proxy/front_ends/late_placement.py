@@ -2,6 +2,10 @@
 
 Rule: nothing that goes wrong in here stops anything. A container that cannot be decided upon stays as it is, with
 one log line and a counter, as in front_ends/cri_calls.py; it runs already, so no call is refused.
+
+The reply to RestorePod (a pod made from a checkpoint) names its containers, created and not started: they are placed before
+it is passed on. What it does not tell, since it was lost or could not be understood, is placed by the next comparison with
+the runtime.
 """
 
 from __future__ import annotations
@@ -17,16 +21,19 @@ from typing import Any, Optional
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
+from cri_proxy.cri.device_hints import Use, counted
+from cri_proxy.cri.messages import CreateRequest
 from cri_proxy.engine import resync as core
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.resources import wants_lift, with_quota_kept
 from cri_proxy.engine.resync import UnannouncedContainer
-from cri_proxy.front_ends.lookup import look_up
 from cri_proxy.front_ends.placer import Placer
 from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import gather_limited
+from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
-from policies.model import BudgetSpent, PlacementRefused
+from policies.model import BudgetSpent, Container, PlacementRefused
 
 #: Touched by looks: what starts while the daemon is restarted is told by it from what ran before.
 LOOKED = "standalone.looked"
@@ -34,6 +41,30 @@ LOOKED = "standalone.looked"
 LONGEST_PAUSE_S = 600.0
 #: How long the runtime may take to tell when a container has started, and how many it is asked about at a time.
 START_S, AT_A_TIME = 1.0, 8
+
+
+async def look_up(
+    node_state: NodeState, engine: Engine, container: Container, uses: tuple[Use, ...]
+) -> Container:
+    """The container with the hints of what it uses, and with its quota kept where that cannot be lifted. A line of the log
+    says which of its annotations are ignored.
+
+    Waits only for what was never asked before; most containers use nothing that there is to ask about. The
+    pod's cgroup is there by now: kubelet, or else the runtime, has made it for the sandbox.
+    """
+    if ignored := engine.policy.ignored(container):
+        node_state.log.warning("annotations", container=container.path, ignored=list(ignored))
+    settings = engine.policy.settings
+    counting = counted(uses, container, settings)
+    if counting:
+        hints = await node_state.devices.hints(counting, engine.host.topology)
+        container = replace(container, hints=hints)
+    if node_state.quotas is not None and wants_lift(container, settings):
+        refusal = node_state.quotas.refusal(container.pod.cgroup_parent)
+        if refusal:
+            node_state.log.warning("a CPU quota is not lifted", container=container.path, reason=refusal)
+            container = with_quota_kept(container, refusal)
+    return container
 
 
 class LatePlacement:
@@ -197,3 +228,53 @@ def _reason(error: Exception) -> str:
 def _late_ms(started_at_ns: int) -> Optional[int]:
     """How long a container has run unplaced; None if the runtime does not say when it started."""
     return round((time.time_ns() - started_at_ns) / 1e6) if started_at_ns else None
+
+
+class Restores:
+    """Which pods are being restored, by uid, and of which it is not known what became of them."""
+
+    def __init__(self, late_placement: LatePlacement) -> None:
+        self._late_placement = late_placement
+        self._under_way: set[str] = set()
+        self._left: set[str] = set()
+
+    def begun(self, pod_uid: str) -> None:
+        """A RestorePod is about to be sent; ``ended`` must follow."""
+        self._under_way.add(pod_uid)
+
+    def ended(self, pod_uid: str, is_known: bool) -> None:
+        """It is over; ``is_known``: the runtime has made nothing, or what it has made was placed."""
+        self._under_way.discard(pod_uid)
+        if is_known:
+            self._left.discard(pod_uid)
+        else:
+            self._left.add(pod_uid)
+
+    async def place(self, engine: Engine, made: Mapping[str, CreateRequest]) -> None:
+        """Place the containers that a reply names, by their ids, before they are started."""
+        await self._late_placement.place(
+            engine,
+            [
+                UnannouncedContainer(
+                    key,
+                    c.container,
+                    c.constraint,
+                    c.uses,
+                    c.constraint.cpus,
+                    c.constraint.mems,
+                    is_running=False,
+                )
+                for key, c in made.items()
+            ],
+        )
+
+    async def welcome(
+        self, engine: Engine, found: Mapping[str, UnannouncedContainer]
+    ) -> Mapping[str, UnannouncedContainer]:
+        """Of the containers without a record those to adopt; what a restore has left is placed."""
+        left = {key: a for key, a in found.items() if a.container.pod.uid in self._left - self._under_way}
+        await self._late_placement.place(engine, left.values())
+        self._left -= {each.container.pod.uid for each in left.values()}
+        # Those of a pod that is being restored are placed when the reply comes.
+        not_ours = left.keys() | {k for k, a in found.items() if a.container.pod.uid in self._under_way}
+        return {key: each for key, each in found.items() if key not in not_ours}

@@ -2,16 +2,23 @@
 
 The reader, the engine, the writer, resync and the records of the state file are the daemon's own; sockets,
 files and the clock are values. As in the shell, nothing in here decides about a placement.
+
+The observer and the planner are simulated by the same graph, fed by the steps of a scenario. Each stretch of time is one
+sample: of ``traffic`` with what it names, of all else with nothing, so that traffic that has stopped fades as it does on a
+node. The observer is a process of its own: it outlives the daemon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Optional
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.affinity.moves import describe, plan_of
+from cri_proxy.affinity.problem import snapshot_of
+from cri_proxy.affinity.settings import affinity_settings, graph_settings
 from cri_proxy.config.config import Config, engine_options, placement_settings
 from cri_proxy.cri.device_hints import counted, hints_by_address
 from cri_proxy.cri.messages import (
@@ -35,15 +42,86 @@ from cri_proxy.engine.snapshot import read_records, write_record
 from cri_proxy.engine.state import HISTORY, JournalKey
 from cri_proxy.front_ends.placer import Creation, Placer, Resize
 from cri_proxy.simulator.node import Process, SimulatedRuntime
-from cri_proxy.simulator.observer import SimulatedObserver, rebalance
 from cri_proxy.simulator.scenario import ScenarioEdge
+from policies.affinity.graph.graph import EndpointIdentity, Graph
+from policies.affinity.pull.owners import owner_of
 from policies.machine.topology import Topology, TopologyData
 from policies.model import BudgetSpent, PlacementRefused, Pod
 
+#: Moves that are explained one by one in a line of the output.
+EXPLAINED = 10
 #: What runc says of a cpuset the kernel does not take, and the exit code containerd gives such a container.
 START_ERROR, START_ERROR_CODE = "failed to write cpuset.cpus: invalid argument", 128
 REFUSED = "refused by the runtime"
 IN_DOUBT = "in doubt: no answer came back, its place stays reserved"
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """What two containers have said to each other in a sample."""
+
+    a: str
+    b: str
+    bytes_ab: int
+    messages: int
+    bytes_ba: int = 0
+    kind: str = "tcp"
+
+
+class SimulatedObserver:
+    """The graph of a simulated node."""
+
+    def __init__(self, config: Config) -> None:
+        self._graph = Graph(graph_settings(config))
+        self._is_blind = config["affinity.provider"] == "declared"
+
+    def configure(self, config: Config) -> None:
+        """Take over another configuration."""
+        self._graph.settings = graph_settings(config)
+        self._is_blind = config["affinity.provider"] == "declared"
+        self._graph.refresh()
+
+    def observe(
+        self, seconds: float, edges: Iterable[ScenarioEdge], containers: Mapping[str, Process]
+    ) -> None:
+        """One sample: what was said in the last ``seconds``, among those that run."""
+        alive = {process.id: _identity(process) for process in containers.values() if not process.exited}
+        flows = [
+            _Flow(edge.a, edge.b, round(edge.bytes_per_s * seconds), round(edge.msgs_per_s * seconds))
+            for edge in edges
+            if edge.a != edge.b and edge.a in alive and edge.b in alive and not self._is_blind
+        ]
+        self._graph.forget({*self._graph.endpoints} - alive.keys())
+        self._graph.observe(seconds, flows, alive)
+
+    def tell(self, engine: Engine) -> None:
+        """Give the engine the picture as it is now."""
+        engine.set_traffic(self._graph.traffic())
+
+
+def _identity(process: Process) -> EndpointIdentity:
+    pod, name = process.sandbox.config, process.request.config.metadata.name
+    namespace = pod.metadata.namespace
+    owner = owner_of(namespace, pod.metadata.name, dict(pod.labels), name)
+    return EndpointIdentity(process.id, pod.metadata.uid, namespace, pod.metadata.name, name, owner)
+
+
+def rebalance(engine: Engine, config: Config, now_s: float) -> str:
+    """Plan and make the moves at once, whatever the token bucket says; returns what happened in words."""
+    # The planner is a process of its own in the daemon; nothing of it is loaded until it is needed.
+    from policies.affinity.planner.planner import plan
+
+    question = snapshot_of(engine, affinity_settings(config), now_s)
+    proposal = plan(question.problem)
+    rows = {row["id"]: row for row in describe(question, proposal)}
+    moves = plan_of(engine, question, proposal, len(proposal.moves), now_s)
+    before = {move.id: engine.grants[move.id].placement.home for move in moves.moves}
+    engine.apply(moves)
+    made = [key for key, home in before.items() if engine.grants[key].placement.home != home]
+    words = [f"{key} to {rows[key]['to']} {rows[key]['why']}" for key in made[:EXPLAINED]]
+    dropped = len(before) - len(made)
+    note = [f"{dropped} of these moves did not hold"] if dropped else []
+    return "; ".join([proposal.why, *words, *note])
 
 
 @dataclass(frozen=True)

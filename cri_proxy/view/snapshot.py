@@ -2,17 +2,157 @@
 
 The answers are those to ``report``, ``affinity`` and ``moves``. Names and sentences come from other programs: what a
 terminal would take as a command is replaced.
+
+The machine is boxes in boxes; how busy its CPUs are comes from two readings of ``/proc/stat`` (proc(5)).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Optional
 
 from cri_proxy.text.terminal import stance_text
-from cri_proxy.view.places import Place, read_places
+from policies.machine.cpus import parse_cpus
 from policies.machine.domain_names import domain_text
+
+#: Kinds of zones, the smaller first where several have the same CPUs.
+_RANKS = {"Socket": 0, "Node": 1, "L3": 2}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A box of the machine: zones with the same CPUs are one, with all of their names, as people read
+    them. ``load`` None = not known.
+
+    ``memory_bytes`` 0: it is no NUMA node, or not known.
+    """
+
+    names: tuple[str, ...]
+    cpus: frozenset[int]
+    allocatable_milli: int
+    charged_milli: int
+    exclusive: str
+    shared: str
+    memory_bytes: int
+    memory_charged_bytes: int
+    load: Optional[float] = None
+    children: tuple[Place, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return " = ".join(self.names)
+
+    @property
+    def every(self) -> tuple[Place, ...]:
+        """The box and all that are in it."""
+        return (self, *(one for child in self.children for one in child.every))
+
+    @property
+    def leaves(self) -> tuple[Place, ...]:
+        return tuple(leaf for child in self.children for leaf in child.leaves) if self.children else (self,)
+
+
+def read_places(zones: Sequence[Mapping[str, Any]], by_cpu: Mapping[int, float]) -> tuple[Place, ...]:
+    """The boxes of a machine, each in the smallest that holds it: a NUMA node in a large L3 as well as the reverse."""
+    boxes = _boxes(tuple((zone["type"], zone["cpus"]) for zone in zones))
+    return tuple(_read_place(box, zones, by_cpu) for box in boxes)
+
+
+def _read_place(box: _Box, zones: Sequence[Mapping[str, Any]], by_cpu: Mapping[int, float]) -> Place:
+    rows = [zones[index] for index in box.zones]
+    return Place(
+        tuple(domain_text(row["name"]) for row in rows),
+        box.cpus,
+        rows[0]["allocatable_milli_cpus"],
+        rows[0]["charged_milli_cpus"],
+        rows[0]["exclusive_cpus"],
+        rows[0]["shared_cpus"],
+        max(row["memory_bytes"] for row in rows),
+        max(row["memory_charged_bytes"] for row in rows),
+        mean_load(box.cpus, by_cpu),
+        tuple(_read_place(child, zones, by_cpu) for child in box.children),
+    )
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Zones with the same CPUs, as indices, and what is inside."""
+
+    zones: tuple[int, ...]
+    cpus: frozenset[int]
+    children: tuple[_Box, ...]
+
+
+@lru_cache(maxsize=1)  # a machine stays what it is
+def _boxes(zones: tuple[tuple[str, str], ...]) -> tuple[_Box, ...]:
+    read = [
+        (parse_cpus(cpus), _RANKS.get(kind, len(_RANKS)), index) for index, (kind, cpus) in enumerate(zones)
+    ]
+    # 1. From the largest to the smallest; of those with the same CPUs a socket before a node before an L3.
+    read = sorted((one for one in read if one[0]), key=lambda one: (-len(one[0]), one[1], min(one[0])))
+    # 2. Each below the last one before it that holds it.
+    below: dict[int, list[int]] = {at: [] for at in range(-1, len(read))}
+    for at, (cpus, _, _) in enumerate(read):
+        around = [other for other in range(at) if cpus <= read[other][0]]
+        below[around[-1] if around else -1].append(at)
+
+    def build(at: int) -> _Box:
+        cpus, _, index = read[at]
+        indices = [index]
+        # 3. Those that hold the same are one box.
+        while len(below[at]) == 1 and read[below[at][0]][0] == cpus:
+            at = below[at][0]
+            indices.append(read[at][2])
+        return _Box(tuple(indices), cpus, _in_order(map(build, below[at])))
+
+    return _in_order(map(build, below[-1]))
+
+
+def _in_order(boxes: Iterable[_Box]) -> tuple[_Box, ...]:
+    return tuple(sorted(boxes, key=lambda box: min(box.cpus)))
+
+
+def box_names(places: Iterable[Place]) -> dict[str, tuple[str, ...]]:
+    """By the name of each zone all names of its box."""
+    return {name: box.names for place in places for box in place.every for name in box.names}
+
+
+# ---------------------------------------------------------------------- load
+
+#: Ticks that a CPU was busy, and all of its ticks.
+Times = Mapping[int, tuple[int, int]]
+
+
+def read_times(stat: str) -> dict[int, tuple[int, int]]:
+    """The ticks of each CPU. Idle and waiting for a disk is not busy; a guest's time is in that of its host."""
+    found = {}
+    for line in stat.splitlines():
+        name, _, rest = line.partition(" ")
+        if name[:3] == "cpu" and name[3:].isdigit():
+            ticks = [int(word) for word in rest.split()[:8]]
+            if len(ticks) >= 5:
+                total = sum(ticks)
+                found[int(name[3:])] = total - ticks[3] - ticks[4], total
+    return found
+
+
+def loads(before: Times, now: Times) -> dict[int, float]:
+    """The part of the time between two readings that each CPU was busy, 0 to 1; of CPUs that are in both."""
+    found = {}
+    for cpu, (busy, total) in now.items():
+        if cpu in before:
+            passed = total - before[cpu][1]
+            if passed > 0:
+                found[cpu] = min(1.0, max(0.0, (busy - before[cpu][0]) / passed))
+    return found
+
+
+def mean_load(cpus: Iterable[int], by_cpu: Mapping[int, float]) -> Optional[float]:
+    """Of some CPUs; None: of none of them it is known."""
+    known = [by_cpu[cpu] for cpu in cpus if cpu in by_cpu]
+    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)

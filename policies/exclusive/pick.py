@@ -3,10 +3,13 @@
 Of all ways to take the CPUs of a claim the first by this tuple wins: (NUMA nodes; cores of which it has a part;
 L3s; distance between the nodes; of these the cores that another container has the rest of; a wholly free L3 used in
 part; free CPUs left in the L3s used; cost; free CPUs left in the nodes used; clusters of cores
-(policies/exclusive/gather.py); lowest ids). Kept CPUs count as used already. Cores in part come before L3s because
+(``gather``); lowest ids). Kept CPUs count as used already. Cores in part come before L3s because
 kubelet never splits a core that it need not; where one L3 is demanded they come after. An odd thread parts a whole free
 core elsewhere rather than joining another container on its core, but neither another L3 nor a farther node is used for
 that.
+
+Which cores of an L3 these are is settled last (``gather``): they come from as few clusters as can be, cores that share an L2
+or the tags of the L3. How many cores an L3 gives is settled before, and where an L3 has no clusters nothing changes.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from policies.exclusive.cell_search import CHOICES, CellChoice, Cost, choices, node_sets
 from policies.exclusive.cells import (
@@ -28,7 +31,6 @@ from policies.exclusive.cells import (
     more_split_cores,
     take_threads,
 )
-from policies.exclusive.gather import clusters_under, gather
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 
@@ -36,6 +38,7 @@ from policies.machine.topology import Topology
 COSTED = 64
 #: Machines whose cells are kept: before and after a change of its CPUs.
 MACHINES_KEPT = 2
+Threads = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -319,3 +322,78 @@ def _remembering(cost: Cost) -> Cost:
         return known[cpus]
 
     return remembered
+
+
+def gather(
+    cells: Iterable[Cell], taken: Sequence[int], keep: frozenset[int], cost: Optional[Cost]
+) -> list[int]:
+    """Threads as ``take_threads`` has taken them, whole cores exchanged for others of their L3 in fewer clusters.
+
+    A cluster that is to give a part of its cores is one that is not wholly free, then the one that is left with the
+    least, then the cheapest, then the first. Clusters in which it keeps CPUs come first.
+    """
+    found = list(taken)
+    for cell in cells:
+        if cell.ground.clusters:
+            found = _gather_in(cell, found, keep, cost)
+    return found
+
+
+def clusters_under(cells: Iterable[Cell], cpus: Iterable[int]) -> int:
+    """How many clusters some CPUs of these cells are in; 0 where there are none."""
+    of = frozenset(cpus)
+    return sum([not cluster.isdisjoint(of) for cell in cells for cluster in cell.ground.clusters])
+
+
+def _gather_in(cell: Cell, taken: list[int], keep: frozenset[int], cost: Optional[Cost]) -> list[int]:
+    all_taken = frozenset(taken)
+    whole = [threads for kind, threads in cell.takes if kind == WHOLE]
+    ours = [threads for threads in whole if all_taken.issuperset(threads)]
+    # Cores of which a part is taken stay, as do those of CPUs that have lost some threads.
+    open_to = [threads for threads in whole if threads in ours or all_taken.isdisjoint(threads)]
+    if not 0 < len(ours) < len(open_to) or len({len(threads) for threads in open_to}) > 1:
+        return taken
+    held = keep | all_taken.difference(*ours)
+    chosen = _from_fewest(cell.ground.clusters, open_to, len(ours), held, cost)
+    swapped = {old: new for olds, news in zip(sorted(ours), sorted(chosen)) for old, new in zip(olds, news)}
+    return [swapped.get(cpu, cpu) for cpu in taken]
+
+
+def _from_fewest(
+    clusters: Iterable[frozenset[int]],
+    cores: Sequence[Threads],
+    count: int,
+    held: frozenset[int],
+    cost: Optional[Cost],
+) -> list[Threads]:
+    """So many of these cores."""
+    #: By cluster whether it has CPUs there, whether all of it is free, and the cores.
+    rest: list[tuple[bool, bool, list[Threads]]] = []
+    for cluster in clusters:
+        here = [threads for threads in cores if threads[0] in cluster]
+        if here:
+            is_held = not cluster.isdisjoint(held)
+            rest.append((is_held, sum(map(len, here)) == len(cluster), here))
+    chosen: list[Threads] = []
+
+    def part(option: tuple[bool, bool, list[Threads]]) -> tuple[Any, ...]:
+        """The better one of clusters that hold the missing CPUs."""
+        _, is_whole, here = option
+        left = len(here) - (count - len(chosen))
+        price = cost(frozenset().union(*here)) if cost is not None else ()
+        return (is_whole and left > 0, left, price, here[0])
+
+    def all_of(option: tuple[bool, bool, list[Threads]]) -> tuple[Any, ...]:
+        """Where none holds it: the better one to be taken as a whole."""
+        here = option[2]
+        price = cost(frozenset().union(*here)) if cost is not None else ()
+        return (-len(here), price, here[0])
+
+    while len(chosen) < count:
+        # 1. Clusters in which it has CPUs first. 2. One that holds all that is missing; else the largest.
+        options = [option for option in rest if option[0]] or rest
+        enough = [option for option in options if len(option[2]) >= count - len(chosen)]
+        best = min(enough, key=part) if enough else min(options, key=all_of)
+        rest.remove(best)
+        chosen += best[2][: count - len(chosen)]
+    return chosen

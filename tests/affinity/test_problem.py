@@ -17,6 +17,7 @@ from cri_proxy.engine.invariants import broken_invariants
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import BlockedMove, Proposal, ProposedMove, Vertex
+from policies.hygon import TopologyAware
 from policies.machine.cpus import parse_cpus
 from policies.model import (
     AffinityTerm,
@@ -28,7 +29,6 @@ from policies.model import (
     Qos,
     Resources,
 )
-from policies.topology_aware import TopologyAware
 from tests.config.configs import read
 from tests.machines import ALL_MACHINES, EPYC_NPS1_1S, GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Number, engine_on, make_container, run, topology

@@ -19,12 +19,11 @@ from cri_proxy.config.config import (
     read_config,
     reservation,
 )
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.registry import POLICIES
 from policies.reserved import Reservation
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.config.configs import AVAILABLE, DURATION, RESERVED, errors_of, read, value_of
 
 ONLINE = frozenset(range(8))

@@ -15,13 +15,12 @@ from cri_proxy.engine.model import Management
 from cri_proxy.engine.report import explain, placement_rows
 from cri_proxy.engine.snapshot import read_record, write_record
 from cri_proxy.engine.state import HISTORY
-from policies.hygon import Hygon
+from policies.hygon import Hygon, TopologyAware
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology, remember
 from policies.model import NO_CONSTRAINT, Decision, Placement, PlacementRequest, Qos, Resources
 from policies.node import Node
 from policies.policy import Policy
-from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S, machine, take_offline
 from tests.scenes import (
     TOPOLOGY_AWARE,

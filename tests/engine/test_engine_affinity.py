@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from cri_proxy.cli.placement_text import explain_text
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.report import explain
@@ -15,6 +14,7 @@ from cri_proxy.simulator.preview import records_of, what_would_move
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Constraint, Container, Resources
+from policies.settings import EngineOptions
 from tests.config.configs import read
 from tests.machines import HYGON_7285_2S
 from tests.scenes import Number, Shadow, again, engine_on, make_container, make_pod, run, topology

@@ -7,12 +7,12 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants, crowded_out
 from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, Management
 from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import read_record, write_record
+from policies.hygon import TopologyAware
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import (
@@ -26,8 +26,7 @@ from policies.model import (
     Qos,
     Resources,
 )
-from policies.settings import PlacementSettings
-from policies.topology_aware import TopologyAware
+from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (
     TOPOLOGY_AWARE,

@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import Admission, ContainerRecord, Host, Management
@@ -15,6 +14,7 @@ from cri_proxy.engine.place import OPT_OUT
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, Qos, Resources
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import Number, constraint, engine_on, host_of, make_container, make_pod, run, told
 

@@ -7,12 +7,12 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import Admission, Life, Management
 from policies.machine.cpus import format_cpus
 from policies.model import NO_CONSTRAINT, Container, Qos, Resources
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import Owning, again, constraint, dump, engine_on, make_container, make_pod, run, topology
 

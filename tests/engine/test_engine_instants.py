@@ -16,8 +16,8 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import CpusetUpdate, ListedContainer
 from cri_proxy.engine.resync import Listing, unknown_ids
+from policies.hygon import TopologyAware
 from policies.model import NO_CONSTRAINT, Container, Placement, Qos
-from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Shadow, again, engine_on, make_container, make_pod, topology
 from tests.told_at_once import resync

@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import (
     Admission,
@@ -35,15 +34,14 @@ from cri_proxy.engine.model import (
 from cri_proxy.engine.resync import Listing, unknown_ids
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
-from policies.hygon import Hygon
+from policies.hygon import Hygon, TopologyAware
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, remember
 from policies.model import Constraint, Container, PlacementPreferences, PlacementRefused, Qos, Resources
 from policies.node import Node
 from policies.policy import Policy
 from policies.reserved import Reservation, reserve
-from policies.settings import PlacementSettings
-from policies.topology_aware import TopologyAware
+from policies.settings import EngineOptions, PlacementSettings
 from tests import machines
 from tests.scenes import Owning, Shadow, dump, engine_on, make_pod
 from tests.told_at_once import ToldAtOnce, resync

@@ -13,6 +13,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Management
 from cri_proxy.engine.resources import unlimited_pods
 from cri_proxy.engine.snapshot import read_record, write_record
+from policies.hygon import TopologyAware
 from policies.machine.cpus import format_cpus
 from policies.model import (
     NO_CONSTRAINT,
@@ -26,7 +27,6 @@ from policies.model import (
     Resources,
 )
 from policies.settings import PlacementSettings
-from policies.topology_aware import TopologyAware
 from tests.lifting import Lifting
 from tests.machines import HYGON_7285_2S
 from tests.scenes import constraint, engine_on, host_of, make_container, run, topology

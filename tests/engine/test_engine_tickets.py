@@ -7,7 +7,6 @@ from typing import Callable, Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import Admission, Life, ListedContainer, Management, Move, Plan
@@ -27,6 +26,7 @@ from policies.model import (
 )
 from policies.node import Node
 from policies.policy import Policy
+from policies.settings import EngineOptions
 from tests.machines import UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from policies.machine.cpus import format_cpus
 from policies.model import Container
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S
 from tests.scenes import constraint, cpus_of, dump, engine_on, host_of, make_container, run, told
 

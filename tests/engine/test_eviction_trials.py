@@ -6,14 +6,13 @@ from random import Random
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import place as eviction
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import being_resized
 from policies.machine.topology import Topology
 from policies.model import Constraint, Container, Qos, Resources
 from policies.registry import POLICIES
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import engine_on, host_of, make_pod
 

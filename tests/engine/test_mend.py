@@ -12,11 +12,11 @@ from cri_proxy.engine.invariants import broken_invariants, crowded_out
 from cri_proxy.engine.model import Management
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
+from policies.hygon import TopologyAware
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import NO_CONSTRAINT, Qos, Resources
 from policies.settings import PlacementSettings
-from policies.topology_aware import TopologyAware
 from tests.machines import HYGON_7285_2S
 from tests.scenes import (
     TOPOLOGY_AWARE,

@@ -13,9 +13,9 @@ from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import CpusetUpdate, Move, Plan
 from cri_proxy.engine.moves import LISTED
 from cri_proxy.engine.report import explain, recent_moves
+from policies.hygon import TopologyAware
 from policies.machine.cpus import format_cpus
 from policies.model import Constraint, Qos, Resources
-from policies.topology_aware import TopologyAware
 from tests.machines import GIB, HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, Number, Shadow, dump, engine_on, make_container, run, topology
 

@@ -8,7 +8,6 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import (
     KEPT,
@@ -35,6 +34,7 @@ from cri_proxy.engine.place import override_states
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.domain_names import domain_text
 from policies.model import NO_CONSTRAINT, Placement, PlacementRefused, Qos, Resources
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, VM_NO_CACHE_INFO
 from tests.scenes import (
     TOPOLOGY_AWARE,

@@ -26,7 +26,7 @@ from cri_proxy.engine.invariants import broken_invariants, crowded_by, crowded_o
 from cri_proxy.engine.model import Life, ListedContainer, Management, Override, resident_of
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
-from policies.exclusive.rules import ask_of
+from policies.exclusive.place import ask_of
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.model import Placement, PlacementRefused, Qos, Resources

@@ -9,7 +9,6 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
@@ -26,6 +25,7 @@ from cri_proxy.engine.resync import (
 )
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, PlacementPreferences, Qos
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     Owning,

@@ -7,13 +7,12 @@ from typing import Optional
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import Move, Orders, Override, Plan
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.model import NO_CONSTRAINT, PlacementPreferences, Resources
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S
 from tests.scenes import Number, again, dump, engine_on, host_of, make_container, run, told, topology
 

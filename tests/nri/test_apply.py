@@ -13,8 +13,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options import nri_capabilities
 from cri_proxy.cri.messages import UnreadableRequest
-from cri_proxy.nri.apply import Applied, apply
-from cri_proxy.nri.cri_translation import resources_of
+from cri_proxy.nri.apply import Applied, apply, resources_of
 from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Merge
 

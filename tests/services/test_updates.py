@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import CpusetUpdate
 from cri_proxy.metrics import Metrics
@@ -21,6 +20,7 @@ from cri_proxy.services.updates import AT_A_TIME, Updates
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import Placement, Qos
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, constraint, host_of, make_container, run
 

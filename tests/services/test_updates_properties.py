@@ -16,7 +16,6 @@ import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import CpusetUpdate, Life, ListedContainer, Management
@@ -25,11 +24,11 @@ from cri_proxy.metrics import Metrics
 from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.services.updates import Updates
 from policies.balloons.policy import Balloons
-from policies.hygon import Hygon
+from policies.hygon import Hygon, TopologyAware
 from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT, BudgetSpent, Container, PlacementRefused, Qos, Resources
 from policies.policy import Policy
-from policies.topology_aware import TopologyAware
+from policies.settings import EngineOptions
 from tests.machines import UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import HYGON, TOPOLOGY_AWARE, Shadow, host_of, make_container
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cri_proxy.view.places import loads, mean_load, read_times
+from cri_proxy.view.snapshot import loads, mean_load, read_times
 
 BEFORE = """cpu  10 0 10 100 0 0 0 0 0 0
 cpu0 10 0 10 100 20 0 0 0 0 0

@@ -17,9 +17,8 @@ from typing import Any, Callable, Optional, Protocol
 
 from cri_api.waiting import wait_within
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter, Measured
-from cri_proxy.affinity.io.executor import Accepted, Carrier, Last, Mover, followed_bytes
+from cri_proxy.affinity.io.executor import NOTHING, Accepted, Carrier, Last, Mover, followed_bytes
 from cri_proxy.affinity.io.planner_process import PlannerFailed, PlannerWorker
-from cri_proxy.affinity.io.pressure import NOTHING
 from cri_proxy.affinity.moves import PendingMove, describe, pending_moves, waits_for
 from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.problem import PlanningSnapshot, Slices, snapshot_slices

@@ -9,8 +9,7 @@ from typing import Any
 
 from cri_api.control import ControlError, read_reply, write_request
 from cri_api.waiting import wait_within
-from cri_proxy.view.places import Times, loads, read_times
-from cri_proxy.view.snapshot import NodeSnapshot, read_snapshot
+from cri_proxy.view.snapshot import NodeSnapshot, Times, loads, read_snapshot, read_times
 
 #: A daemon that is this late is said to be away, and asked again.
 ANSWER_S = 5.0

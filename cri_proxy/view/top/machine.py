@@ -13,8 +13,7 @@ from itertools import product
 from string import ascii_lowercase
 from typing import Optional
 
-from cri_proxy.view.places import Place, box_names
-from cri_proxy.view.snapshot import ContainerView, NodeSnapshot
+from cri_proxy.view.snapshot import ContainerView, NodeSnapshot, Place, box_names
 from cri_proxy.view.top.canvas import (
     BOLD,
     COLOURS,

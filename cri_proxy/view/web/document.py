@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cri_proxy.view.places import Place, box_names
-from cri_proxy.view.snapshot import ContainerView, NodeSnapshot
+from cri_proxy.view.snapshot import ContainerView, NodeSnapshot, Place, box_names
 from policies.machine.cpus import format_cpus, parse_cpus
 
 #: Of each section: rows by id.

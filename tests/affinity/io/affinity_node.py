@@ -21,9 +21,8 @@ from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services import logs
-from cri_proxy.services.health import Health
 from cri_proxy.services.node_state import NodeState
-from cri_proxy.services.services import Services
+from cri_proxy.services.services import Health, Services
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter

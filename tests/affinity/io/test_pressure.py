@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.affinity.io.pressure import NOTHING, PSI, THROTTLING, PressureReader
+from cri_proxy.affinity.io.executor import NOTHING, PSI, THROTTLING, PressureReader
 from cri_proxy.affinity.pressure_guard import PressureReading
 
 POD = "/kubepods/pod1/c1"

@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 from cri_proxy.config.config import SettingsSource, read_config
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.engine.build import make_policy
 from cri_proxy.engine.engine import Engine
@@ -20,6 +19,7 @@ from cri_proxy.engine.snapshot import everything
 from cri_proxy.state.store import Store
 from policies.machine.cpus import format_cpus
 from policies.model import Qos
+from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S
 from tests.scenes import again, constraint, host_of, make_container, make_pod, run
 

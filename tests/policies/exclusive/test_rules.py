@@ -6,7 +6,7 @@ from typing import Optional
 
 import pytest
 
-from policies.exclusive.rules import CpuDemand, ask_of
+from policies.exclusive.place import CpuDemand, ask_of
 from policies.model import PlacementPreferences, Qos
 from policies.settings import PlacementSettings
 from tests.scenes import HYGON, TOPOLOGY_AWARE, Number, make_container, make_pod

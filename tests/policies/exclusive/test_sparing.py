@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from policies.exclusive.sparing import emptied_by, shared_all_the_same, take_sparing
+from policies.hygon import TopologyAware
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import PlacementRequest, Qos, Resident
 from policies.node import Node
-from policies.topology_aware import TopologyAware
 from tests.scenes import NO_CONSTRAINT, TOPOLOGY_AWARE, make_container, node_of
 
 #: 8 CPUs in two L3s of one NUMA node.

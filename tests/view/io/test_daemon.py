@@ -11,7 +11,7 @@ import pytest
 
 from cri_proxy.view.io.daemon import Away, ViewSocket
 from cri_proxy.view.top.screen import AWAY as SCREENS
-from cri_proxy.view.web.io.feed import AWAY as PAGES
+from cri_proxy.view.web.io.server import AWAY as PAGES
 
 
 @pytest.mark.parametrize("sentences", [SCREENS, PAGES])

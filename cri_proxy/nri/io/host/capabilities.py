@@ -18,8 +18,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.bounded_files import read_text
 from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, NodeCapabilities, Reaction
 from cri_proxy.node.mounts import Mounts
-from cri_proxy.nri.apply import Applied, apply
-from cri_proxy.nri.cri_translation import resources_of
+from cri_proxy.nri.apply import Applied, apply, resources_of
 from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.io.host.host import Merged, PluginRefused
 from cri_proxy.nri.merge import field_text

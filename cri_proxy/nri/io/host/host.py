@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
-from cri_proxy.metrics import Metrics
+from cri_proxy.metrics import Metrics, NriMetrics
 from cri_proxy.nri import validate as nri_validate
 from cri_proxy.nri.dispatch import is_meant, rpc_of
 from cri_proxy.nri.io.connection import CallFailed
@@ -26,7 +26,6 @@ from cri_proxy.nri.merge import AdjustmentConflict, Merge, MergedUpdates
 from cri_proxy.nri.messages import EventMessage, Shown
 from cri_proxy.nri.validate import NriSettings
 from cri_proxy.nri.view import view_unmade
-from cri_proxy.services.nri_metrics import NriMetrics
 
 #: How long plugins may take to say goodbye.
 SHUTDOWN_S = 1.0

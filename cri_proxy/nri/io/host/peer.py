@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError, Message
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.instruments import Count, Distribution
+from cri_proxy.metrics import NriMetrics
 from cri_proxy.nri.dispatch import event_name, missing, rpc_of, subscribes
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, NriConnection
 from cri_proxy.nri.messages import EventMessage
 from cri_proxy.nri.validate import NriSettings
 from cri_proxy.relay.status import Code
-from cri_proxy.services.nri_metrics import NriMetrics
 
 LAUNCHED, EXTERNAL = "launched", "external"
 #: In place of a picture's number: no plugin comes after NOW, all come after NEVER.

@@ -23,8 +23,7 @@ from cri_proxy.front_ends.late_placement import Arrivals
 from cri_proxy.node.lock import FILE, NodeLock
 from cri_proxy.nri.io.plugin import launched
 from cri_proxy.nri.io.plugin.launched import SOCKET_VARIABLE, Taken
-from cri_proxy.nri.io.plugin.placing import LATE_S, NriPlacing
-from cri_proxy.nri.io.plugin.sender import NriSender
+from cri_proxy.nri.io.plugin.placing import LATE_S, NriPlacing, NriSender
 from cri_proxy.nri.io.plugin.session import (
     Hooks,
     HostFacts,

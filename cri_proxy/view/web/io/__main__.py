@@ -13,8 +13,7 @@ from typing import Optional
 
 from cri_proxy.unix_sockets import SocketTaken
 from cri_proxy.view.io.daemon import ViewSocket
-from cri_proxy.view.web.io.feed import AWAY, Feed
-from cri_proxy.view.web.io.server import PageServer
+from cri_proxy.view.web.io.server import AWAY, Feed, PageServer
 from cri_proxy.view.web.requests import Listen, is_token, read_listen
 
 

@@ -2,6 +2,10 @@
 
 The standard library's ``http.server`` has a thread for each connection, without a bound; no HTTP server is among what
 is installed besides. Three files and two questions do not need more than this.
+
+While a page is open the daemon's view socket is asked once in an interval (``Feed``), and pages are sent what has
+changed. All pages get the same bytes: a look costs the daemon the same however many of them there are, and nothing
+without any.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from cri_api.control import ControlError
 from cri_api.waiting import wait_within
 from cri_proxy.unix_sockets import claim
 from cri_proxy.view.io.daemon import Away, ViewSocket
-from cri_proxy.view.web.io.feed import Feed
 from cri_proxy.view.web.requests import (
     EVENTS,
     EXPLAIN,
@@ -33,7 +36,23 @@ from cri_proxy.view.web.requests import (
 )
 
 from pathlib import Path  # isort: skip
+import socket
+import time
+from typing import Any, Protocol
 
+from cri_proxy.view.snapshot import NodeSnapshot
+from cri_proxy.view.web.document import MOST_DECISIONS, Decisions, delta, read_document
+
+#: Answers that the history's last entries are fetched in, each of up to a megabyte.
+MOST_ANSWERS = 8
+#: Why there is no answer, by the view socket's causes.
+AWAY = {
+    "late": "The daemon has not answered within {seconds:.0f} s.",
+    "refused": "No permission for {path}: this process is not in the group that control.view_group names, "
+    "or the daemon has not been restarted since there is such a group.",
+    "absent": "The daemon is not running: nothing serves {path}.",
+    "closed": "The daemon has closed the connection before its answer.",
+}
 #: Pages that are open at once, and connections in all: a page has two or three.
 MOST_PAGES, MOST_CONNECTIONS = 8, 48
 #: What may wait to be sent to a page: some documents of a large node. A page that is further behind is closed, and
@@ -51,6 +70,121 @@ _FILES = {
 }
 #: Gone, too slow, or cut off in a head.
 _NO_REQUEST = (OSError, asyncio.TimeoutError, EOFError)
+
+
+class Page(Protocol):
+    """A page that is open."""
+
+    def send(self, event: bytes) -> None:
+        """Send it an event; one that cannot follow is ended."""
+
+
+class Feed:
+    """What pages are sent. ``run`` for as long as the server is there."""
+
+    def __init__(self, view: ViewSocket, interval_s: float = 1.0) -> None:
+        self._view, self._interval_s = view, interval_s
+        self._pages: list[Page] = []
+        self._is_wanted = asyncio.Event()
+        self._document: Optional[dict[str, dict[str, Any]]] = None
+        self._trouble = ""
+        self._decisions = Decisions()
+        self._topology: tuple[object, dict[str, Any]] = (None, {})
+
+    def open(self, page: Page) -> None:
+        """From now on a page is sent what there is; first all of it, as soon as that is known."""
+        self._pages.append(page)
+        if self._document is not None:
+            page.send(_event("state", {"at": time.time(), **self._document}))
+        if self._trouble:
+            page.send(_event("trouble", {"text": self._trouble}))
+        self._is_wanted.set()
+
+    def close(self, page: Page) -> None:
+        self._pages.remove(page)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._pages:  # nothing is kept that would be old by the time it is shown
+                self._document, self._trouble = None, ""
+                self._view.forget()
+                self._is_wanted.clear()
+                await self._is_wanted.wait()
+            began_s = loop.time()
+            await self._look()
+            await asyncio.sleep(max(0.0, began_s + self._interval_s - loop.time()))
+
+    async def _look(self) -> None:
+        try:
+            now = await self._read_document()
+        except (Away, ControlError) as error:
+            self._tell_trouble(str(error))
+            return
+        except (KeyError, TypeError, ValueError) as error:
+            self._tell_trouble(f"The daemon's answer is none that this version understands ({error!r}).")
+            return
+        before, self._document, self._trouble = self._document, now, ""
+        if before is None:
+            event = _event("state", {"at": time.time(), **now})
+        else:
+            # Also where nothing has changed: by it the page knows that what it shows is of now.
+            event = _event("delta", {"at": time.time(), **delta(before, now)})
+        for page in list(self._pages):
+            page.send(event)
+
+    def _tell_trouble(self, text: str) -> None:
+        if text == self._trouble:
+            return
+        self._trouble = text
+        for page in list(self._pages):
+            page.send(_event("trouble", {"text": text}))
+
+    async def _read_document(self) -> dict[str, dict[str, Any]]:
+        snapshot = await self._view.look(with_moves=False)
+        note = await self._ask_decisions()
+        topology = await self._ask_topology(snapshot)
+        return read_document(snapshot, self._decisions, topology, socket.gethostname(), note)
+
+    async def _ask_decisions(self) -> str:
+        """Ask for what the history has that is not known yet; why there is nothing, or ""."""
+        if self._decisions.newest:
+            answer, note = await self._view.ask_part(
+                "history", after=self._decisions.newest, most=MOST_DECISIONS
+            )
+            if not note:
+                self._decisions = self._decisions.with_answer(answer)
+            return note
+        # All of it: the latest first, a page at a time.
+        found = Decisions()
+        before: Optional[int] = None
+        for _ in range(MOST_ANSWERS):
+            answer, note = await self._view.ask_part(
+                "history", before=before, most=MOST_DECISIONS - len(found.rows)
+            )
+            if note:
+                return note
+            found = found.with_answer({**answer, "newest": found.newest or answer["newest"]})
+            before = answer["before"]
+            if before is None or len(found.rows) >= MOST_DECISIONS:
+                break
+        self._decisions = found
+        return ""
+
+    async def _ask_topology(self, snapshot: NodeSnapshot) -> dict[str, Any]:
+        """Which CPUs are siblings; asked for again where the machine is another one."""
+        sign = (
+            snapshot.instance,
+            tuple((one.names, one.cpus) for place in snapshot.places for one in place.every),
+        )
+        if self._topology[0] != sign:
+            self._topology = sign, (await self._view.ask_part("topology"))[0]
+        return self._topology[1]
+
+
+def _event(name: str, document: dict[str, Any]) -> bytes:
+    """An event of a text/event-stream (HTML, 9.2); JSON has no line ends outside of texts, where they are escaped."""
+    return f"event: {name}\ndata: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cri_proxy.affinity.demand.estimate import DemandSample
-from cri_proxy.affinity.demand.io.usage import UsageReader
+from cri_proxy.affinity.demand.io.sizer import UsageReader
 
 POD = "/kubepods/pod1/c1"
 PSI = "some avg10=1.53 avg60=0.87 avg300=0.20 total=2500\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"

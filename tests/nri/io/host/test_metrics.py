@@ -8,9 +8,9 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.instruments import Registry
+from cri_proxy.metrics import MOST_LABELS, OTHERS, NriMetrics
 from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.host.host import PluginRefused
-from cri_proxy.services.nri_metrics import MOST_LABELS, OTHERS, NriMetrics
 from tests.nri.io.host.hosting import CONTAINER, POD, Hosting, shares
 from tests.nri.io.host.test_events import everything
 

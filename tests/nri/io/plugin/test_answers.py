@@ -11,7 +11,6 @@ import pytest_asyncio
 import structlog
 
 from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import CpusetUpdate, Life
 from cri_proxy.metrics import Metrics
@@ -20,8 +19,9 @@ from cri_proxy.nri.io.plugin.session import Snapshot, follow_snapshot
 from cri_proxy.nri.view import view_resources
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.updates import Updates
+from policies.hygon import TopologyAware
 from policies.machine.cpus import format_cpus
-from policies.topology_aware import TopologyAware
+from policies.settings import EngineOptions
 from tests.cri_client import container_resources
 from tests.machines import HYGON_7285_2S
 from tests.scenes import TOPOLOGY_AWARE, host_of, make_container, run

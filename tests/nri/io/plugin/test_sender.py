@@ -9,7 +9,7 @@ import structlog
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.engine.model import CpusetUpdate
-from cri_proxy.nri.io.plugin.sender import NriSender
+from cri_proxy.nri.io.plugin.placing import NriSender
 from policies.machine.cpus import parse_cpus
 from policies.model import Placement, Quota
 
