@@ -364,19 +364,22 @@ def translate(
 
 
 def resources_of(
-    update: nri.ContainerUpdate, site: NodeCapabilities, report: Report
+    update: nri.ContainerUpdate,
+    site: NodeCapabilities,
+    report: Report,
+    current: Optional[nri.LinuxResources] = None,
 ) -> cri.LinuxContainerResources:
     """What an UpdateContainerResources must set for an update; numbers of 0 change nothing.
 
-    Lay it over the container's resources, or append it to the caller's own request.
+    Lay it over the container's resources, or append it to the caller's own request. ``current``: as for ``translate``.
     """
-    resources = update.linux.resources
+    asked, had = update.linux.resources, nri.LinuxResources() if current is None else current
     for name, field in (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass)):
-        if resources.HasField(name):
+        if asked.HasField(name) and getattr(asked, name) != getattr(had, name):
             report(name, field, "", "CRI can set a class only when a container is created")
-    if resources.devices:
+    if any(rule not in had.devices for rule in asked.devices):
         report("device_rules", nri.Devices, "", "CRI cannot change the rules for devices")
-    return translate(resources, site, report).linux
+    return translate(asked, site, report, current).linux
 
 
 def _has_setting(current: Optional[nri.LinuxResources], part: str, name: str, asked: Any) -> bool:

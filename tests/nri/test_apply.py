@@ -582,6 +582,10 @@ def test_an_update_is_what_cri_can_say_of_it_and_the_rest_is_reported() -> None:
         cpu_quota=7, cpuset_cpus="0", memory_limit_in_bytes=5, unified={"pids.max": "3"}
     )
     assert said == ["rdt_class", "device_rules", "cpu_realtime"]
+    # What it has already is none of it.
+    said.clear()
+    resources_of(update, V2, lambda name, *_rest: said.append(name), update.linux.resources)
+    assert said == []
 
 
 def test_every_setting_has_a_default() -> None:

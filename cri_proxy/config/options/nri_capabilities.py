@@ -13,14 +13,14 @@ from cri_proxy.frozen import frozen
 
 
 class Reaction(Enum):
-    """What happens with an adjustment that CRI cannot express."""
+    """What happens with a value that CRI cannot express."""
 
-    REJECT = "reject"  # the container is not created
-    WARN = "warn"  # it is created without, and a line says so
+    REJECT = "reject"  # the container is not created, or not updated
+    WARN = "warn"  # it is without, and a line says so
 
 
-#: What CRI cannot express, or not everywhere, by the names of the setting. What a container would not work or not be
-#: safe without is rejected; a hint is only missed.
+#: What CRI cannot express, or not everywhere, by the names of the setting. A variable of the image is emptied, if not
+#: removed; of all else the container would not have what was asked for, and its plugin would not know.
 REACTIONS: Mapping[str, Reaction] = MappingProxyType(
     {
         "annotations": Reaction.REJECT,
@@ -42,17 +42,17 @@ REACTIONS: Mapping[str, Reaction] = MappingProxyType(
         "hugepage_limits": Reaction.REJECT,
         "pids_limit": Reaction.REJECT,
         "cpu_realtime": Reaction.REJECT,
-        "memory_reservation": Reaction.WARN,
-        "memory_kernel": Reaction.WARN,
-        "memory_swappiness": Reaction.WARN,
-        "memory_oom_killer": Reaction.WARN,
-        "memory_hierarchy": Reaction.WARN,
+        "memory_reservation": Reaction.REJECT,
+        "memory_kernel": Reaction.REJECT,
+        "memory_swappiness": Reaction.REJECT,
+        "memory_oom_killer": Reaction.REJECT,
+        "memory_hierarchy": Reaction.REJECT,
         "blockio_class": Reaction.REJECT,
-        "rdt_class": Reaction.WARN,
-        "rdt": Reaction.WARN,
-        "io_priority": Reaction.WARN,
-        "scheduler": Reaction.WARN,
-        "memory_policy": Reaction.WARN,
+        "rdt_class": Reaction.REJECT,
+        "rdt": Reaction.REJECT,
+        "io_priority": Reaction.REJECT,
+        "scheduler": Reaction.REJECT,
+        "memory_policy": Reaction.REJECT,
     }
 )
 
@@ -119,5 +119,5 @@ class Unsupported:
 
 
 def is_rejected(found: Unsupported, site: NodeCapabilities) -> bool:
-    """Whether the container must not be created for it."""
+    """Whether the container must not be created, or updated, for it."""
     return site.reactions.get(found.name, REACTIONS[found.name]) is Reaction.REJECT

@@ -245,8 +245,8 @@ OPTIONS: tuple[Option, ...] = (
            "Plugins (names or globs) whose silence or end during a request fails it; it goes on without all "
            "others."),
     Option("nri.warn", subset(*REACTIONS), frozenset(),
-           "What is left out with a line in the log where CRI cannot express it, although that fails the create by "
-           "default."),
+           "What is left out with a line in the log where CRI cannot express it, although that fails the create or the "
+           "update by default."),
     Option("nri.validators", subset(*VALIDATORS), frozenset(),
            "What plugins must not adjust: an OCI hook, the seccomp policy of containers that have the runtime's default, "
            "none or one of the pod's own, a Linux namespace, a sysctl. It fails the create."),

@@ -236,6 +236,44 @@ async def test_updates_that_nobody_asked_for_are_applied_and_the_failed_ones_tol
         assert runtime.containers[good].resources.cpu_shares == 44
 
 
+@pytest.mark.parametrize("reason", ["the engine refuses it", "CRI cannot say it"])
+async def test_an_update_that_is_refused_here_is_a_failed_one_and_the_runtime_hears_nothing(
+    agent, client, runtime, reason
+) -> None:
+    pod = await client.run_pod("p", annotations={"cri-resmgr.io/l3": "require"})
+    container = await client.create(pod, "c", cpu_limit=1000)
+    place = runtime.cpuset(container)
+    wide = {"cpu": {"quota": {"value": 9_000_000}, "period": {"value": 100_000}, "cpus": "0-127"}}
+    asked = wide if reason == "the engine refuses it" else {"memory": {"swappiness": {"value": 7}}}
+    update = {"container_id": container, "linux": {"resources": asked}}
+    async with plugin_process(agent, "10-test") as told:
+        await until(agent, lambda status: status["nri"]["plugins"])
+        told.order("UpdateContainers", update=[update])
+        assert (await told.log.line("UpdateContainers answered"))["failed"] == [container]
+        told.order("UpdateContainers", update=[{**update, "ignore_failure": True}])
+        assert (await told.log.line("UpdateContainers answered", 2))["failed"] == []
+    assert runtime.calls_of("UpdateContainerResources") == []
+    [row] = await ask(agent, "placements")
+    assert (row["cpus"], row["cpu_limit_milli"]) == (place, 1000) and runtime.cpuset(container) == place
+
+
+async def test_an_answer_that_cri_cannot_carry_refuses_the_update_of_a_client_by_name(
+    agent, client, runtime, pod
+) -> None:
+    container = await client.create(pod, "c", cpu_limit=1000)
+    resources = {"memory": {"swappiness": {"value": 7}}}
+    answer = {"reply": {"update": [{"container_id": container, "linux": {"resources": resources}}]}}
+    async with plugin(agent, UpdateContainer=answer):
+        linux = cri.LinuxContainerResources(cpu_shares=9)
+        request = cri.UpdateContainerResourcesRequest(container_id=container, linux=linux)
+        got = await client.call_bytes(
+            "/runtime.v1.RuntimeService/UpdateContainerResources", request.SerializeToString()
+        )
+        said = "cri-resmgr: a plugin asked for MemSwappiness: CRI has no memory swappiness"
+        assert (got.code, got.details) == (2, said)
+        assert runtime.calls_of("UpdateContainerResources") == []
+
+
 async def test_a_cpuset_that_a_plugin_sets_on_its_own_is_a_fence(agent, client, runtime, pod) -> None:
     container = await client.create(pod, "c", cpu_limit=1000)
     async with plugin_process(agent, "10-test") as told:
@@ -278,10 +316,10 @@ async def test_a_container_that_was_on_its_way_when_the_plugin_came_is_not_lost(
     runtime.script("CreateContainer", hold=gate, times=1)
     creating = asyncio.ensure_future(client.create(pod, "c"))
     await runtime.wait_for_call("CreateContainer")
-    lists = len(runtime.calls_of("ListContainers"))
     async with plugin(agent, mask=NO_VALIDATOR, wait=False) as told:
-        await until(agent, lambda status: status["nri"]["is_asking"])
-        assert len(runtime.calls_of("ListContainers")) == lists
+        await told.line("Configure")
+        # Nothing is shown to it yet, whatever else the runtime's list is read for meanwhile.
+        assert "Synchronize" not in [line["event"] for line in told.lines()]
         gate.set()
         container = await creating
         message = (await told.line("Synchronize"))["message"]

@@ -8,15 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.bounded_files import read_text
-from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, NodeCapabilities, Reaction
+from cri_proxy.config.options.nri_capabilities import (
+    CLASSES,
+    REACTIONS,
+    Cdi,
+    NodeCapabilities,
+    Reaction,
+    Unsupported,
+    is_rejected,
+)
 from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import Applied, apply, resources_of
 from cri_proxy.nri.draft import MergedAdjustment
@@ -116,24 +124,36 @@ class Capabilities:
         if not merged.adjust.ByteSize():
             return Applied(request, False, cri.LinuxContainerResources(), (), (), None)
         applied = apply(request, MergedAdjustment(container, merged.adjust, merged.owners), self.site)
-        for lacking in applied.warned:
-            self._services.log.warning(
-                "left out of what a plugin asked for", id=container.id, what=str(lacking)
-            )
-        if applied.rejected:
-            raise PluginRefused("; ".join(map(str, applied.rejected)))
+        self._refuse(container.id, applied.rejected, applied.warned)
         if applied.seccomp is not None:
             _write(Path(applied.seccomp.path), applied.seccomp.content)
         return applied
 
-    def resources(self, update: nri.ContainerUpdate) -> cri.LinuxContainerResources:
-        """An update as CRI resources; values CRI cannot express are left out and logged."""
+    def resources(
+        self, update: nri.ContainerUpdate, container: Optional[nri.Container] = None, plugin: str = ""
+    ) -> cri.LinuxContainerResources:
+        """An update as CRI resources. ``plugin``: which has asked for it, "" where that is not known.
 
-        def report(_setting: str, field: Any, key: str, why: str) -> None:
-            owned = field_text(field, key)
-            self._services.log.warning("left out of an update", id=update.container_id, what=owned, why=why)
+        ``container``: as plugins know it; a value that it has already passes.
 
-        return resources_of(update, self.site, report)
+        :raises PluginRefused: CRI cannot express a value that must not be left out.
+        """
+        site, found = self.site, []
+
+        def report(name: str, field: Any, key: str, why: str) -> None:
+            found.append(Unsupported(name, plugin, field_text(field, key), why))
+
+        current = None if container is None else container.linux.resources
+        linux = resources_of(update, site, report, current)
+        rejected = [each for each in found if is_rejected(each, site)]
+        self._refuse(update.container_id, rejected, [each for each in found if each not in rejected])
+        return linux
+
+    def _refuse(self, key: str, rejected: Sequence[Unsupported], warned: Sequence[Unsupported]) -> None:
+        for lacking in warned:
+            self._services.log.warning("left out of what a plugin asked for", id=key, what=str(lacking))
+        if rejected:
+            raise PluginRefused("; ".join(map(str, rejected)))
 
 
 def reactions(warned: Collection[str]) -> Mapping[str, Reaction]:

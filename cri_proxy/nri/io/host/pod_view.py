@@ -19,7 +19,7 @@ from cri_proxy.nri.lifecycle import Due, Lifecycle, State
 from cri_proxy.nri.messages import Shown
 from cri_proxy.nri.pod_cache import PodCache
 from cri_proxy.nri.view import view_container, view_pod, view_resources
-from cri_proxy.relay.interception import AnswerFailed, CallEnd, Forward, Interception
+from cri_proxy.relay.interception import AnswerFailed, CallEnd, Forward, Interception, Refuse
 from cri_proxy.relay.status import Code
 from cri_proxy.runtime import RuntimeClient, gather_limited
 
@@ -263,7 +263,7 @@ class PodView:
                 self._log.info("no such container to update", plugin=plugin, id=update.container_id)
                 continue
             known.append((container_id, update))
-        done = await gather_limited(AT_A_TIME, [self._update(*each) for each in known])
+        done = await gather_limited(AT_A_TIME, [self._update(plugin, *each) for each in known])
         failed = []
         for (container_id, update), problem in zip(known, done):
             if isinstance(problem, Exception):
@@ -275,25 +275,26 @@ class PodView:
         # The runtime's own id comes first, whatever an annotation says.
         return told_id if self._lifecycle.state(told_id) is not None else self.pod_cache.ids.real(told_id)
 
-    async def _update(self, container_id: str, update: nri.ContainerUpdate) -> None:
+    async def _update(self, plugin: str, container_id: str, update: nri.ContainerUpdate) -> None:
         """As a client's UpdateContainerResources: its cpuset is a constraint for the engine.
 
-        :raises AnswerFailed: the runtime's error.
+        :raises PluginRefused: CRI cannot express it.
+        :raises AnswerFailed: the runtime's error, or the engine's refusal; the runtime is asked for nothing then.
         """
-        request = cri.UpdateContainerResourcesRequest(
-            container_id=container_id, linux=self.expression.resources(update)
-        )
+        known = self.pod_cache.containers.get(container_id)
+        linux = self.expression.resources(update, None if known is None else known.message, plugin)
+        request = cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         message = request.SerializeToString()
         if not self._runtime.api:
             await self._runtime.identify()
         full_method = f"/{self._runtime.api}.RuntimeService/UpdateContainerResources"
         engine = self._open_engine(full_method)
         outcome = Forward() if engine is None else await engine.request(message)
-        if not isinstance(outcome, Forward):
-            outcome = Forward()
         end, code, details = CallEnd.UNKNOWN, int(Code.CANCELLED), "cancelled"
-        sent = message + outcome.delta
+        sent = message + (outcome.delta if isinstance(outcome, Forward) else b"")
         try:
+            if isinstance(outcome, Refuse):
+                raise AnswerFailed(outcome.code, outcome.message)
             await self._upstream.forward(full_method, sent, UNDO_TIMEOUT_S)
             end, code, details = CallEnd.OK, int(Code.OK), ""
         except AnswerFailed as error:
