@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -272,6 +273,39 @@ async def test_our_restart_moves_nothing_and_knows_what_happened_meanwhile(node:
     await until(lambda: node.row(ended), lambda row: row == {})
 
 
+async def test_what_started_while_we_were_away_is_placed_and_what_ran_before_us_is_not(
+    stopped_node: Node,
+) -> None:
+    node = stopped_node
+    before = await node.run("before", cpu_limit=1000)
+    await start(node)
+    await node.until_known(before, stance="adopted", state="running")
+    await node.agent.terminate()
+    away = await node.run("away", **SMALL)
+    assert await node.cpus(away) == "0-1"
+    await start(node)
+    row = await node.until_known(away, stance="placed", state="running")
+    assert row["cpus"] in ("0", "1")
+    await until(lambda: node.cpus(away), lambda cpus: cpus == row["cpus"])
+    assert await node.cpus(before) == "0-1"
+    assert (await node.row(before))["stance"] == "adopted"
+
+
+async def test_a_container_of_which_the_answer_was_late_is_placed_all_the_same(node: Node) -> None:
+    pod = await node.pod("late")
+    assert node.agent.process is not None
+    node.agent.process.send_signal(signal.SIGSTOP)
+    try:
+        late = await node.run(pod, **SMALL)  # the runtime goes on without us after 2 s
+    finally:
+        node.agent.process.send_signal(signal.SIGCONT)
+    row = await node.until_known(late, stance="placed", state="running")
+    assert row["cpus"] in ("0", "1")
+    await until(lambda: node.cpus(late), lambda cpus: cpus == row["cpus"])
+    status = await until(lambda: node.ask("status"), lambda status: not status["in_doubt"])
+    assert status["invariants"] == []
+
+
 async def test_200_containers_are_synchronized_in_time(stopped_node: Node) -> None:
     """Created is enough: the runtime tells of them as of those that run."""
     node = stopped_node
@@ -280,7 +314,8 @@ async def test_200_containers_are_synchronized_in_time(stopped_node: Node) -> No
         numbers = range(start_at, start_at + 8)
         await asyncio.gather(*(node.kubelet.create(pods[i % 4], f"c{i}", cpu_limit=1000) for i in numbers))
     await start(node)
-    status = await until(lambda: node.ask("status"), lambda s: s["containers"].get("adopted") == MANY)
+    await node.agent.logged(f"containers={MANY}")
+    status = await node.ask("status")
     print(f"Synchronize of {MANY} containers: {status['nri']['synchronize_ms']} ms")
     assert (status["nri"]["connections"], status["degraded"]) == (1, {})
 

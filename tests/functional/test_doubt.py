@@ -15,6 +15,7 @@ from tests.cri_client import CriClient, Pod
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import (
     HANG_S,
+    VERSION,
     ask,
     charged_milli,
     cpus_of,
@@ -140,6 +141,9 @@ async def test_a_client_that_goes_away_before_its_resize_was_sent_leaves_nothing
         call = await runtime.wait_for_call("UpdateContainerResources", count + 1)
         assert call.message.container_id == other
         resizing.cancel()
+        await asyncio.gather(resizing, return_exceptions=True)
+        # What comes next by the same connection comes after the end of the call: the daemon knows that now.
+        await client.call_bytes(VERSION, b"")
         release.set()
         await runtime.wait_until(lambda: updates(runtime) == count + 2 and cpusets(runtime) == before)
         status = await until(agent, lambda status: status["updates_waiting"] == 0)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import resource
+import socket
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +166,43 @@ async def test_an_accept_that_fails_costs_no_later_launch(tmp_path, systemctl) -
     finally:
         await launcher.close()
     assert supervisor.workers == ()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process has none left meanwhile."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_descriptors_that_are_used_up_for_a_moment_cost_no_later_launch(tmp_path, systemctl) -> None:
+    plugin, _ = registered(tmp_path, "10-foo")
+    told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+    supervisor = Supervisor(lambda worker, error: told.put_nowait((worker.name, error)))
+    launcher = UnitLauncher(str(tmp_path / "nri/launch.sock"), [str(systemctl)], supervisor)
+    launcher.open()
+    try:
+        with socket.socket(socket.AF_UNIX) as unit, no_descriptors():
+            unit.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(unit, str(tmp_path / "nri/launch.sock"))
+            name, error = await asyncio.wait_for(told.get(), HANG_S)
+            assert (name, error.errno) == ("NRI launcher", errno.EMFILE)
+            with pytest.raises(OSError, match="Too many open files"):
+                await launcher.launch(plugin)
+        running = await asyncio.wait_for(launcher.launch(plugin), HANG_S)
+        running.streams[1].close()
+        await running.end()
+    finally:
+        await launcher.close()
 
 
 async def test_a_socket_that_cannot_be_had_now_is_had_with_a_later_launch(tmp_path, systemctl) -> None:
