@@ -327,6 +327,23 @@ async def test_a_container_that_was_on_its_way_when_the_plugin_came_is_not_lost(
         assert told.events() == []
 
 
+async def test_a_container_that_is_stopped_while_a_plugins_list_is_on_its_way_is_not_shown_as_running(
+    agent, client, runtime, pod
+) -> None:
+    container = await client.create(pod, "c")
+    await client.start(container)
+    gate, lists = asyncio.Event(), len(runtime.calls_of("ListContainers"))
+    runtime.script("ListContainers", act_before_error=True, hold=gate)
+    async with plugin(agent, mask=NO_VALIDATOR, wait=False) as told:
+        await told.line("Configure")
+        await runtime.wait_until(lambda: len(runtime.calls_of("ListContainers")) > lists)
+        await client.stop(container)
+        gate.set()
+        assert (await told.line("Synchronize"))["message"].get("containers", []) == []
+        await client.remove(container)
+        assert "StopContainer" not in told.events()
+
+
 async def test_containers_from_before_during_and_after_a_synchronize_are_shown_once_each(
     agent, client, runtime, pod, go_on
 ) -> None:

@@ -228,6 +228,8 @@ class PodView:
         else:
             lifecycle.rebuild(listed.pods, listed.containers)
             self.is_following = True
+            if lifecycle.now != asked_at:  # of what was not known then it is only known that it has changed
+                return await self._follow_lists()
         return listed
 
     async def _fill(
