@@ -221,7 +221,10 @@ def write_devices(draft: Draft) -> None:
 def _write_device(draft: Draft, device: nri.LinuxDevice) -> None:
     node = draft.site.host_node(device)
     if not node:
-        why = f"this host has no node for {device.type or 'c'} {device.major}:{device.minor}, and CRI takes one by its path"
+        asked = [name for name in ("file_mode", "uid", "gid") if device.HasField(name)]
+        like = f" with the {' and '.join(asked)} asked for" if asked else ""
+        number = f"{device.type or 'c'} {device.major}:{device.minor}"
+        why = f"this host has no node for {number}{like}, and CRI takes one by its path"
         draft.report("devices", nri.Devices, device.path, why)
         return
     added = cri.Device(container_path=device.path, host_path=node, permissions=_permissions(draft, device))

@@ -18,7 +18,14 @@ from tests.nri.io.host.plugins import A_WHOLE_LIFE, NO_VALIDATOR
 
 pytestmark = pytest.mark.containerd
 MIB = 1 << 20
-NULL = {"path": "/dev/zilch", "type": "c", "major": 1, "minor": 3}
+NULL = {
+    "path": "/dev/zilch",
+    "type": "c",
+    "major": 1,
+    "minor": 3,
+    "file_mode": {"value": 0o640},
+    "gid": {"value": 7},
+}
 HAS_UNIFIED = any(not controllers and path == Path("/sys/fs/cgroup") for path, controllers in cgroup_mounts())
 HAS_HUGETLB = Path("/sys/fs/cgroup/hugetlb").exists() or (
     HAS_UNIFIED and "hugetlb" in Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
@@ -61,7 +68,7 @@ async def test_what_plugins_ask_for_is_seen_in_the_container(hosting_node: Node,
         assert {"FROM_A_PLUGIN=yes", "BOTH=plugin", "OWN=pod"} <= set(variables)
         assert await inside("cat", "/said/said") == "by a plugin"
         assert " ro," in await inside("grep", " /said ", "/proc/1/mountinfo")
-        assert await inside("stat", "-c", "%t:%T %F", "/dev/zilch") == "1:3 character special file"
+        assert await inside("stat", "-c", "%t:%T %F %a %g", "/dev/zilch") == "1:3 character special file 640 7"
         assert await inside("sh", "-c", "echo x > /dev/zilch && echo written") == "written"
         assert await inside("cat", "/proc/1/oom_score_adj") == "777"
         assert (await inside("cat", "/proc/1/cmdline")).split("\0")[:2] == ["sleep", "999999"]

@@ -405,6 +405,12 @@ INEXPRESSIBLE: dict[str, tuple[str, str, str]] = {
         "devices",
         "Devices /dev/y: this host has no node for b 8:1, and CRI takes one by its path",
     ),
+    "a device without such a node": (
+        'linux { devices { path: "/dev/y" type: "b" major: 8 minor: 1 file_mode { value: 384 } uid { value: 7 } } }',
+        "devices",
+        "Devices /dev/y: this host has no node for b 8:1 with the file_mode and uid asked for, and CRI takes one by its "
+        "path",
+    ),
     "a device of the runtime removed": (
         'linux { devices { path: "-/dev/fuse" } }',
         "device_removal",

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
@@ -35,6 +35,8 @@ from cri_proxy.services.services import Services
 #: Has devices by their numbers.
 SYS_DEV, DEV = Path("/sys/dev"), Path("/dev")
 MOUNTINFO = Path("/proc/self/mountinfo")
+#: The mode of a node that the host lacks and no plugin gives one.
+_ANYBODYS = 0o666
 _KINDS = {"b": ("block", stat.S_IFBLK), "c": ("char", stat.S_IFCHR), "u": ("char", stat.S_IFCHR)}
 
 
@@ -47,37 +49,65 @@ class HostFiles:
     made: Path
 
     def node(self, device: nri.LinuxDevice) -> str:
-        """The path of a node that is this device; "" if there is none and none can be made."""
+        """The path of a node that is this device, with the mode and owner asked for; "" if there is none and none can be
+        made.
+        """
         if device.type not in _KINDS:
             return ""
         folder, kind = _KINDS[device.type]
         number = os.makedev(device.major, device.minor)
-        found = [self.dev / device.path.removeprefix("/dev/")] if device.path.startswith("/dev/") else []
+        paths = [self.dev / device.path.removeprefix("/dev/")] if device.path.startswith("/dev/") else []
         with contextlib.suppress(OSError):
             lines = read_text(
                 self.sys_dev / folder / f"{device.major}:{device.minor}" / "uevent"
             ).splitlines()
-            found += [self.dev / line[len("DEVNAME=") :] for line in lines if line.startswith("DEVNAME=")]
-        made = self.made / f"{folder}-{device.major}-{device.minor}"
-        for path in [*found, made]:
-            if _is_device(path, kind, number):
+            paths += [self.dev / line[len("DEVNAME=") :] for line in lines if line.startswith("DEVNAME=")]
+        found = {path: node for path in paths if (node := _device(path, kind, number)) is not None}
+        # 1. One that the host has.
+        default = next(iter(found.values()), _Node(_ANYBODYS))
+        wanted = _wanted(device, default)
+        for path, node in found.items():
+            if node == wanted:
                 return str(path)
+        # 2. One of our own. The runtime reads its numbers, mode and owner only; opening it may fail.
+        made = self.made / f"{folder}-{device.major}-{device.minor}-{wanted.mode:o}-{wanted.uid}-{wanted.gid}"
         try:
-            self.made.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = device.file_mode.value & 0o777 if device.HasField("file_mode") else 0o666
-            os.mknod(made, kind | mode, number)
+            if _device(made, kind, number) != wanted:
+                self.made.mkdir(mode=0o700, parents=True, exist_ok=True)
+                made.unlink(missing_ok=True)
+                os.mknod(made, kind | wanted.mode, number)
+                os.chown(made, wanted.uid, wanted.gid)
+                made.chmod(wanted.mode)
         except OSError:
             return ""
-        # The runtime gets its numbers only; opening it may fail.
         return str(made)
 
 
-def _is_device(path: Path, kind: int, number: int) -> bool:
+class _Node(NamedTuple):
+    """What a runtime takes from a device's node beside its numbers."""
+
+    mode: int
+    uid: int = 0
+    gid: int = 0
+
+
+def _device(path: Path, kind: int, number: int) -> Optional[_Node]:
+    """A node, if there is one and it is this device."""
     try:
         found = path.stat()
     except OSError:
-        return False
-    return stat.S_IFMT(found.st_mode) == kind and found.st_rdev == number
+        return None
+    if stat.S_IFMT(found.st_mode) != kind or found.st_rdev != number:
+        return None
+    return _Node(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+
+def _wanted(device: nri.LinuxDevice, default: _Node) -> _Node:
+    return _Node(
+        device.file_mode.value & 0o777 if device.HasField("file_mode") else default.mode,
+        device.uid.value if device.HasField("uid") else default.uid,
+        device.gid.value if device.HasField("gid") else default.gid,
+    )
 
 
 class Capabilities:

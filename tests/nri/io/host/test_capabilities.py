@@ -30,10 +30,33 @@ def test_a_node_of_the_wanted_name_is_only_taken_if_it_is_that_device(tmp_path: 
 def test_a_node_that_the_host_lacks_is_made_once(tmp_path: Path) -> None:
     files = HostFiles(tmp_path / "sys", tmp_path / "dev", tmp_path / "made")
     path = files.node(NULL)
-    assert path == str(tmp_path / "made" / "char-1-3")
     found = Path(path).stat()
     assert stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3)
+    assert stat.S_IMODE(found.st_mode) == 0o666
     assert files.node(NULL) == path
+    assert Path(path).stat() == found
+
+
+@needs_root
+def test_a_node_has_the_mode_and_the_owner_that_are_asked_for(tmp_path: Path) -> None:
+    files = HostFiles(SYS_DEV, DEV, tmp_path / "made")
+    host = Path("/dev/null").stat()
+    mode = stat.S_IMODE(host.st_mode)
+    same = nri.LinuxDevice(path="/dev/null", type="c", major=1, minor=3)
+    same.file_mode.value, same.uid.value = mode, host.st_uid
+    assert files.node(same) == "/dev/null"
+    for asked, wanted in (
+        ({"file_mode": 0o640}, (0o640, host.st_uid, host.st_gid)),
+        ({"uid": 7, "gid": 8}, (mode, 7, 8)),
+        ({"file_mode": 0o600, "gid": 9}, (0o600, host.st_uid, 9)),
+    ):
+        device = nri.LinuxDevice(path="/dev/null", type="c", major=1, minor=3)
+        for name, value in asked.items():
+            getattr(device, name).value = value
+        found = Path(files.node(device)).stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == wanted
+        assert found.st_rdev == os.makedev(1, 3)
+    assert len(list((tmp_path / "made").iterdir())) == 3
 
 
 def test_what_cannot_be_made_is_no_device(tmp_path: Path) -> None:
