@@ -68,7 +68,9 @@ async def test_what_plugins_ask_for_is_seen_in_the_container(hosting_node: Node,
         assert {"FROM_A_PLUGIN=yes", "BOTH=plugin", "OWN=pod"} <= set(variables)
         assert await inside("cat", "/said/said") == "by a plugin"
         assert " ro," in await inside("grep", " /said ", "/proc/1/mountinfo")
-        assert await inside("stat", "-c", "%t:%T %F %a %g", "/dev/zilch") == "1:3 character special file 640 7"
+        assert (
+            await inside("stat", "-c", "%t:%T %F %a %g", "/dev/zilch") == "1:3 character special file 640 7"
+        )
         assert await inside("sh", "-c", "echo x > /dev/zilch && echo written") == "written"
         assert await inside("cat", "/proc/1/oom_score_adj") == "777"
         assert (await inside("cat", "/proc/1/cmdline")).split("\0")[:2] == ["sleep", "999999"]
