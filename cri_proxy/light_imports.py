@@ -61,7 +61,7 @@ def lightly() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(_Later)
-        gc.freeze()  # the daemon looks through it once, when it serves
+        gc.freeze()
         if was_enabled:
             gc.enable()
         for name in left_out:

@@ -38,6 +38,7 @@ OBSERVERS = (
     "policies/affinity/graph/remote.py",
     "policies/affinity/graph/traffic.py",
     "policies/affinity/pull/owners.py",
+    "policies/frozen.py",
     "policies/machine/cpus.py",
 )
 #: Values, of which copies are made by their ``__dict__`` (``altered``) or by pickle (to the planner's process); and what

@@ -25,9 +25,10 @@ node (interleaved memory) have theirs below it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Callable, Optional
 
+from policies.frozen import dataclass
 from policies.machine.topology import Domain, Topology
 from policies.model import BudgetSpent
 from policies.node import NANO_PER_MILLI, Capacity, Node

@@ -14,9 +14,10 @@ size beside those: a pool that is empty now may be filled again, and the kernel 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Optional
 
+from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.model import Constraint, Container, Decision, Placement, kept_once
 from policies.node import Node

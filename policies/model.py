@@ -7,11 +7,12 @@ NUMA nodes are ``frozenset[int]``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Optional, Protocol, TypeVar
 
+from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS
 
 #: The levels a placement can have, in the order of the ladder; ``none`` = we set nothing.

@@ -8,9 +8,10 @@ some of them, what its own do not carry is spread over the others. They are kept
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Optional
 
+from policies.frozen import dataclass
 from policies.groups import Group
 from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS

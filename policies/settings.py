@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from policies.balloons.types import BalloonSettings
+from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS
 
 

@@ -6,12 +6,15 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.frozen import frozen
+from policies.frozen import dataclass as frozen_dataclass
+from policies.frozen import frozen
 
 
 class _Point:
@@ -148,15 +151,51 @@ def test_a_class_of_values_may_extend_another() -> None:
     assert Kept(1) == Kept(1) and repr(Kept(1)) == "Kept(x=1, y=())"
 
 
-#: Its classes are dataclasses': it is compiled, and mypyc knows no others.
-COMPILED = ("cri_proxy.relay.http2.",)
-START = f"""
+@frozen
+class Lazy:
+    """Its fields are looked for when they are asked for."""
+
+    x: int
+    names: tuple[str, ...] = field(default_factory=tuple)
+
+
+def test_threads_that_make_the_first_instance_at_once_make_the_same() -> None:
+    begin = threading.Barrier(8)
+
+    def make(_: int) -> Lazy:
+        begin.wait()
+        return Lazy(1)
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(make, range(8)))
+    assert {*made} == {Lazy(1, ())} and [f.name for f in fields(Lazy)] == ["x", "names"]
+
+
+def test_the_decorator_for_what_may_be_compiled_is_the_same_and_dataclasses_own_with_other_options() -> None:
+    @frozen_dataclass(frozen=True)
+    class One:
+        x: int
+
+    @frozen_dataclass
+    class Other:
+        x: int
+
+    @frozen_dataclass(frozen=True, eq=False)
+    class Itself:
+        x: int
+
+    assert One(1) == One(1) and repr(One(1)).endswith("One(x=1)") and replace(One(1), x=2) == One(2)
+    assert "__dataclass_fields__" in vars(Other) and not Other.__dataclass_params__.frozen
+    assert Itself(1) != Itself(1) and Itself.__dataclass_params__.frozen
+
+
+START = """
 import dataclasses, sys
 import cri_proxy.cli.main, cri_proxy.daemon.daemon, cri_proxy.daemon.proxy
 for name, module in sorted(sys.modules.items()):
-    for item in vars(module).values() if name.startswith("cri_proxy.") and not name.startswith({COMPILED}) else ():
+    for item in vars(module).values() if name.startswith(("cri_proxy.", "policies.")) else ():
         if isinstance(item, type) and item.__module__ == name and dataclasses.is_dataclass(item):
-            if item.__dataclass_params__.frozen:
+            if item.__dataclass_params__.frozen and item.__dataclass_params__.eq:
                 print(name, item.__name__)
 """
 

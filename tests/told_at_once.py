@@ -10,7 +10,7 @@ from typing import Any, Callable
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Admission, CpusetUpdate
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 Updates = tuple[CpusetUpdate, ...]
 

@@ -13,11 +13,11 @@ from cri_proxy.affinity.problem import PlanningSnapshot, StayingContainer
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Life, Move, Plan
 from cri_proxy.engine.moves import MOST_PEERS, NAMED, being_resized, bytes_text, may_move
-from cri_proxy.frozen import frozen
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.problem import NOTHING_BETTER, Proposal, ProposedMove
+from policies.frozen import frozen
 
 #: A move of a proposal, or of a plan.
 AnyMove = TypeVar("AnyMove", ProposedMove, Move)

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import mean, median
 from typing import Optional
 
-from cri_proxy.frozen import frozen
 from policies.affinity.planner.problem import Problem
+from policies.frozen import frozen
 
 LEAST_RISE = 0.10
 LEAST_RATIO = 1.5
@@ -82,6 +81,8 @@ def worse_places(
 
     ``cpus_of``: the CPUs of each container now. One that is wider than a place counts elsewhere.
     """
+    from statistics import median
+
     known = {key: after[key] - before[key] for key in sorted(before.keys() & after.keys()) if key in cpus_of}
     wanted = sorted(set(places), key=sorted)
     inside = {place: [key for key in known if cpus_of[key] and cpus_of[key] <= place] for place in wanted}
@@ -103,6 +104,8 @@ def _compared(
 ) -> Optional[Worse]:
     if not keys:
         return None
+    from statistics import mean
+
     then, now = mean(before[key] for key in keys), mean(after[key] for key in keys)
     is_worse = now - then - elsewhere >= LEAST_RISE and now >= LEAST_RATIO * then
     return Worse(place, then, now, elsewhere) if is_worse else None

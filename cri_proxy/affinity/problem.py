@@ -18,12 +18,12 @@ from cri_proxy.affinity.settings import AffinitySettings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.moves import being_resized, may_move
-from cri_proxy.frozen import frozen
 from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.distances import distance_ns, tree_of
 from policies.affinity.planner.problem import Problem, Tree, Vertex
 from policies.affinity.pull.declared import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
+from policies.frozen import frozen
 from policies.machine.topology import Topology
 from policies.model import Placement, used_milli, wanted_milli
 from policies.node import NANO_PER_MILLI, Capacity, Node, charges

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cri_proxy.config.config import Config
-from cri_proxy.frozen import frozen
 from policies.affinity.planner.distances import CLUSTER_NS
 from policies.affinity.planner.problem import PlanSettings
+from policies.frozen import frozen
 
 if TYPE_CHECKING:
     from policies.affinity.graph.graph import GraphSettings

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Optional
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Domain, Topology
 

@@ -5,7 +5,6 @@ Keys are read whatever their case, so that both spellings do: Intel's (``MinCPUs
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -22,10 +21,10 @@ from cri_proxy.config.checks import (
     write_list,
     write_text,
 )
-from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.balloons.types import PER_LEVELS, SHARE_LEVELS, BalloonType
+from policies.frozen import frozen
 from policies.model import MatchExpression
 
 #: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.
@@ -358,6 +357,8 @@ def _unknown(entry: SourceEntry) -> Remark:
     key = show_key(entry.key)
     if entry.key.lower() in MEANINGLESS:
         return Remark(f"{entry.origin}: {key} of a balloon type has no meaning here", is_doubt=False)
+    import difflib  # names are misspelt seldom: half a millisecond of a start
+
     nearest = difflib.get_close_matches(entry.key[:60].lower(), _BY_KEY, n=1)
     hint = f"; did you mean {_BY_KEY[nearest[0]].key}?" if nearest else ""
     return Remark(f"{entry.origin}: unknown key {key} of a balloon type{hint}")

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import voluptuous as vol
 
-from cri_proxy.frozen import frozen
 from cri_proxy.text.quantity import BadQuantity, parse_milli
 from cri_proxy.text.sources import Raw
+from policies.frozen import frozen
 from policies.machine.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
 
 MAX_DURATION_S = 24 * 3600.0

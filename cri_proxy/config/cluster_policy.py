@@ -15,8 +15,8 @@ from typing import Any
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
 from cri_proxy.config.gone import FORMER_SECTIONS, GONE
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import BadText, SettingsSource, read_entries, show_key
+from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 

@@ -6,7 +6,6 @@ Keys of theirs are read whatever their case: nri-plugins write ``pinCPU`` where 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Optional
@@ -148,6 +147,8 @@ def _of_policy(
     if section == "" and low == "kind" and isinstance(entry.raw, str) and entry.raw in KINDS:
         return _ours(entry, "policy.Active", KINDS[entry.raw]), None
     if low not in _SPELLED and low not in _MEANINGLESS and section in _CHECKED:
+        import difflib  # names are misspelt seldom: half a millisecond of a start
+
         nearest = difflib.get_close_matches(low[:60], _SPELLED, n=1)
         hint = f"; did you mean {_SPELLED[nearest[0]]}?" if nearest else ""
         return None, Remark(f"{entry.origin}: unknown key {show_key(entry.key)}{hint}")

@@ -6,7 +6,6 @@ no configuration but ``BadConfig``. What the daemon does then is rule 7 of the d
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path, PurePath
@@ -21,7 +20,6 @@ from cri_proxy.config.checks import CpuConstraint
 from cri_proxy.config.constants import Constants
 from cri_proxy.config.gone import GONE, OLD_VALIDATORS, VALIDATORS_KEY, OldValidators, ignored
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import (
     BadText,
     Remark,
@@ -33,6 +31,7 @@ from cri_proxy.text.sources import (
     show_key,
 )
 from policies.balloons.types import BalloonSettings, BalloonType
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.reserved import Reservation
 from policies.settings import EngineOptions, PlacementSettings
@@ -305,6 +304,8 @@ def _nearest(unknown: str) -> str:
     known = [*BY_KEY] if "." in unknown else [*BY_KEY, *sorted(SECTIONS)]
     folded = {key.lower(): key for key in known}
     same_end = [key for key in folded if key.endswith("." + unknown.lower().rpartition(".")[2])]
+    import difflib  # names are misspelt seldom: half a millisecond of a start
+
     nearest = difflib.get_close_matches(unknown.lower(), folded, n=1) or same_end[:1]
     return folded[nearest[0]] if nearest else ""
 

@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import yaml
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 VARIABLE = "CRI_RESMGR_CONSTANTS"
 

@@ -16,8 +16,8 @@ import voluptuous as vol
 from cri_proxy.config.checks import flag, write_duration
 from cri_proxy.config.constants import Constants
 from cri_proxy.config.options.table import VALIDATORS
-from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import Remark, SourceEntry, describe
+from policies.frozen import frozen
 
 VALIDATORS_KEY = "nri.validators"
 _ENABLE = "nri.validator.enable"

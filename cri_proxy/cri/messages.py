@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
 from cri_proxy.cri.device_hints import Use, read_uses
-from cri_proxy.frozen import frozen
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.model import (
     SANDBOX_RESOURCES,

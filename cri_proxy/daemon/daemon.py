@@ -40,7 +40,6 @@ from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
 from cri_proxy.engine.engine import Engine
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
-from cri_proxy.frozen import frozen
 from cri_proxy.history.io.keeper import HistoryKeeper
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.lock import NodeLock
@@ -52,6 +51,7 @@ from cri_proxy.services.logs import LogLines
 from cri_proxy.services.services import Health, make_parts
 from cri_proxy.unix_sockets import SocketTaken, allow_descriptors, share_with
 from cri_proxy.version import VERSION
+from policies.frozen import frozen
 
 #: What ``run --strict`` does not start without.
 STRICT_TOPICS = ("config", "topology", "engine", "state")
@@ -122,8 +122,8 @@ class Daemon:
             return 1
         if not self._stopping.is_set():
             self._start_tasks()
-            # What is there now stays. To go through all of it would stop every call for 20 ms now and then.
-            gc.unfreeze()  # as the launcher has left it
+            # What is there now stays. To go through all of it would stop every call for 20 ms now and then. What was
+            # imported is not gone through even once: of its 70,000 objects 700 are garbage.
             gc.collect()
             gc.freeze()
             self.health.serving()

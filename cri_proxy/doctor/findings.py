@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 VERDICTS = (OK, NOTE, WARNING, PROBLEM)

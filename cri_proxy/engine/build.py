@@ -9,7 +9,7 @@ from typing import Optional
 from cri_proxy.config.config import Config, CpuConstraint, engine_options, placement_settings, reservation
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT, Constraint

@@ -13,7 +13,7 @@ from dataclasses import asdict, field
 from enum import Enum
 from typing import Any, NamedTuple, Optional
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.machine.domain_names import domain_text, read_domain
 from policies.machine.topology import Domain, Topology

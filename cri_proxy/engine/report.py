@@ -23,10 +23,10 @@ from cri_proxy.engine.model import (
 )
 from cri_proxy.engine.moves import LISTED, NAMED, peer_rows
 from cri_proxy.engine.state import CAUSES
-from cri_proxy.frozen import frozen
 from policies.affinity.graph.groups import TrafficGroup
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import POD_PREFIX, Traffic
+from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import allocatable_bytes, room_bytes

@@ -14,7 +14,7 @@ from typing import Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import MAX_SHARES, MIN_SHARES, SHARES_PER_CPU, update_resources
 from cri_proxy.engine.model import ContainerRecord, Life, Management
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.model import POD_CGROUP, Container, PodSize, Resources
 from policies.settings import PlacementSettings
 

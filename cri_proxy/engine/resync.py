@@ -23,7 +23,7 @@ from cri_proxy.engine.model import (
 )
 from cri_proxy.engine.place import opted_out
 from cri_proxy.engine.told import told_by
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.model import NO_CONSTRAINT, Constraint, Container, Placement, Qos, Resources, kept_once
 

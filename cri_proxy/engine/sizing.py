@@ -17,7 +17,7 @@ from cri_proxy.engine.place import is_worse, resized_anew
 from cri_proxy.engine.reconcile import keep_memory, reconcile
 from cri_proxy.engine.state import State
 from cri_proxy.engine.told import GIVEN_BACK
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.model import (
     BudgetSpent,
     Constraint,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from cri_proxy.engine.model import DecisionRecord
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
 
 #: As many entries are told at once at most, and unless another number is asked for.

@@ -9,7 +9,7 @@ from typing import Optional, Union
 
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
 from cri_proxy.engine.resources import CgroupReading
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.

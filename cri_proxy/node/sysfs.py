@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Optional
 
 from cri_proxy.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.borders import are_single_cores, whole_dies, whole_l3s, whole_sockets
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus, parse_mask
 from policies.machine.topology import Cpu, TopologyData

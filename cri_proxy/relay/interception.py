@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Callable, Optional, Protocol, Union
 
-from cri_proxy.frozen import frozen
 from cri_proxy.relay.status import Code, Metadata
+from policies.frozen import frozen
 
 #: CRI versions have the same messages under two service names.
 RUNTIME_SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")

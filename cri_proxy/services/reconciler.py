@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 from collections.abc import Awaitable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -36,10 +35,10 @@ from cri_proxy.engine.resources import (
     with_quota,
 )
 from cri_proxy.engine.resync import Listing, Resync, UnannouncedContainer, merged, resync_slices, unknown_ids
-from cri_proxy.frozen import frozen
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.model import Container, Pod, PodSize, Resources
 
@@ -428,6 +427,8 @@ def give_memory_back() -> None:
 
     Takes some 10 ms. Other C libraries know no such call.
     """
+    import ctypes
+
     gc.collect()
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

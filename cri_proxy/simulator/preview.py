@@ -14,8 +14,8 @@ from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import make_engine, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import NO_ORDERS, ContainerRecord, Host, Management, Orders, Ticket
-from cri_proxy.frozen import frozen
 from policies.affinity.graph.traffic import Traffic
+from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod
 

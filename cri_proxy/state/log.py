@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from cri_proxy.engine.state import JournalKey
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 #: The log's name after the file's, and that of one which is being begun.
 SUFFIX, NEW_SUFFIX = "-log", "-log.new"

@@ -17,7 +17,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 #: PyYAML reads some 65 kB a second; a configuration has a few.
 MAX_CHARACTERS = 256 * 1024

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Optional
 
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import Balloon, BalloonType, parse_name
+from policies.frozen import dataclass
 from policies.groups import Group
 from policies.machine.cpus import NO_CPUS
 from policies.node import Node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import islice
@@ -16,6 +16,7 @@ from typing import Callable, Optional
 
 from policies.affinity.pull.expressions import getter_of, matches
 from policies.balloons.types import DEFAULT, RESERVED, Balloon, BalloonType
+from policies.frozen import dataclass
 from policies.model import Container, PlacementRefused
 from policies.node import MIN_ORDER_MILLI
 

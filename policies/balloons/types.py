@@ -5,10 +5,10 @@ Names and meanings are those of nri-plugins' and Intel's balloons policies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Optional
 
+from policies.frozen import dataclass
 from policies.groups import Group
 from policies.model import MatchExpression
 

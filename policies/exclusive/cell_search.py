@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import combinations, islice
 from math import comb
 from typing import Callable, Optional
 
 from policies.exclusive.cells import Cell
+from policies.frozen import dataclass
 
 #: Sets of NUMA nodes that are all looked at; of more, one from every node outwards. 8 nodes have at most 70 of one size.
 NODE_SETS = 500

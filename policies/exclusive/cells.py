@@ -7,9 +7,9 @@ larger). Only online CPUs count: a core whose sibling is offline is a whole core
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Optional
 
+from policies.frozen import dataclass
 from policies.machine.topology import Topology
 
 #: Effects of taking the free threads of a core: it completes a core that is owned in part; takes a whole

@@ -15,7 +15,7 @@ or the tags of the L3. How many cores an L3 gives is settled before, and where a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Callable, Optional
 
@@ -31,6 +31,7 @@ from policies.exclusive.cells import (
     more_split_cores,
     take_threads,
 )
+from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 

@@ -25,12 +25,13 @@ that is whole CPUs and a container with that request would own them, they own th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Callable, Optional, Union
 
 from policies.exclusive.pick import Claim, Pick, pick
 from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same, take_sparing
+from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory

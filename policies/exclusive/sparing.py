@@ -8,9 +8,9 @@ of its own, whatever is taken out of it. CPUs taken for another container alone 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Callable, Optional, TypeVar
 
+from policies.frozen import dataclass
 from policies.machine.cpus import format_cpus
 from policies.node import Node
 

@@ -11,8 +11,8 @@ A level is given by the name of the group of each CPU that is in one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from policies.frozen import dataclass
 from policies.machine.cpus import format_cpus
 
 #: The name of the group that a CPU is in.

@@ -16,9 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Callable, Optional
 
+from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS
 
 LEVELS = ("machine", "socket", "die", "numa", "l3", "cluster")

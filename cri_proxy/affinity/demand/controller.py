@@ -34,7 +34,7 @@ from cri_proxy.affinity.demand.estimate import (
     Verdict,
     step_for,
 )
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 #: How often containers in shrunk sets are sampled that have no PSI trigger, seconds.
 FAST_S = 0.5

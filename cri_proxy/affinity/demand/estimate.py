@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 #: Peaks are kept for intervals of this length, seconds: of a window of ten minutes 120, however often samples come.
 PEAK_S = 5.0

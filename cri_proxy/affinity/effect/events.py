@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 #: ``type`` of ``perf_event_attr`` (include/uapi/linux/perf_event.h).
 TYPE_SOFTWARE, TYPE_RAW = 1, 4

@@ -30,9 +30,9 @@ from cri_proxy.bounded_files import read_number, read_text
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import MOVED, Life, Move, Plan
 from cri_proxy.engine.place import FROZEN
-from cri_proxy.frozen import frozen
 from cri_proxy.services.services import Services
 from policies.affinity.planner.problem import Proposal
+from policies.frozen import frozen
 
 PSI, THROTTLING, NOTHING = "pressure (PSI)", "throttling", "nothing"
 _PRESSURE = ("", "unified", "cpu,cpuacct", "cpuacct")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import signal
 import struct
 import sys
@@ -91,6 +90,8 @@ class PlannerWorker:
         await asyncio.gather(*self._ends)
 
     async def _ask(self, problem: Problem) -> Any:
+        import pickle  # no plan is made in a start
+
         if self._process is None or self._process.returncode is not None:
             self._process = await self._start()
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -162,6 +163,8 @@ def _end(process: asyncio.subprocess.Process) -> None:
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer problems with proposals until there are no more; with a sentence where the planner fails."""
+    import pickle
+
     from policies.affinity.planner.planner import plan
 
     while True:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 from cri_proxy.bounded_files import read_bytes
 from cri_proxy.config.cluster_policy import MAX_CHARACTERS, BadPolicy, ClusterPolicy, read_policy
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 
 FILE = "cluster-policy.json"
 

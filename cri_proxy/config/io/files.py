@@ -16,9 +16,9 @@ from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
 from cri_proxy.config.constants import VARIABLE, BadConstants, Constants, read_constants
 from cri_proxy.config.io.cluster_policy_file import NOTHING, StoredPolicy, read_kept
 from cri_proxy.config.options.table import OPTIONS, SECTIONS
-from cri_proxy.frozen import frozen
 from cri_proxy.machine_root import below, machine_root
 from cri_proxy.text.sources import MAX_CHARACTERS, BadText, SettingsSource, read_entries
+from policies.frozen import frozen
 
 Result = TypeVar("Result")
 

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
-from cri_api import nri_v1alpha1_pb2 as nri
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
+
+if TYPE_CHECKING:
+    from cri_api import nri_v1alpha1_pb2 as nri
 
 
 class Reaction(Enum):

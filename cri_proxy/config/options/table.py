@@ -32,7 +32,7 @@ from cri_proxy.config.checks import (
     whole,
 )
 from cri_proxy.config.options.nri_capabilities import REACTIONS
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.registry import POLICIES
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 
-from cri_proxy.frozen import frozen
 from cri_proxy.text.annotation_value import BadAnnotation, Value, kind_of, read_value
 from cri_proxy.text.sources import quote
 from policies.affinity.pull.expressions import OPERATORS, fault_of
+from policies.frozen import frozen
 from policies.model import AffinityTerm, MatchExpression, Pod
 
 MAX_WEIGHT = 1000

@@ -13,7 +13,6 @@ special one counts (``spellings`` has them in that order):
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Callable, Optional
 
@@ -27,8 +26,8 @@ from cri_proxy.cri.annotations.values import (
     read_name,
     read_paths,
 )
-from cri_proxy.frozen import frozen
 from cri_proxy.text.sources import quote
+from policies.frozen import frozen
 
 OURS, NRI, INTEL = "cri-resmgr.io", "resource-policy.nri.io", "cri-resource-manager.intel.com"
 
@@ -45,6 +44,8 @@ def _always(text: str) -> bool:
 
 def _like_require(text: str) -> bool:
     """Whether a word that is not understood is "require", misspelt."""
+    import difflib  # names are misspelt seldom: half a millisecond of a start
+
     return bool(difflib.get_close_matches(text.strip().lower()[:40], ["require"], cutoff=0.7))
 
 
@@ -174,6 +175,8 @@ def strangeness(key: str) -> str:
         return GONE[name]
     if name in OUR_NAMES:
         return f"{quote(scope)} is not understood, expected pod or container.NAME behind the slash"
+    import difflib  # names are misspelt seldom: half a millisecond of a start
+
     nearest = difflib.get_close_matches(name.lower()[:40], OUR_NAMES, n=1, cutoff=0.5)
     known = f"did you mean {OURS}/{nearest[0]}?" if nearest else f"known are {', '.join(OUR_NAMES)}"
     return f"there is no such key ({known})"

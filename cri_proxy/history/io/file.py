@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from cri_proxy.engine.model import DecisionRecord
-from cri_proxy.frozen import frozen
 from cri_proxy.history.entries import Entry, EntryKey, Query, entry_row, write_entry
+from policies.frozen import frozen
 
 FILE = "history.db"
 #: Grows when a version that knows only those before would misread the file.

@@ -19,7 +19,6 @@ so a sender of more than that ignores the window (6.9.1), and what it sends woul
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Optional
 
 from cri_proxy.relay.http2.frames import (
@@ -36,6 +35,7 @@ from cri_proxy.relay.http2.frames import (
     ProtocolError,
     write_window_update,
 )
+from policies.frozen import dataclass
 
 #: SETTINGS on their way. A peer that adapts a window sends the next when the last is confirmed.
 MAX_UNCONFIRMED = 32

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Callable, Optional, Union
 
@@ -24,6 +23,7 @@ from cri_proxy.relay.http2.frames import (
 from cri_proxy.relay.http2.headers import HeaderReader
 from cri_proxy.relay.http2.messages import Hold, ReplyHold
 from cri_proxy.relay.interception import CallEnd
+from policies.frozen import dataclass
 
 
 class Stage(Enum):

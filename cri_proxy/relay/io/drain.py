@@ -5,13 +5,13 @@ Nothing is lost by that wait but time: everything is served meanwhile, new calls
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional
 
 from google.protobuf.message import DecodeError
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import runtime_method
+from policies.frozen import dataclass
 
 #: Younger calls are taken to end soon. Most take a few milliseconds, a create or start some hundred.
 YOUNG_S = 0.5

@@ -10,7 +10,6 @@ owner_memory.py, which outlives the containers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 
 from policies.affinity.graph.floors import counted
@@ -24,6 +23,7 @@ from policies.affinity.graph.traffic import (
     read_amount,
     traffic_of,
 )
+from policies.frozen import dataclass
 
 EXPIRES_AFTER_HALF_LIVES = 10
 #: A reader is told of an edge again when its weight has changed by more than this part.

@@ -9,10 +9,10 @@ of all its traffic). A container joined to none is in no group.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from policies.affinity.graph.floors import totals_of
+from policies.frozen import dataclass
 
 LEAST_OF_HEAVIEST = 0.25
 HUB_PART = 0.1

@@ -9,10 +9,11 @@ that has kept its own graph over the restart is not new.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from policies.affinity.graph.traffic import Edge, Key, Traffic, read_amount, traffic_of
+from policies.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ Weights are cache lines a second (bytes / 64 + K x messages), already smoothed, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Optional
+
+from policies.frozen import dataclass
 
 #: What endpoints are called of which only the pod is known.
 POD_PREFIX = "pod:"

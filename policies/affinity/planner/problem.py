@@ -8,7 +8,9 @@ Its CPU demand is spread evenly over the CPUs of its site.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from policies.frozen import dataclass
 
 #: How a proposal's ``why`` begins that has found nothing to move for.
 NOTHING_BETTER = "no better placement than the present one was found"

@@ -11,12 +11,12 @@ The cost of a place is counted as for declared affinity (declared.py): weight ti
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Optional
 
 from policies.affinity.graph.traffic import POD_PREFIX, Edge, Traffic
 from policies.affinity.pull.declared import DeclaredAffinity, is_same
 from policies.affinity.pull.owners import owner_of
+from policies.frozen import dataclass
 from policies.model import Container
 from policies.node import Node
 

@@ -11,7 +11,6 @@ Everything here blocks (opening a counter interrupts its CPU), so it runs in a t
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import platform
@@ -25,7 +24,7 @@ from typing import Optional
 from cri_proxy.affinity.effect.comparison import Counts, Subject, fitting
 from cri_proxy.affinity.effect.events import CpuModel, Event, EventSet, events_of
 from cri_proxy.bounded_files import read_beginning, read_number, read_text
-from cri_proxy.frozen import frozen
+from policies.frozen import frozen
 from policies.machine.cpus import BadCpuList, parse_cpus
 
 _HIERARCHIES = ("perf_event", "", "unified")
@@ -309,8 +308,6 @@ _ENABLED, _RUNNING, _GROUP = 1, 2, 8
 _ATTRIBUTES = struct.Struct("IIQQQQQIIQ")
 _HEAD = struct.Struct("QQQ")
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
 
 @dataclass
 class CounterGroup:
@@ -356,6 +353,8 @@ def open_group(events: Sequence[Event], cpu: int, cgroup: int = -1) -> CounterGr
 
 
 def _open(event: Event, cpu: int, cgroup: int, leader: int) -> int:
+    import ctypes  # few hosts have counters
+
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -367,7 +366,7 @@ def _open(event: Event, cpu: int, cgroup: int, leader: int) -> int:
     )
     flags = _CLOEXEC | (_PID_CGROUP if cgroup >= 0 else 0)
     arguments = [ctypes.c_long(value) for value in (cgroup, cpu, leader, flags)]
-    descriptor = int(_LIBC.syscall(ctypes.c_long(number), attributes, *arguments))
+    descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), attributes, *arguments))
     if descriptor < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
