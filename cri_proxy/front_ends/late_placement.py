@@ -185,7 +185,11 @@ class Arrivals:
         async with self._first:
             if engine is not self._engine:
                 since_ns, self._since_ns = self._since_ns, None
-                older = running if since_ns is None else await self._older(running, since_ns)
+                # What the daemon before has placed and not saved is not to be told from what came after it.
+                if since_ns is None or self._services.reconciler.is_newer:
+                    older = list(running)
+                else:
+                    older = await self._older(running, since_ns)
                 self._engine, self._ran_before = engine, frozenset(older)
         adopted = {key: each for key, each in running.items() if key in self._ran_before}
         if adopted:

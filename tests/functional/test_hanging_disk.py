@@ -6,6 +6,7 @@ The disk is a file system of our own (FUSE) that really answers no request: not 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +15,7 @@ import pytest_asyncio
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_api.control import ControlError
+from cri_proxy.front_ends.late_placement import LOOKED
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -119,6 +121,47 @@ async def test_what_was_not_saved_before_a_kill_is_found_at_the_runtime(runtime,
         _, new = await support.run_pod_with(client, "new", cpu_limit=8000)
     assert not cpus_of(runtime, new) & cpus_of(runtime, owner)
     assert (await support.placed(agent)).keys() >= {saved, owner, new}
+
+
+@pytest.mark.parametrize("front_end", ["standalone", "nri-plugin"])
+async def test_what_was_placed_and_not_saved_is_taken_as_it_runs_where_it_might_have_come_meanwhile(
+    runtime, node, front_end
+) -> None:
+    agent, disk = node.agent, node.disk
+    path, looked = agent.folder / "nri.sock", agent.folder / "on-disk" / LOOKED
+    agent.write_config({"nri": {"plugin": {"socket": str(path)}}, "constants": {"reconcile_poll_s": 0.05}})
+
+    async def start() -> None:
+        if front_end == "standalone":
+            await agent.start("--standalone")
+            await until(agent, lambda status: looked.exists())
+        else:
+            await agent.start(command=PLUGIN)
+            await until(agent, lambda status: status["nri"]["connected"])
+
+    async with ScriptedHost(path) as host:
+        await start()
+        looked.touch()
+        disk.hang()
+        key = run_without_us(runtime, "web", cpu_limit=4000, running=front_end == "standalone")
+        pod, container = as_told(runtime, key)
+        if front_end == "nri-plugin":
+            cpus = (await host.create(pod, container)).adjust.linux.resources.cpu.cpus
+            runtime.containers[key].resources.cpuset_cpus = cpus
+            runtime.containers[key].state = cri.CONTAINER_RUNNING
+            runtime.containers[key].started_at = time.time_ns()
+            await host.tell("PostCreateContainer", pod, container)
+            await host.tell("PostStartContainer", pod, container)
+        await runtime.wait_until(lambda: runtime.cpuset(key) != "")
+        await until(agent, lambda status: status["updates_waiting"] == 0)
+        place, sent = runtime.cpuset(key), support.updates(runtime)
+        await asyncio.wait_for(agent.kill(), HANG_S)
+        disk.go()
+        host.drop()
+        await start()
+        [row] = await until(agent, lambda rows: len(rows) == 1, "placements")
+        assert (row["stance"], row["cpus"], runtime.cpuset(key)) == ("adopted", place, place)
+        assert support.updates(runtime) == sent
 
 
 async def test_it_can_be_stopped_and_is_ready_and_passes_while_the_disk_hangs(runtime, node) -> None:
