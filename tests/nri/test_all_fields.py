@@ -43,9 +43,14 @@ def paths(of: Descriptor, above: str = "") -> Iterator[str]:
 def is_inner(field: FieldDescriptor) -> bool:
     return bool(
         field.message_type is not None
-        and not field.is_repeated
+        and not is_repeated(field)
         and not field.message_type.name.startswith("Optional")
     )
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    found = getattr(field, "is_repeated", None)  # from protobuf 6.31 on; the other way warns there
+    return field.label == FieldDescriptor.LABEL_REPEATED if found is None else bool(found)
 
 
 def set_alone(message: Any, path: str) -> None:
@@ -65,9 +70,9 @@ def fill(message: Any, field: FieldDescriptor) -> None:
             value["x"] = scalar(kind)
         else:
             fill_all(value["x"])
-    elif not field.is_repeated and field.message_type is None:
+    elif not is_repeated(field) and field.message_type is None:
         setattr(message, field.name, scalar(field))
-    elif not field.is_repeated:
+    elif not is_repeated(field):
         fill_all(value)
     elif field.message_type is None:
         value.append(scalar(field))
