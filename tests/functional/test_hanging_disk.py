@@ -30,7 +30,7 @@ from tests.functional.conftest import (
     run_guaranteed,
     until,
 )
-from tests.functional.nri_host import ScriptedHost
+from tests.functional.nri_host import ScriptedHost, make_container
 from tests.functional.support import run_without_us
 from tests.functional.test_cluster_layer import GOLD
 from tests.functional.test_nri_plugin import PLUGIN, as_told
@@ -241,3 +241,33 @@ async def test_an_nri_answer_that_comes_too_late_is_none_and_its_container_is_pl
         await host.tell("PostStartContainer", pod, container)
         [row] = await until(agent, lambda rows: [r["stance"] for r in rows] == ["placed"], "placements")
         await runtime.wait_until(lambda: runtime.cpuset(container.id) == row["cpus"])
+
+
+async def test_an_nri_update_that_is_answered_too_late_is_followed_by_what_the_runtime_has_made_of_it(
+    runtime, node
+) -> None:
+    agent, disk = node.agent, node.disk
+    path = agent.folder / "nri.sock"
+    agent.write_config({"nri": {"plugin": {"socket": str(path)}}, "constants": {"state_wait_s": 3600}})
+    async with ScriptedHost(path) as host:
+        await agent.start(command=PLUGIN)
+        await until(agent, lambda status: status["nri"]["connected"])
+        pod, container = as_told(runtime, run_without_us(runtime, "late", cpu_limit=4000, running=False))
+        record = runtime.containers[container.id]
+        small = (await host.create(pod, container)).adjust.linux.resources.cpu.cpus
+        record.resources.cpuset_cpus, record.state = small, cri.CONTAINER_RUNNING
+        await host.tell("PostCreateContainer", pod, container)
+        await host.tell("PostStartContainer", pod, container)
+        disk.hang()
+        larger = make_container(pod, cpu_limit=12_000).linux.resources
+        request = nri.UpdateContainerRequest(pod=pod, container=container, linux_resources=larger)
+        assert await host.call("UpdateContainer", request) == nri.UpdateContainerResponse()
+        status = await ask(agent, "status")
+        assert (status["in_doubt"], counter(status, "failed_open_total{reason=late}")) == (0, 1)
+        disk.go()
+        record.resources.cpu_quota, record.resources.cpu_shares = larger.cpu.quota.value, 12 * 1024
+        await host.tell("PostUpdateContainer", pod, container)
+        [row] = await until(
+            agent, lambda rows: [r["cpu_limit_milli"] for r in rows] == [12_000], "placements"
+        )
+        await runtime.wait_until(lambda: runtime.cpuset(container.id) == row["cpus"] != small)

@@ -139,6 +139,8 @@ class NriPlacing:
         self._sender = sender
         self._creating: dict[str, _Flying[Creation]] = {}
         self._updating: dict[str, _Flying[Resize]] = {}
+        #: Containers of which an update was not answered: it is made as it was asked for.
+        self._unanswered: set[str] = set()
         #: Containers that were created and have not started yet, by id: pod uid and name.
         self._unstarted: dict[str, tuple[str, str]] = {}
         #: Whether the host tells of starts at all.
@@ -315,6 +317,9 @@ class NriPlacing:
     async def post_update_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
         node_state, flying = self._node_state, self._updating.pop(key, None)
+        if key in self._unanswered:
+            self._unanswered.discard(key)
+            node_state.on_doubt()
         if flying is None:
             return
         flying.request.done(node_state.clock())
@@ -351,6 +356,7 @@ class NriPlacing:
             return
         self._unstarted.pop(key, None)
         self._updating.pop(key, None)
+        self._unanswered.discard(key)
         engine = self._node_state.active()
         if engine is not None:
             engine.remove(key)
@@ -375,6 +381,7 @@ class NriPlacing:
     def lost(self) -> None:
         """No events come until the next connection."""
         self._unstarted.clear()
+        self._unanswered.clear()
         self._sizes.clear()
         self._end_stop(is_taken=False)
         self.doubt()
@@ -414,6 +421,8 @@ class NriPlacing:
             if flights.get(key) is flying:
                 del flights[key]
             self._take_back(flying, "the host was not answered")
+            if isinstance(request, Resize):
+                self._unanswered.add(key)
             self._node_state.on_doubt()
             raise
 

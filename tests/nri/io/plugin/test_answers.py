@@ -152,9 +152,14 @@ async def test_what_is_not_answered_is_taken_back_and_looked_at(scene, event, wh
     assert {key: grant.placement for key, grant in scene.engine.grants.items()} == {
         key: grant.placement for key, grant in before.items()
     }
-    # The runtime has made it as it was asked for: no event of it is about us.
-    await scene.placing.post_create_container(scene.request(), Told("PostCreateContainer"))
+    # The runtime has made it as it was asked for: that is looked at.
+    if event == "create":
+        await scene.placing.post_create_container(scene.request(), Told("PostCreateContainer"))
+    for _ in range(2):
+        container = SimpleNamespace(pod=scene.pod, container=nri.Container(id="wide"))
+        await scene.placing.post_update_container(container, Told("PostUpdateContainer"))
     assert scene.engine.grants.keys() == before.keys()
+    assert scene.looks == (1 if event == "create" else 2)
 
 
 async def test_a_container_that_is_started_and_not_known_is_told(scene) -> None:
