@@ -36,6 +36,22 @@ def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def kubelet_gives(folder: Path, uid: str, container: str, cpus: str) -> None:
+    """Write, as kubelet does before it asks for a container, that these CPUs are its own; "": none are any more.
+
+    ``folder``: of an agent.
+    """
+    path = folder / "kubelet" / "cpu_manager_state"
+    path.parent.mkdir(exist_ok=True)
+    entries = json.loads(path.read_text())["entries"] if path.exists() else {}
+    pod = {**entries.get(uid, {}), container: cpus}
+    entries[uid] = {name: own for name, own in pod.items() if own}
+    state = {"policyName": "static", "defaultCpuSet": "", "entries": entries, "checksum": 0}
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(state))
+    new.rename(path)
+
+
 class Agent:
     """One daemon in one folder. ``runtime`` is the runtime's socket; ``topology`` a machine or a path."""
 

@@ -1,16 +1,20 @@
-"""An engine with a runtime that takes at once what containers are to be told; and a store that keeps nothing."""
+"""An engine with a runtime that takes at once what containers are to be told, and kubelet's static CPU manager; and a store
+that keeps nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, Callable
 
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Admission, CpusetUpdate
+from cri_proxy.engine.model import Admission, CpusetUpdate, Host, Life
 from policies.frozen import frozen
+from policies.machine.cpus import NO_CPUS, parse_cpus
+from policies.model import Constraint, Container, Qos, Resources
 
 Updates = tuple[CpusetUpdate, ...]
 
@@ -43,9 +47,38 @@ class Mended:
 
 
 class ToldAtOnce(Engine):
-    """Its transitions return what containers were told after them."""
+    """Its transitions return what containers were told after them.
+
+    ``is_static``: a cpuset of as many CPUs as a Guaranteed container asks for is kubelet's own, and in its file.
+    """
 
     is_quiet = False
+    is_static = True
+    #: What kubelet has written down, by pod uid and container name.
+    given: Mapping[tuple[str, str], frozenset[int]] = MappingProxyType({})
+
+    def _write_down(self, container: Container, resources: Resources, constraint: Constraint) -> None:
+        asked, request, name = constraint.asked.cpus, resources.milli_request, name_of(container)
+        is_whole = container.qos is Qos.GUARANTEED and container.pod_share is None and request > 0
+        if self.is_static and asked:
+            is_own = is_whole and len(asked) * 1000 == request
+            self._give({**self.given, name: asked if is_own else NO_CPUS})
+
+    def kubelet_gives(self, container: Container, cpus: str) -> None:
+        """Have kubelet's file say that these CPUs are a container's alone; "": none are."""
+        self._give({**self.given, name_of(container): parse_cpus(cpus)})
+
+    def _take_back(self) -> None:
+        """Kubelet forgets containers that have ended."""
+        alive = {name_of(grant.container) for grant in self.grants.values() if grant.life is not Life.HELD}
+        self._give({name: cpus for name, cpus in self.given.items() if name in alive})
+
+    def _give(self, given: Mapping[tuple[str, str], frozenset[int]]) -> None:
+        given = {name: cpus for name, cpus in given.items() if cpus}
+        if given != self.given:
+            others = {name: c for name, c in self.host.kubelet_exclusive.items() if name not in self.given}
+            Engine.rehost(self, replace(self.host, kubelet_exclusive={**others, **given}))
+            self.given = given
 
     def tell_all(self, which: Callable[[CpusetUpdate], bool] = lambda update: True) -> Updates:
         said: list[CpusetUpdate] = []
@@ -76,12 +109,24 @@ class ToldAtOnce(Engine):
         values = {each.name: getattr(admission, each.name) for each in fields(admission)}
         return ToldAdmission(**values, before=before, after=tuple(after))
 
-    def admit(self, *args: Any, **kwargs: Any) -> Any:
+    def admit(self, container: Container, constraint: Constraint, *args: Any, **kwargs: Any) -> Any:
+        self._write_down(container, container.resources, constraint)
+        args = container, constraint, *args
         return self._admitted(super().admit(*args, **kwargs))
 
-    def resize(self, *args: Any, **kwargs: Any) -> Any:
+    def resize(
+        self, container_id: str, resources: Resources, constraint: Constraint, *args: Any, **kwargs: Any
+    ) -> Any:
+        if container_id in self.grants:
+            self._write_down(self.grants[container_id].container, resources, constraint)
+        args = container_id, resources, constraint, *args
         admission = super().resize(*args, **kwargs)
         return None if admission is None else self._admitted(admission)
+
+    def rehost(self, host: Host, *args: Any, **kwargs: Any) -> Any:
+        given = {**host.kubelet_exclusive, **self.given}
+        super().rehost(replace(host, kubelet_exclusive=given), *args, **kwargs)
+        return self.tell_all()
 
     def release(self, container_id: str) -> Any:
         super().release(container_id)
@@ -94,9 +139,15 @@ class ToldAtOnce(Engine):
         return Mended(super().mend(now_s), self.tell_all())
 
 
+def name_of(container: Container) -> tuple[str, str]:
+    return container.pod.uid, container.name
+
+
 def _told_after(name: str) -> Any:
     def transition(self: ToldAtOnce, *args: Any, **kwargs: Any) -> Updates:
         getattr(Engine, name)(self, *args, **kwargs)
+        if name in ("cancel", "exited", "remove", "end_pod"):
+            self._take_back()
         return self.tell_all()
 
     return transition
@@ -104,7 +155,7 @@ def _told_after(name: str) -> Any:
 
 for _name in (
     "bind", "cancel", "doubt", "commit", "follow_resources", "resize_pod", "end_pod", "exited", "remove", "tick", "manage",
-    "apply", "take_back", "rehost", "restore", "adopt", "take_over", "amend",
+    "apply", "take_back", "restore", "adopt", "take_over", "amend",
 ):  # fmt: skip
     setattr(ToldAtOnce, _name, _told_after(_name))
 

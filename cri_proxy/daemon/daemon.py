@@ -212,6 +212,7 @@ class Daemon:
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.services.node_state.on_doubt = self.rounds.look_soon
         self.services.node_state.on_pod = self.rounds.note_pod
+        self.services.node_state.on_fence = self.assembly.follow_kubelet
         self._apply_settings()
         self.health.note("config", loaded.problem)
         self.health.warn("config", loaded.warnings)

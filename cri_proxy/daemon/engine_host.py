@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import read_text
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
+from cri_proxy.kubelet.io.cpu_manager import NotUnderstood
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas
@@ -34,6 +36,8 @@ QUOTAS_KEY = "quotas"
 LOST_KEY = "lost"
 #: Beside the control socket, in /run, which no disk holds up.
 UNSAVED_FILE = "unsaved"
+#: How long a request with a cpuset waits for kubelet's file to be read, seconds: it was written just now, and is in memory.
+FENCE_S = 1.0
 
 
 class UnsavedMark:
@@ -251,6 +255,30 @@ class Assembly:
         """Let the engine follow a new configuration."""
         self._services.node_state.devices = self._devices()
         await self._follow(by_reload=True)
+
+    async def follow_kubelet(self) -> None:
+        """Let the engine know what kubelet has given to single containers, if that is news.
+
+        Waits FENCE_S at most: what cannot be read by then is the next round's.
+        """
+        if self._lock.locked() or self._services.machine.assignments.is_news():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_within(FENCE_S, self._follow_kubelet())
+
+    async def _follow_kubelet(self) -> None:
+        services = self._services
+        async with self._lock:
+            engine = services.node_state.engine
+            if engine is None or not services.machine.assignments.is_news():
+                return
+            try:
+                given = await asyncio.to_thread(services.machine.assignments.read)
+            except NotUnderstood:  # the next round says so
+                services.look.set()
+                return
+            if engine is services.node_state.engine and given != engine.host.kubelet_exclusive:
+                engine.follow_kubelet(given)
+                services.node_state.save()
 
     async def _follow(self, by_reload: bool) -> None:
         services = self._services

@@ -23,12 +23,15 @@ CLIMBING = ("hygon", "topology-aware")
 
 @frozen
 class Machine:
-    """What was read of the node: its tree, what kubelet's cgroup allows (None: unknown), kubelet's CPUs, free memory."""
+    """What was read of the node: its tree, what kubelet's cgroup allows (None: unknown), kubelet's CPUs, free memory.
+
+    ``kubelet_exclusive``: as ``Host`` has it; None: that cannot be read.
+    """
 
     topology: Topology
     parent_cpus: Optional[frozenset[int]] = None
     parent_mems: Optional[frozenset[int]] = None
-    kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    kubelet_exclusive: Optional[Mapping[tuple[str, str], frozenset[int]]] = field(default_factory=dict)
     kubelet_reserved: frozenset[int] = NO_CPUS
     free_memory: Mapping[int, int] = field(default_factory=dict)
     #: What cgroups with pods allow (CPUs, memory nodes), by path: system pods have a parent of their own.
@@ -85,7 +88,8 @@ def make_host(
         mems=all_mems,
         parent_cpus=parent,
         reserved=reserved.cpus,
-        kubelet_exclusive=dict(machine.kubelet_exclusive),
+        kubelet_exclusive=dict(machine.kubelet_exclusive or {}),
+        knows_kubelet=machine.kubelet_exclusive is not None,
         free_memory=machine.free_memory,
         bounds=_bounds(allowed, usable, all_mems),
     )

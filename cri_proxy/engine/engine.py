@@ -267,6 +267,7 @@ class Engine(State):
         """The machine, its usable CPUs or the configuration have changed. Nothing is moved that need not."""
         before = self.host, self.policy, self.options, self.node
         old_topology = self.host.topology
+        self.version += 1  # a request that was booked before is not taken back as if nothing had changed
         try:
             self.host = host
             self.policy = policy or self.policy
@@ -284,6 +285,11 @@ class Engine(State):
         except BaseException:
             self.host, self.policy, self.options, self.node = before
             raise
+
+    @_transition
+    def follow_kubelet(self, given: Mapping[tuple[str, str], frozenset[int]]) -> None:
+        """Kubelet has given other CPUs to single containers than it had, as ``Host.kubelet_exclusive`` has them."""
+        self.rehost(replace(self.host, kubelet_exclusive=given, knows_kubelet=True))
 
     def _end_lifts(self, before: Policy) -> None:
         """Have quotas kept that the policy before this one has lifted."""

@@ -141,7 +141,9 @@ def _owners(engine: EngineView, target: Mapping[str, str]) -> dict[int, set[str]
 
 
 def _owner(grant: ContainerRecord, target: Mapping[str, str]) -> str:
-    """Whose a grant's CPUs are: its own, or its group's."""
+    """Whose a grant's CPUs are: its own, or its group's, or kubelet's, which may have given them to a pod of several."""
+    if grant.stance is Management.KUBELET:
+        return KUBELET_KEY
     return grant.placement.group or target.get(grant.key, grant.key)
 
 

@@ -370,7 +370,8 @@ class Host:
 
     ``usable``: online, in the effective cpuset of kubelet's cgroup or another that pods are in, and (if configured)
     available to us. ``mems``: NUMA nodes of those cgroups. ``parent_cpus``: what a container without any cpuset runs on.
-    ``kubelet_exclusive``: kubelet's own assignments (cpu_manager_state) by (pod uid, container name).
+    ``kubelet_exclusive``: kubelet's own assignments, as ``read_exclusive`` has them; ``knows_kubelet`` False: they cannot
+    be read.
     ``free_memory``: what was free when it was read, in bytes by NUMA node; one that is not named has any.
     ``bounds``: what cgroups with pods allow, by path, where that is not the same for all; "" = where no other counts.
     """
@@ -381,8 +382,15 @@ class Host:
     parent_cpus: frozenset[int] = NO_CPUS
     reserved: frozenset[int] = NO_CPUS
     kubelet_exclusive: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    knows_kubelet: bool = True
     free_memory: Mapping[int, int] = field(default_factory=dict)
     bounds: Mapping[str, Constraint] = field(default_factory=dict)
+
+    def kubelets(self, container: Container, container_id: str) -> Optional[frozenset[int]]:
+        """The CPUs that kubelet has given to a container, or to its pod, alone; None: it has given none."""
+        uid = container.pod.uid
+        names = (uid, container.name), (uid, ""), ("", container_id)
+        return next((self.kubelet_exclusive[name] for name in names if name in self.kubelet_exclusive), None)
 
     def bounded(self, constraint: Constraint, cgroup_parent: str) -> Constraint:
         """A caller's constraint inside of what the cgroup of a pod allows: the nearest of those that are known."""

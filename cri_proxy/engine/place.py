@@ -41,7 +41,6 @@ from policies.model import (
     Decision,
     Placement,
     PlacementRefused,
-    Qos,
     Resident,
     wanted_milli,
 )
@@ -55,6 +54,8 @@ OPT_OUT = {
     "memory.preserve.resource-policy.nri.io": "true",
 }
 
+#: Why a container is not ours that has CPUs of kubelet's static CPU manager.
+BY_KUBELET = "kubelet gave it exclusive CPUs"
 #: Between the reason for a place and what a resize that has changed nothing of it says.
 RESIZED = "; stays with "
 
@@ -64,8 +65,8 @@ def stance_of(
 ) -> tuple[Management, str]:
     """Whether the container is ours to place, and why not."""
     # Also of one that opted out: it is untouched either way, and these CPUs are no other container's.
-    if kubelet_owned(state, container, constraint):
-        return Management.KUBELET, "kubelet gave it exclusive CPUs"
+    if constraint.asked.cpus and state.host.kubelets(container, ""):
+        return Management.KUBELET, BY_KUBELET
     reason = opted_out(state, container)
     if reason:
         return Management.OPTED_OUT, reason
@@ -103,18 +104,6 @@ def opted_out(state: State, container: Container) -> str:
     ):
         return f"runtime handler {pod.runtime_handler} is not managed"
     return ""
-
-
-def kubelet_owned(state: State, container: Container, constraint: Constraint) -> bool:
-    """Whether the caller's cpuset is an exclusive assignment of kubelet's static CPU manager."""
-    asked = constraint.asked.cpus
-    if (container.pod.uid, container.name) in state.host.kubelet_exclusive:
-        return asked is not None
-    request = container.resources.milli_request
-    # To one without a request of its own kubelet gives none (policy_static.go: guaranteedCPUs).
-    has_own = container.qos is Qos.GUARANTEED and container.pod_share is None
-    whole = request > 0 and request % 1000 == 0 and has_own
-    return whole and asked is not None and len(asked) * 1000 == request
 
 
 def predecessors(state: State, container: Container) -> tuple[ContainerRecord, ...]:
@@ -276,9 +265,9 @@ def resized(
             old.stance,
             asked.cpus or old.runs_on,
         )
-    if kubelet_owned(state, container, constraint):
+    if constraint.asked.cpus and state.host.kubelets(container, old.key):
         return (
-            Decision(UNTOUCHED, "kubelet gave it exclusive CPUs"),
+            Decision(UNTOUCHED, BY_KUBELET),
             Management.KUBELET,
             constraint.asked.cpus or NO_CPUS,
         )

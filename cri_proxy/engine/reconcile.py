@@ -104,22 +104,37 @@ def put_and_reconcile(state: State, grant: ContainerRecord) -> None:
 
 
 def _twins(state: State, owned: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
-    """Of both records of each container that is being resized: what the other one owns or owned, and no third owns.
+    """Of both records of each container that is being resized: what the other one owns or owned, and no third owns. And of
+    one that kubelet has given CPUs alone, and not told yet: those.
 
     ``owned``: what those that are resized owned before, by key.
     """
-    own: dict[str, frozenset[int]] = {}
+    own = _to_be_kubelets(state)
     for ticket in state.tickets.values():
         pending, target = state.grants[ticket.key], state.grants.get(ticket.target)
         if target is None:
             continue
-        theirs = pending.exclusive, target.exclusive
+        given = own.get(target.key, NO_CPUS)
+        theirs = pending.exclusive, target.exclusive, given
         was = owned.get(target.key, NO_CPUS)
-        for key, cpus in ((target.key, pending.exclusive), (pending.key, was)):
+        for key, cpus in ((target.key, pending.exclusive | given), (pending.key, was | given)):
             own[key] = frozenset(
                 c for c in cpus if state.node.claimants(c) <= sum(c in mine for mine in theirs)
             )
     return own
+
+
+def _to_be_kubelets(state: State) -> dict[str, frozenset[int]]:
+    """By key of a container that runs elsewhere: the CPUs that kubelet's file says are its own, and no other owns."""
+    found: dict[str, frozenset[int]] = {}
+    for name, cpus in state.host.kubelet_exclusive.items():
+        its = [state.grants[key] for key in state.names.get(name, (name[1],)) if key in state.grants]
+        for grant in its:
+            if grant.stance is not Management.KUBELET:
+                found[grant.key] = frozenset(
+                    c for c in cpus if state.node.claimants(c) <= 1 + sum(c in g.exclusive for g in its)
+                )
+    return found
 
 
 def _give(state: State, placements: Mapping[str, Placement]) -> frozenset[int]:

@@ -21,7 +21,7 @@ from cri_proxy.engine.model import (
     TicketKind,
     Told,
 )
-from cri_proxy.engine.place import opted_out
+from cri_proxy.engine.place import BY_KUBELET, opted_out
 from cri_proxy.engine.told import told_by
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
@@ -176,6 +176,7 @@ def _follow_all(engine: Engine, items: list[ListedContainer], listing: Listing, 
         if item.id in engine.grants:
             _follow(engine, item, now_s, listing.listed_at_s)
             _note_where(engine, item)
+            _note_whose(engine, item)
             was = engine.grants.get(item.id)
             resources = _news_of_resources(engine, item, listing)
             if resources is not None and item.id not in resizing:
@@ -326,6 +327,21 @@ def _note_where(engine: Engine, item: ListedContainer) -> None:
         engine.amend(replace(grant, runs_in=item.runs_in), engine.told.get(item.id))
 
 
+def _note_whose(engine: Engine, item: ListedContainer) -> None:
+    """Have a container's CPUs be kubelet's where its file says so, and there alone."""
+    grant, host = engine.grants.get(item.id), engine.host
+    if grant is None or grant.life is Life.HELD:
+        return
+    given = host.kubelets(grant.container, item.id)
+    told = engine.told.get(item.id)
+    if grant.stance is Management.KUBELET and given is None and host.knows_kubelet:
+        home = _runs_on(engine, item) & (host.topology.cpus.keys() | host.topology.data.offline)
+        place, why = kept_once(Placement(home=home)), "kubelet's CPUs no more: it keeps what it has"
+        engine.amend(replace(grant, stance=Management.ADOPTED, placement=place, why=why), told)
+    elif grant.stance is Management.ADOPTED and given is not None and item.cpus == given:
+        engine.amend(replace(grant, stance=Management.KUBELET, placement=Placement(), why=BY_KUBELET), told)
+
+
 def _check_cpuset(
     engine: Engine,
     item: ListedContainer,
@@ -455,8 +471,8 @@ def _adoption(
     )
     if grant.why:
         return grant
-    if engine.host.kubelet_exclusive.get((container.pod.uid, container.name)):
-        return replace(grant, stance=Management.KUBELET, why="kubelet gave it exclusive CPUs")
+    if engine.host.kubelets(container, item.id):
+        return replace(grant, stance=Management.KUBELET, why=BY_KUBELET)
     exclusive = NO_CPUS
     topology = engine.host.topology
     known = topology.cpus.keys() | topology.data.offline

@@ -679,11 +679,12 @@ CAUSES = {
     "amend": "comparison",
     "restore": "restart",
     "rehost": "machine or configuration",
+    "follow_kubelet": "kubelet's exclusive CPUs",
 }
 #: A ``PlacementChange`` without its keys.
 _What = tuple[str, str, frozenset[int], frozenset[int], str, str]
 #: These are about no container.
-ABOUT_NONE = ("restore", "rehost")
+ABOUT_NONE = ("restore", "rehost", "follow_kubelet")
 
 
 def note_changes(state: State, transition: str, newest: int) -> None:

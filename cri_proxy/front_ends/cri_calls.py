@@ -166,7 +166,7 @@ class CreateContainer(InterceptedCall):
         container = request.container
         self.namespace = container.pod.namespace
         self.fields.update(container=container.path, attempt=container.attempt)
-        container = await look_up(node_state, engine, container, request.uses)
+        container = await look_up(node_state, engine, container, request.constraint, request.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile
             return Forward()
         started = time.perf_counter()
@@ -222,6 +222,9 @@ class UpdateContainerResources(InterceptedCall):
         if grant := self.engine.grants.get(request.container_id):
             self.namespace = grant.container.pod.namespace
             self.fields["container"] = grant.container.path
+        await node_state.know_whose(request.constraint)
+        if node_state.active() is not self.engine:  # it was replaced meanwhile
+            return Forward()
         resize = self.placer.resize(
             request.container_id, request.linux, request.constraint, node_state.clock(), node_state.enforcing
         )

@@ -33,7 +33,7 @@ from cri_proxy.runtime import gather_limited
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
-from policies.model import BudgetSpent, Container, PlacementRefused
+from policies.model import BudgetSpent, Constraint, Container, PlacementRefused
 
 #: Touched by looks: what starts while the daemon is restarted is told by it from what ran before.
 LOOKED = "standalone.looked"
@@ -44,14 +44,15 @@ START_S, AT_A_TIME = 1.0, 8
 
 
 async def look_up(
-    node_state: NodeState, engine: Engine, container: Container, uses: tuple[Use, ...]
+    node_state: NodeState, engine: Engine, container: Container, constraint: Constraint, uses: tuple[Use, ...]
 ) -> Container:
     """The container with the hints of what it uses, and with its quota kept where that cannot be lifted. A line of the log
-    says which of its annotations are ignored.
+    says which of its annotations are ignored. ``constraint``: the cpuset of its request, which may be kubelet's own.
 
     Waits only for what was never asked before; most containers use nothing that there is to ask about. The
     pod's cgroup is there by now: kubelet, or else the runtime, has made it for the sandbox.
     """
+    await node_state.know_whose(constraint)
     if ignored := engine.policy.ignored(container):
         node_state.log.warning("annotations", container=container.path, ignored=list(ignored))
     settings = engine.policy.settings
@@ -110,7 +111,8 @@ class LatePlacement:
         if container.pod.id not in engine.pods:
             engine.add_pod(container.pod)
             await node_state.on_pod(container.pod)
-        return replace(unannounced, container=await look_up(node_state, engine, container, unannounced.uses))
+        looked_up = await look_up(node_state, engine, container, unannounced.constraint, unannounced.uses)
+        return replace(unannounced, container=looked_up)
 
     def _decide(self, engine: Engine, unannounced: UnannouncedContainer) -> None:
         node_state, started = self._services.node_state, time.perf_counter()

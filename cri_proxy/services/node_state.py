@@ -19,13 +19,13 @@ from cri_proxy.node.quotas import Quotas
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Journal
 from cri_proxy.state.writer import TOGETHER_S, StateWriter
-from policies.model import Pod
+from policies.model import Constraint, Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
 MODES = (ENFORCE, OBSERVE, OFF)
 
 
-async def _nothing(pod: Pod) -> None:
+async def _nothing(*of: Any) -> None:
     pass
 
 
@@ -59,6 +59,8 @@ class NodeState:
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with every new pod before the client hears of it; waited for.
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
+    #: Called before a request with a cpuset is decided; waited for. Kubelet has written down before what it gives alone.
+    on_fence: Callable[[], Awaitable[None]] = _nothing
     #: Not set yet: records of the daemon before are taken for what containers were told.
     _compared: Optional[asyncio.Event] = None
     _later: Optional[asyncio.TimerHandle] = None
@@ -128,6 +130,11 @@ class NodeState:
             exc_info=error if reason == "bug" else None,
             kind=f"{method} {reason}",
         )
+
+    async def know_whose(self, constraint: Constraint) -> None:
+        """Before a request is decided that asks for a cpuset: have the engine know whether that is kubelet's own."""
+        if constraint.asked.cpus:
+            await self.on_fence()
 
     def save(self) -> None:
         """Have the engine's changes written, and containers told what they lack by them.

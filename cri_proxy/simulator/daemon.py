@@ -26,6 +26,7 @@ from cri_proxy.cri.messages import (
     memory_limit_of,
     parse,
     read_create,
+    read_fence,
     read_pod,
     read_update,
     sum_pod_size,
@@ -45,6 +46,7 @@ from cri_proxy.simulator.node import Process, SimulatedRuntime
 from cri_proxy.simulator.scenario import ScenarioEdge
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.pull.owners import owner_of
+from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, TopologyData
 from policies.model import BudgetSpent, PlacementRefused, Pod
 
@@ -187,8 +189,22 @@ class SimulatedShell:
             self.engine.add_pod(pod)
         return pod
 
-    def create(self, container_id: str, message: bytes, result: str) -> CallResult:
-        """CreateContainer, and StartContainer where it comes to that. ``result``: what the runtime does."""
+    def create(self, container_id: str, message: bytes, result: str, is_kubelets: bool = False) -> CallResult:
+        """CreateContainer, and StartContainer where it comes to that. ``result``: what the runtime does.
+
+        ``is_kubelets``: the cpuset is the container's alone; kubelet has written that down before.
+        """
+        if not is_kubelets:
+            return self._create(container_id, message, result)
+        self.runtime.give_alone(message)
+        self._reread()
+        try:
+            return self._create(container_id, message, result)
+        finally:
+            self.runtime.coming.clear()
+            self._reread()
+
+    def _create(self, container_id: str, message: bytes, result: str) -> CallResult:
         # 1. What we make of the request.
         try:
             creation, why = self._admit(message)
@@ -258,8 +274,13 @@ class SimulatedShell:
         note = ": its next attempts go through untouched for a while" if distrusted else ""
         return f"its start failed ({START_ERROR}){note}"
 
-    def update(self, process: Process, message: bytes, result: str) -> CallResult:
-        """UpdateContainerResources."""
+    def update(self, process: Process, message: bytes, result: str, is_kubelets: bool = False) -> CallResult:
+        """UpdateContainerResources. ``is_kubelets``: as of ``create``."""
+        if is_kubelets:
+            process.given = (
+                read_fence(parse(cri.UpdateContainerResourcesRequest, message).linux).cpus or NO_CPUS
+            )
+            self._reread()
         try:
             resize, why = self._resize(process, message)
         except PlacementRefused as error:
@@ -421,7 +442,7 @@ class SimulatedShell:
     def _reread(self) -> None:
         """Let the engine know what kubelet has written down about CPUs of its own, if that is news."""
         if self.active and self.runtime.kubelet_exclusive() != self.engine.host.kubelet_exclusive:
-            self.engine.rehost(self._host())
+            self.engine.follow_kubelet(self.runtime.kubelet_exclusive())
             self.tell()
 
     # ------------------------------------------------------------------ the state file

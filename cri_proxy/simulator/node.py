@@ -154,6 +154,10 @@ def _resources(
     return linux
 
 
+def _name(request: cri.CreateContainerRequest) -> tuple[str, str]:
+    return request.sandbox_config.metadata.uid, request.config.metadata.name
+
+
 def _oom_score(qos: Qos, memory_request: int, capacity_bytes: int) -> int:
     if qos is not Qos.BURSTABLE:
         return GUARANTEED_OOM_SCORE if qos is Qos.GUARANTEED else BESTEFFORT_OOM_SCORE
@@ -197,6 +201,8 @@ class Process:
     linux: cri.LinuxContainerResources = field(init=False)
     #: The cpuset and mems kubelet asked for, not what we made of it.
     asked: Constraint = NO_CONSTRAINT
+    #: The CPUs that kubelet has given it alone.
+    given: frozenset[int] = NO_CPUS
 
     def __post_init__(self) -> None:
         self.linux = self.request.config.linux.resources
@@ -209,15 +215,6 @@ class Process:
     def constraint(self) -> Constraint:
         """The cpuset and mems it has; None = not set."""
         return read_fence(self.linux)
-
-    @property
-    def kubelet_owned(self) -> bool:
-        """Whether kubelet's static CPU manager has given it CPUs of its own."""
-        request = self.request
-        qos = read_qos(request.sandbox_config.linux.cgroup_parent, self.linux)
-        milli = read_resources(self.linux, qos).milli_request
-        own = self.asked.cpus or NO_CPUS
-        return qos is Qos.GUARANTEED and bool(own) and len(own) * 1000 == milli and not self.exited
 
     def update(self, message: bytes) -> None:
         """UpdateContainerResources: fields that are not set stay as they are."""
@@ -280,6 +277,8 @@ class SimulatedRuntime:
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
     containers: dict[str, Process] = field(default_factory=dict)
     created: int = 0
+    #: What kubelet has given alone to containers that it has not asked for yet, by pod uid and name.
+    coming: dict[tuple[str, str], frozenset[int]] = field(default_factory=dict)
 
     def run_sandbox(self, sandbox_id: str, request: cri.RunPodSandboxRequest) -> None:
         """RunPodSandbox."""
@@ -301,17 +300,20 @@ class SimulatedRuntime:
         sandbox = self.sandboxes[request.pod_sandbox_id]
         self.created += 1
         self.containers.pop(container_id, None)
-        process = Process(container_id, self.created, sandbox, request, ticket, asked=asked)
+        given = self.coming.get(_name(request), NO_CPUS)
+        process = Process(container_id, self.created, sandbox, request, ticket, asked=asked, given=given)
         self.containers[container_id] = process
         return process
 
+    def give_alone(self, message: bytes) -> None:
+        """Kubelet writes down that the cpuset of a create to come is the container's alone."""
+        request = parse(cri.CreateContainerRequest, message)
+        self.coming[_name(request)] = read_fence(request.config.linux.resources).cpus or NO_CPUS
+
     def kubelet_exclusive(self) -> dict[tuple[str, str], frozenset[int]]:
         """Kubelet's own assignments, as its cpu_manager_state has them: by pod uid and container name."""
-        return {
-            (p.request.sandbox_config.metadata.uid, p.request.config.metadata.name): p.asked.cpus or NO_CPUS
-            for p in self.containers.values()
-            if p.kubelet_owned
-        }
+        running = {_name(p.request): p.given for p in self.containers.values() if p.given and not p.exited}
+        return {**running, **self.coming}
 
     def remove_sandbox(self, sandbox_id: str) -> list[str]:
         """RemovePodSandbox. Returns the ids of its containers, which go with it."""

@@ -184,11 +184,12 @@ class Simulation:
             self._shell.run_sandbox(step["pod"], sandbox_request(step))
         name = self._shell.runtime.default_name(step["pod"], step["id"])
         message = create_request(step, sandboxes[step["pod"]].config, self._shell.memory_bytes, name)
-        return self._shell.create(step["id"], message, step["result"])
+        return self._shell.create(step["id"], message, step["result"], step["kubelets"])
 
     def _update(self, step: ScenarioStep) -> CallResult:
         process = self._known(step, "id", step["id"])
-        return self._shell.update(process, update_request(step), step.values.get("result", "ok"))
+        result, is_kubelets = step.values.get("result", "ok"), step.values.get("kubelets", False)
+        return self._shell.update(process, update_request(step), result, is_kubelets)
 
     def _exit(self, step: ScenarioStep) -> CallResult:
         process = self._known(step, "id", step["id"])

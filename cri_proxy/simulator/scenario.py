@@ -195,6 +195,12 @@ def _word(*words: str) -> Callable[[Any], str]:
     return read
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"it is {_shown(value)}, expected true or false")
+    return value
+
+
 def _texts(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ValueError(f"it is {_shown(value)}, expected an object of texts")
@@ -244,6 +250,7 @@ class StepField:
 
 _ID = StepField(_name, required=True)
 _TEXT, _CPU_LIST, _TEXTS = StepField(_text, ""), StepField(_cpu_list, NO_CPUS), StepField(_texts, {})
+_FLAG = StepField(_flag, False)
 _CPUS, _MEMORY = StepField(_cpus), StepField(_memory)
 
 FIELDS: dict[str, dict[str, StepField]] = {
@@ -273,6 +280,7 @@ FIELDS: dict[str, dict[str, StepField]] = {
         "attempt": StepField(_whole(0, MAX_ATTEMPT), 0),
         "kind": StepField(_word("app", "init", "sidecar"), "app"),
         "cpuset": _CPU_LIST,
+        "kubelets": _FLAG,
         "mems": _CPU_LIST,
         "devices": StepField(_names, ()),
         "hugepages": StepField(_names, ()),
@@ -286,7 +294,7 @@ FIELDS: dict[str, dict[str, StepField]] = {
         "result": StepField(_word("ok", "refused", "doubt", "lost"), "ok"),
     },
     "resize-pod": {"id": _ID, "cpu_request": _CPUS, "cpu_limit": _CPUS, "memory_limit": _MEMORY},
-    "update": {"id": _ID, "cpuset": _CPU_LIST},
+    "update": {"id": _ID, "cpuset": _CPU_LIST, "kubelets": _FLAG},
     "exit": {"id": _ID, "code": StepField(_whole(-MAX_EXIT_CODE - 1, MAX_EXIT_CODE), 0)},
     "remove": {"id": _ID},
     "remove-pod": {"id": _ID},

@@ -444,11 +444,11 @@ class Draft:
             fields["hugepages"] = ["2Mi"]
         own: frozenset[int] = frozenset()
         if _chance(random, self.habits.constraint):
-            fields.update(self._fence(fields))
+            fields.update(self._fence())
             own = self._kubelets(fields) if qos == "guaranteed" else own
         self._ask(Asked("", pod, name, fields, own=own))
 
-    def _fence(self, fields: Step) -> Step:
+    def _fence(self) -> Step:
         """A cpuset and memory nodes that the caller asks for."""
         random, kind = self.random, self.random.random()
         if kind < 0.1:
@@ -456,8 +456,7 @@ class Draft:
         if kind < 0.3:
             return {"mems": str(random.choice(sorted(self.data.memory)))}
         cpus = self._set_of_cpus()
-        # As many CPUs as a Guaranteed container asks for would be its own.
-        return {} if f"{len(cpus)}" == fields.get("cpu_limit") else {"cpuset": self._list(cpus)}
+        return {"cpuset": self._list(cpus)}
 
     def _kubelets(self, fields: Step) -> frozenset[int]:
         """CPUs that kubelet gives a Guaranteed container alone; it never gives one twice."""
@@ -467,7 +466,7 @@ class Draft:
         if not count.isdigit() or not 0 < int(count) < len(free) or _chance(self.random, 0.5):
             return frozenset()
         own = frozenset(free[: int(count)])
-        fields.update({"cpuset": self._list(own), "qos": "guaranteed"})
+        fields.update({"cpuset": self._list(own), "qos": "guaranteed", "kubelets": True})
         return own
 
     def _kubelets_now(self) -> frozenset[int]:
@@ -477,7 +476,7 @@ class Draft:
         """The create of a container, and how it goes."""
         random = self.random
         if asked.own & self._kubelets_now():
-            asked.fields, asked.own = {**asked.fields, "cpuset": ""}, frozenset()
+            asked.fields, asked.own = {**asked.fields, "cpuset": "", "kubelets": False}, frozenset()
         self.made += 1
         asked.id = f"c{self.made}"
         key = asked.pod, asked.name

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
+from tests.agent import kubelet_gives
 from tests.cri_client import CPU_PERIOD_US, CriClient
 from tests.e2e.node import GIB, ONE_NODE, Node, Running, until
 
@@ -111,8 +111,10 @@ async def test_the_next_attempt_of_a_container_has_the_same_cpu(node: Node) -> N
 
 async def test_what_kubelets_static_policy_gave_away_is_nobody_elses(node: Node) -> None:
     # Kubelet gives a Guaranteed container CPU 1, and puts everybody else on its shared set.
+    kubelet_gives(node.agent.folder, "uid-static", "main", "1")
+    pod = await node.pod("static", uid="uid-static", qos="guaranteed")
     given = await node.run(
-        "static", qos="guaranteed", cpu_request=1000, cpu_limit=1000, memory_limit=GIB // 8, cpuset="1"
+        pod, qos="guaranteed", cpu_request=1000, cpu_limit=1000, memory_limit=GIB // 8, cpuset="1"
     )
     assert await node.cpus(given) == "1"
     assert (await node.row(given))["stance"] == "kubelet-exclusive"
@@ -124,16 +126,10 @@ async def test_what_kubelets_static_policy_gave_away_is_nobody_elses(node: Node)
     # What it keeps in its state file counts before the container exists.
     await node.kubelet.stop(given.id)
     await node.kubelet.remove(given.id)
+    kubelet_gives(node.agent.folder, "uid-static", "main", "")
+    node.agent.reload()
     await until_on(node, unfenced, "0-1")
-    kubelet = node.agent.folder / "kubelet"
-    kubelet.mkdir(exist_ok=True)
-    state = {
-        "policyName": "static",
-        "defaultCpuSet": "0",
-        "entries": {"uid-next": {"app": "1"}},
-        "checksum": 0,
-    }
-    (kubelet / "cpu_manager_state").write_text(json.dumps(state))
+    kubelet_gives(node.agent.folder, "uid-next", "app", "1")
     node.agent.reload()
     await until_on(node, unfenced, "0")
 

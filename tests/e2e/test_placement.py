@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent import Agent
+from tests.agent import Agent, kubelet_gives
 from tests.cri_client import CPU_PERIOD_US, CriClient
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import GIB, ONE_NODE, REAL_CGROUPS, TWO_NODES, Node, problem_of
@@ -94,9 +94,13 @@ async def test_a_cpuset_in_an_update_is_a_fence_from_then_on(node: Node) -> None
 
 
 async def test_cpus_that_kubelet_gave_to_one_container_are_nobody_elses(node: Node) -> None:
-    """As its static CPU manager does: a cpuset of exactly the CPUs of a Guaranteed integer request."""
+    """As its static CPU manager does; without its word that cpuset is a fence, of whatever size."""
     resources = {"cpu_limit": 1000, "memory_limit": GIB // 8}
-    owner = await node.run("owner", qos="guaranteed", cpuset="0", **resources)
+    fenced = await node.run("fenced", qos="guaranteed", cpuset="1", **resources)
+    assert ((await node.row(fenced))["stance"], await node.cpus(fenced)) == ("placed", "1")
+    kubelet_gives(node.agent.folder, "uid-owner", "main", "0")
+    pod = await node.pod("owner", uid="uid-owner", qos="guaranteed")
+    owner = await node.run(pod, qos="guaranteed", cpuset="0", **resources)
     others = [await node.run(f"p{i}", cpu_request=100, cpu_limit=1000) for i in range(3)]
     assert (await node.row(owner))["stance"] == "kubelet-exclusive"
     assert [await node.cpus(container) for container in (owner, *others)] == ["0", "1", "1", "1"]

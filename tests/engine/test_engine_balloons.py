@@ -440,6 +440,7 @@ def test_kubelets_container_takes_the_cpu_of_the_attempt_before_and_the_others_t
 def test_a_resize_that_kubelet_gives_the_whole_balloon_to_is_no_second_owner() -> None:
     engine = balloons_on(ONE_CPU, DB)
     run(engine, replace(asks("a", 0.25), qos=Qos.GUARANTEED), "a", within=constraint("0"))
+    engine.kubelet_gives(engine.grants["a"].container, "0")
     admission = engine.resize("a", Resources(1000, 1000), NO_CONSTRAINT, 0.0)
     assert admission is not None and admission.stance is Management.KUBELET
     assert broken_invariants(engine) == []

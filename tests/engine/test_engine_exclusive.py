@@ -465,6 +465,7 @@ def test_an_adopted_container_whose_resize_is_refused_is_told_what_it_has_lost_m
     admission = node.resize("app", Resources(1000, 1000), Constraint(first), 1.0)
     assert admission is not None
     node.amend(replace(node.grants["x"], displaced=None))
+    node.kubelet_gives(own("app", 1), "")
     updates = node.cancel(admission.ticket, 2.0)
     assert told(updates)["app"] == format_cpus(home - node.grants["x"].exclusive)
 

@@ -386,3 +386,49 @@ def test_release_is_for_the_attempts_after_too(engine) -> None:
     admission = engine.admit(replace(app, attempt=1), NO_CONSTRAINT, 2.0)
     assert admission.stance is Management.RELEASED
     assert not admission.placement.cpus
+
+
+# ---------------------------------------------------------------------- rule 10: whose CPUs are is known, not guessed
+
+
+@pytest.mark.parametrize("call", ["create", "update"])
+def test_as_many_cpus_as_it_asks_for_are_a_fence_where_kubelets_file_does_not_say_so(call: str) -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    engine.is_static = False
+    run(engine, make_container("other", limit=4), "other")
+    if call == "create":
+        run(engine, guaranteed(), "own", within=constraint("2-3"))
+    else:
+        run(engine, guaranteed(), "own")
+        admission = engine.resize("own", guaranteed().resources, constraint("2-3"), 1.0)
+        assert admission is not None
+        engine.commit(admission.ticket, 1.0)
+    own = engine.grants["own"]
+    assert (own.stance, format_cpus(own.cpus), own.exclusive) == (Management.PLACED, "2-3", frozenset())
+    assert format_cpus(engine.grants["other"].cpus) == "0-3"
+
+
+def test_containers_of_a_pod_that_kubelet_has_given_cpus_share_them_and_no_other_does() -> None:
+    pod = make_pod("both")
+    assigned = {(pod.uid, ""): parse_cpus("0-2"), (pod.uid, "one"): parse_cpus("0")}
+    engine = engine_on(host_of(VM_NO_CACHE_INFO, kubelet_exclusive=assigned))
+    engine.is_static = False
+    for name, cpus in (("one", "0"), ("two", "1-2"), ("three", "1-2")):
+        run(engine, make_container(name, limit=1, pod=pod), name, within=constraint(cpus))
+        assert (engine.grants[name].stance, format_cpus(engine.grants[name].cpus)) == (
+            Management.KUBELET,
+            cpus,
+        )
+        assert broken_invariants(engine) == []
+    run(engine, make_container("other", limit=4), "other")
+    assert not engine.grants["other"].cpus & parse_cpus("0-2")
+
+
+def test_old_kubelets_name_a_container_by_its_id_once_it_runs() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    engine.is_static = False
+    run(engine, guaranteed(), "id-1")
+    engine.rehost(host_of(VM_NO_CACHE_INFO, kubelet_exclusive={("", "id-1"): parse_cpus("1-2")}))
+    assert format_cpus(engine.grants["id-1"].cpus) == "0-3"  # it is told by kubelet
+    admission = engine.resize("id-1", guaranteed().resources, constraint("1-2"), 1.0)
+    assert admission is not None and admission.stance is Management.KUBELET

@@ -524,6 +524,7 @@ class Node_(RuleBasedStateMachine):
         tables = self.shadow.tables
         old, before = self.engine, dump(self.engine)
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
+        self.engine.given = old.given
         updates = self.engine.restore(
             list(tables.get("grant", {}).values()),  # type: ignore[arg-type]
             list(tables.get("ticket", {}).values()),  # type: ignore[arg-type]

@@ -326,6 +326,7 @@ def test_kubelet_refusing_it_after_all_gives_everything_back() -> None:
     run(engine, make_container("other", limit=2), "other", within=constraint("0-3"))
     before = dump(engine)
     admission = resize(engine, 2, request=2, within=constraint("1-2"))
+    engine.kubelet_gives(engine.grants["app"].container, "")
     updates = engine.cancel(admission.ticket, 51.0)
     assert told(updates) == {"other": "0-3"}
     assert dump(engine) == before

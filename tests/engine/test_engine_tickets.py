@@ -41,7 +41,7 @@ from tests.scenes import (
     run,
     topology,
 )
-from tests.told_at_once import resync
+from tests.told_at_once import ToldAtOnce, resync
 
 
 def seen(key: str, container: Container, cpus: str = "", exited: bool = False) -> ListedContainer:
@@ -481,14 +481,14 @@ def failing_engine(error: Exception) -> tuple[Engine, Failing]:
     return engine, policy
 
 
-CALLS: dict[str, Callable[[Engine], object]] = {
+CALLS: dict[str, Callable[[ToldAtOnce], object]] = {
     "admit": lambda e: e.admit(make_container("new", limit=1), NO_CONSTRAINT, 2.0),
     "admit, giving up holds": lambda e: e.admit(
         make_container("new", limit=4, request=8), NO_CONSTRAINT, 2.0
     ),
     # Takes the only CPU of "narrow" (behind the fence "1"), which then has to be placed anew.
-    "admit, displacing others": lambda e: e.admit(
-        make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("1"), 2.0
+    "kubelet's file, displacing others": lambda e: e.kubelet_gives(
+        make_container("own", limit=1, qos=Qos.GUARANTEED), "1"
     ),
     "resize": lambda e: e.resize("job", Resources(500, 6000), NO_CONSTRAINT, 2.0),
     "manage": lambda e: e.manage("adopted"),
@@ -593,9 +593,12 @@ def test_the_history_tells_how_a_resize_ended(end, outcome) -> None:
 
 def test_the_history_keeps_what_was_undone() -> None:
     engine, policy = failing_engine(ZeroDivisionError("a bug"))
+    # Kubelet's file is newer, or older, than its request, which displaces another.
+    engine.kubelet_gives(make_container("own"), "2")
+    engine.is_static = False
     policy.countdown = 1
     with pytest.raises(ZeroDivisionError):
-        engine.admit(make_container("own", limit=1, qos=Qos.GUARANTEED), constraint("1"), 2.0)
+        engine.admit(make_container("own", limit=1), constraint("1"), 2.0)
     assert engine.history[-1].outcome == "undone: an error in cri-resmgr"
 
 

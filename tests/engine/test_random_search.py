@@ -121,6 +121,7 @@ class Searched(Node_):
             return
         old = self.engine
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
+        self.engine.given = old.given
         self.shadow = type(self.shadow)()
         self.unknown = set(self.runtime)
         self.resync()
@@ -137,6 +138,7 @@ class Searched(Node_):
                     del self.shadow.tables[table][key]
         old, tables = self.engine, self.shadow.tables
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
+        self.engine.given = old.given
         distrusted = {tuple(key.split("\n")): until_s for key, until_s in tables.get("distrust", {}).items()}
         history = sorted(tables.get("record", {}).values(), key=lambda record: record.number)[-1000:]
         grants = list(tables.get("grant", {}).values())

@@ -528,9 +528,44 @@ def test_rule_10_kubelet_moving_its_exclusive_container_moves_the_others() -> No
     own, other = make_container("own", limit=1, qos=Qos.GUARANTEED), make_container("other", limit=2)
     run(engine, own, "own", within=constraint("1"))
     run(engine, other, "other", within=constraint("0-3"))
+    engine.kubelet_gives(own, "2")
     result = look(engine, seen("own", own, "2"), seen("other", other, "0,2-3"))
     assert told(result.updates) == {"other": "0-1,3"}
     assert engine.node.exclusive == {2}
+
+
+@pytest.mark.parametrize("what", ["given back", "given back, and the daemon restarted", "cannot be read"])
+def test_rule_10_a_container_is_kubelets_as_long_as_its_file_says_so(what: str) -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    own, other = make_container("own", limit=2, qos=Qos.GUARANTEED), make_container("other", limit=4)
+    run(engine, own, "own", within=constraint("1-2"))
+    run(engine, other, "other", within=constraint("0-3"))
+    engine.kubelet_gives(own, "")
+    if what == "cannot be read":
+        engine.rehost(replace(engine.host, knows_kubelet=False))
+    elif what != "given back":
+        before, engine = engine, engine_on(host_of(VM_NO_CACHE_INFO))
+        engine.restore(before.grants.values(), (), before.pods.values(), before.history, {})
+    look(engine, seen("own", own, "1-2"), seen("other", other, "0,3"))
+    grant = engine.grants["own"]
+    if what == "cannot be read":
+        assert (grant.stance, grant.exclusive) == (Management.KUBELET, {1, 2})
+        return
+    assert (grant.stance, grant.cpus, grant.exclusive) == (Management.ADOPTED, {1, 2}, frozenset())
+    assert grant.why == "kubelet's CPUs no more: it keeps what it has"
+    assert format_cpus(engine.grants["other"].cpus) == "0-3"
+    engine.manage("own")
+    assert engine.grants["own"].stance is Management.PLACED
+
+
+def test_rule_10_one_that_was_adopted_before_kubelets_file_could_be_read_is_kubelets_then() -> None:
+    engine = engine_on(replace(host_of(VM_NO_CACHE_INFO), knows_kubelet=False))
+    own = make_container("own", limit=1, qos=Qos.GUARANTEED)
+    look(engine, seen("own", own, "1"), details={"own": own})
+    assert engine.grants["own"].stance is Management.ADOPTED
+    engine.kubelet_gives(own, "1")
+    look(engine, seen("own", own, "1"))
+    assert (engine.grants["own"].stance, engine.node.exclusive) == (Management.KUBELET, {1})
 
 
 def test_rule_10_an_observed_container_is_charged_where_it_would_be() -> None:

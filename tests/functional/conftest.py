@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest_asyncio
@@ -15,7 +16,7 @@ import pytest_asyncio
 from cri_api.control import read_reply, write_request
 from policies.machine.cpus import parse_cpus
 from policies.machine.topology import TopologyData
-from tests.agent import Agent
+from tests.agent import Agent, kubelet_gives
 from tests.cri_client import CriClient, Pod, cgroup_parent
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S, machine
@@ -159,7 +160,11 @@ async def run_guaranteed(client: CriClient, name: str) -> Pod:
 
 
 async def create_exclusive(client: CriClient, pod: Pod, name: str, cpus: str, attempt: int = 0) -> str:
-    """A create as kubelet's static CPU manager sends it: Guaranteed, whole CPUs, and as many of its own."""
+    """A create as kubelet's static CPU manager sends it: Guaranteed, whole CPUs, and as many of its own.
+
+    ``client`` is one of an agent, whose kubelet's folder is beside its socket.
+    """
+    kubelet_gives(Path(client.socket).parent, pod.uid, name, cpus)
     count = len(parse_cpus(cpus))
     return await client.create(
         pod,

@@ -7,13 +7,13 @@ stands for their owner.
 from __future__ import annotations
 
 import asyncio
-import json
 
 import grpc
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from policies.machine.cpus import parse_cpus
+from tests.agent import kubelet_gives
 from tests.cri_client import CriClient, container_config, create_request, pod_config
 from tests.functional.conftest import (
     HANG_S,
@@ -50,6 +50,8 @@ async def test_w1_removing_an_old_attempt_keeps_the_exclusive_cpus_of_the_new_on
     await client.remove(attempts[1])
     assert runtime.calls_of("UpdateContainerResources") == []
     await client.remove(attempts[2])
+    kubelet_gives(agent.folder, pod.uid, "db", "")
+    await resync(agent, runtime)
     await runtime.wait_until(lambda: cpus_of(runtime, victim) == parse_cpus(CCX_2))
 
 
@@ -228,11 +230,6 @@ async def test_w9_without_its_state_the_daemon_takes_over_what_runs_as_it_runs(
     for container_id in (owner, app):
         await client.start(container_id)
     before = {i: record.resources.SerializeToString() for i, record in runtime.containers.items()}
-    # What kubelet keeps of its own assignments.
-    (agent.folder / "kubelet").mkdir()
-    entries = {pod.uid: {"db": "8-9,72-73"}}
-    state = {"policyName": "static", "defaultCpuSet": "0-7", "entries": entries, "checksum": 0}
-    (agent.folder / "kubelet" / "cpu_manager_state").write_text(json.dumps(state))
     await agent.kill()
     for file in agent.state.glob("state.db*"):
         file.unlink()

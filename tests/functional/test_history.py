@@ -28,7 +28,7 @@ async def test_what_moved_and_why_survives_a_kill(agent, client, runtime) -> Non
     [created] = [row for row in before if row["id"] == web]
     assert (created["operation"], created["outcome"], created["cpus"] != "") == ("create", "created", True)
     [made_room] = [row for row in before if row["changes"]]
-    assert made_room["container"] == "default/db/db"
+    assert made_room["operation"] == "kubelet's exclusive CPUs"
     [change] = made_room["changes"]
     assert (change["operation"], change["containers"]) == (
         "shrunk",
@@ -37,7 +37,7 @@ async def test_what_moved_and_why_survives_a_kill(agent, client, runtime) -> Non
     await restart(agent)
     after = await entries(agent)
     assert [row for row in after if row in before] == before
-    # What made room is known by the name of what gave it, over the restart too.
+    # What made room is known by the name of what it shrank, over the restart too.
     assert [row["number"] for row in await entries(agent, name="web")][-2:] == [
         made_room["number"],
         created["number"],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.agent import Agent
+from tests.agent import Agent, kubelet_gives
 from tests.cri_client import CPU_PERIOD_US, CriClient, cgroup_parent
 from tests.fake_runtime import FakeRuntime
 from tests.functional import support
@@ -160,6 +160,7 @@ LEFT_ALONE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 async def test_what_is_not_ours_is_left_as_it_is(runtime, agent, direct) -> None:
     await standalone(agent)
+    kubelet_gives(agent.folder, "uid-own", "p1", "4-5")
     made = {
         name: (await support.run_pod_with(direct, f"p{number}", **{**SIZE, **how}))[1]
         for number, (name, (how, _, _)) in enumerate(LEFT_ALONE.items())

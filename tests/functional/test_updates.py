@@ -9,6 +9,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from policies.machine.cpus import parse_cpus
+from tests.agent import kubelet_gives
 from tests.cri_client import CriClient
 from tests.functional.conftest import (
     UPDATE,
@@ -105,7 +106,7 @@ async def test_an_update_for_a_container_nobody_knows_passes_as_it_is(runtime, c
 
 
 async def test_others_shrink_before_the_start_of_an_exclusive_one_and_grow_after_its_removal(
-    runtime, client
+    runtime, agent, client
 ) -> None:
     pod = await client.run_pod("web")
     near = [await client.create(pod, name, cpu_request=100, cpu_limit=2000) for name in ("a", "b")]
@@ -125,6 +126,8 @@ async def test_others_shrink_before_the_start_of_an_exclusive_one_and_grow_after
     # The create itself is kubelet's to decide: it went through as it was.
     assert create.message.config.linux.resources.cpuset_cpus == own
     await client.remove(owner)
+    kubelet_gives(agent.folder, "uid-of-db", "db", "")
+    await resync(agent, runtime)
     await runtime.wait_until(lambda: [runtime.cpuset(i) for i in near] == [whole, whole])
     [removal] = runtime.calls_of("RemoveContainer")
     grows = runtime.calls_of("UpdateContainerResources")[2:]
@@ -144,13 +147,19 @@ async def test_others_grow_only_after_the_create_that_leaves_them_more(runtime, 
     assert create.finished < grow.sequence
 
 
-async def test_an_exclusive_create_that_fails_gives_back_what_others_left(runtime, client) -> None:
+async def test_what_others_left_for_an_exclusive_create_that_fails_they_have_again_once_kubelet_says_so(
+    runtime, agent, client
+) -> None:
     victim = await client.create(await client.run_pod("web"), "a", cpu_request=100, cpu_limit=2000)
     whole = runtime.cpuset(victim)
     runtime.script("CreateContainer", error=(8, "no space"))
     with pytest.raises(grpc.aio.AioRpcError, match="no space"):
         await create_exclusive(client, await run_guaranteed(client, "db"), "db", whole.split(",")[0])
-    await runtime.wait_until(lambda: runtime.cpuset(victim) == whole)
+    await runtime.wait_until(lambda: runtime.cpuset(victim) == "64-67")  # kubelet tries again with the same CPUs
+    kubelet_gives(agent.folder, "uid-of-db", "db", "")
+    # The next request that comes with a cpuset has kubelet's file looked at.
+    await client.update(victim, cpuset_cpus=whole)
+    assert runtime.cpuset(victim) == whole
 
 
 async def test_a_failed_update_fails_no_create_and_is_sent_again(runtime, agent, client) -> None:

@@ -40,7 +40,9 @@ def create(container: str, cpus: Any = None, /, **fields: Any) -> dict[str, Any]
 
 def kubelets(container: str, cpus: str, count: int, /, **fields: Any) -> dict[str, Any]:
     """A container to which kubelet's static CPU manager has given ``count`` CPUs of its own."""
-    return create(container, count, memory_limit="1Gi", qos="guaranteed", cpuset=cpus, **fields)
+    return create(
+        container, count, memory_limit="1Gi", qos="guaranteed", cpuset=cpus, kubelets=True, **fields
+    )
 
 
 def run(

@@ -223,25 +223,19 @@ def test_the_details_of_a_container_are_those_of_its_request() -> None:
     assert details.pod == replace(asked.pod, runtime_handler="kata")
 
 
-KUBELETS: dict[str, tuple[dict[str, Any], bool]] = {
-    "as many CPUs as it asks for": ({**FULL, "cpuset": "4-5"}, True),
-    "more than it asks for": ({**FULL, "cpuset": "4-6"}, False),
-    "no cpuset": (FULL, False),
-    "not Guaranteed": ({"cpu_limit": "2", "cpuset": "4-5"}, False),
-}
-
-
-@pytest.mark.parametrize(("fields", "owned"), KUBELETS.values(), ids=KUBELETS.keys())
-def test_kubelet_has_written_down_what_it_gave(fields: dict[str, Any], owned: bool) -> None:
-    runtime, process = running({}, **fields)
-    assert runtime.kubelet_exclusive() == ({("a", "app"): {4, 5}} if owned else {})
+def test_kubelet_has_written_down_what_it_gave_alone() -> None:
+    runtime, asked = SimulatedRuntime(), message({}, **FULL, cpuset="4-5")
+    runtime.run_sandbox("a", sandbox())
+    runtime.give_alone(asked)
+    assert runtime.kubelet_exclusive() == {("a", "app"): {4, 5}}
+    process = runtime.create("c1", asked)
+    runtime.coming.clear()
+    process.give(CpusetUpdate("c1", Placement(cpus=parse_cpus("4-7")), False, ""))
+    assert runtime.kubelet_exclusive() == {("a", "app"): {4, 5}}
     process.state = "exited"
     assert runtime.kubelet_exclusive() == {}
 
 
-def test_what_we_gave_is_not_what_kubelet_gave() -> None:
-    runtime, process = running({}, **FULL)
-    process.give(CpusetUpdate("c1", Placement(cpus=parse_cpus("4-5")), False, ""))
+def test_as_many_cpus_as_it_asks_for_are_not_what_kubelet_gave() -> None:
+    runtime, _ = running({}, **FULL, cpuset="4-5")
     assert runtime.kubelet_exclusive() == {}
-    process.ask(update_request(step("update", cpuset="6-7")), b"")
-    assert runtime.kubelet_exclusive() == {("a", "app"): {6, 7}}

@@ -193,6 +193,16 @@ def test_cpus_that_kubelet_gave_to_one_container_leave_all_other_sets() -> None:
     assert moves(back) == {"a": CCX[0]}
 
 
+def test_a_cpuset_as_large_as_a_guaranteed_request_is_a_fence_unless_it_is_kubelets() -> None:
+    given, first = {"qos": "guaranteed", "memory_limit": "1Gi", "cpuset": "1,65"}, create("a", 4)
+    for step in (create("k", 2, **given), {"op": "update", "id": "k", "cpuset": "1,65"}):
+        before = [] if step["op"] == "create" else [create("k", 2, **{**given, "cpuset": ""})]
+        *_, fenced = run(first, *before, step)
+        assert (fenced["cpus"], fenced["exclusive"], fenced["moved"]) == ("1,65", "", [])
+        *_, own = run(first, *before, {**step, "kubelets": True})
+        assert (own["cpus"], own["exclusive"], [m["id"] for m in own["moved"]]) == ("1,65", "1,65", ["a"])
+
+
 def test_an_update_of_the_cpuset_is_a_new_fence() -> None:
     _, inside, outside = run(
         create("a", 4),

@@ -164,6 +164,7 @@ def test_what_is_not_given_has_its_default() -> None:
         "attempt": 0,
         "kind": "app",
         "cpuset": NO_CPUS,
+        "kubelets": False,
         "mems": NO_CPUS,
         "devices": (),
         "hugepages": (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,31 +14,79 @@ from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 
 #: More than 110 pods' worth of assignments, or of kubelet's settings.
 MOST_BYTES = 4 << 20
+CPU_STATE = "cpu_manager_state"
+_UNKNOWN = "which CPUs kubelet has given to single containers is not known"
 
 
 class NotUnderstood(Exception):
     """A file of kubelet's is there and cannot be used: which, why, and what is done without it."""
 
 
-def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:
-    """Exclusive CPUs by (pod uid, container name), from ``cpu_manager_state``; only if its policy is static.
+class Assignments:
+    """Whose CPUs are kubelet's static CPU manager's, read again once ``cpu_manager_state`` is another file.
 
-    :raises NotUnderstood: it cannot be read. It counts as none: requests then still show kubelet's own cpusets.
+    Kubelet writes it before it asks for the container, as a new file in the place of the old one.
     """
-    path = directory / "cpu_manager_state"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        #: The file as it was when it was read last; None: there was none.
+        self._seen: Optional[tuple[int, int, int]] = None
+
+    def is_news(self) -> bool:
+        """Whether the file is not the one that was read last. Costs one stat."""
+        return self._signature() != self._seen
+
+    def read(self) -> dict[tuple[str, str], frozenset[int]]:
+        """As ``read_exclusive``."""
+        self._seen = self._signature()
+        return read_exclusive(self._directory)
+
+    def _signature(self) -> Optional[tuple[int, int, int]]:
+        try:
+            status = os.stat(self._directory / CPU_STATE)
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:
+    """The CPUs that kubelet's static CPU manager has given away, from ``cpu_manager_state``; none by another policy.
+
+    By (pod uid, container name); of a pod that shares its own among its containers by (pod uid, ""). Kubelet before 1.18
+    names containers by their ids: ("", id). The formats are those of pkg/kubelet/cm/cpumanager/state/checkpoint.go.
+
+    :raises NotUnderstood: it cannot be read, or is not there though kubelet is configured to keep one.
+    """
+    path = directory / CPU_STATE
     try:
         document = json.loads(read_bytes(path, MOST_BYTES))
         if document.get("policyName") != "static":
             return {}
-        return {
-            (uid, name): parse_cpus(cpus)
-            for uid, containers in (document.get("entries") or {}).items()
-            for name, cpus in containers.items()
-        }
+        found: dict[tuple[str, str], frozenset[int]] = {}
+        for key, given in (document.get("entries") or {}).items():
+            of_pod = (
+                {("", key): given} if isinstance(given, str) else {(key, name): given[name] for name in given}
+            )
+            found.update({name: parse_cpus(cpus) for name, cpus in of_pod.items()})
+        for uid, pod in (document.get("podEntries") or {}).items():
+            found[uid, ""] = parse_cpus(pod.get("cpuSet") or "")
+        return {name: cpus for name, cpus in found.items() if cpus}
     except FileNotFoundError:
+        if _is_static(directory):
+            sentence = "kubelet's cpuManagerPolicy is static, and this file is not there"
+            raise NotUnderstood(_sentence(path, ValueError(sentence), _UNKNOWN)) from None
         return {}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError, BadCpuList) as error:
-        raise NotUnderstood(_sentence(path, error, "no exclusive CPUs are known from it")) from None
+        raise NotUnderstood(_sentence(path, error, _UNKNOWN)) from None
+
+
+def _is_static(directory: Path) -> bool:
+    try:
+        document = yaml.safe_load(read_bytes(directory / "config.yaml", MOST_BYTES))
+        return bool(document["cpuManagerPolicy"] == "static")
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, yaml.YAMLError):
+        return False
 
 
 def read_reserved(directory: Path) -> frozenset[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cri_proxy.kubelet.io.cpu_manager import (
+    Assignments,
     NotUnderstood,
     read_exclusive,
     read_reserved,
@@ -29,7 +30,8 @@ NOTHING_EXCLUSIVE = {
 }
 NOT_UNDERSTOOD = {
     "entries of another shape": json.dumps({**STATIC, "entries": ["uid-1"]}),
-    "containers of another shape": json.dumps({**STATIC, "entries": {"uid-1": "1-2"}}),
+    "containers of another shape": json.dumps({**STATIC, "entries": {"uid-1": ["app"]}}),
+    "pods of another shape": json.dumps({**STATIC, "podEntries": {"uid-1": "1-2"}}),
     "a set that is a number": json.dumps({**STATIC, "entries": {"uid-1": {"app": 1}}}),
     "a bad set": json.dumps({**STATIC, "entries": {"uid-1": {"app": "one"}}}),
     "a list": "[]",
@@ -44,6 +46,53 @@ def test_exclusive_cpus_are_read_by_pod_and_container(tmp_path: Path) -> None:
     assert found == {("uid-1", "app"): "1-2", ("uid-1", "side"): "3"}
 
 
+FORMATS: dict[str, tuple[dict[str, Any], dict[tuple[str, str], str]]] = {
+    "by container id (kubelet up to 1.17)": ({"entries": {"id-1": "1-2"}}, {("", "id-1"): "1-2"}),
+    "by pod and container": ({"entries": {"uid-1": {"app": "1-2"}}}, {("uid-1", "app"): "1-2"}),
+    "and of whole pods": (
+        {"entries": {"uid-1": {"app": "1-2"}}, "podEntries": {"uid-1": {"cpuSet": "1-4"}, "uid-2": {}}},
+        {("uid-1", "app"): "1-2", ("uid-1", ""): "1-4"},
+    ),
+}
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_every_format_of_the_file_is_read(version: str, tmp_path: Path) -> None:
+    document, wanted = FORMATS[version]
+    (tmp_path / "cpu_manager_state").write_text(json.dumps({"policyName": "static", **document}))
+    assert {who: format_cpus(cpus) for who, cpus in read_exclusive(tmp_path).items()} == wanted
+
+
+def test_a_file_that_is_missing_though_kubelet_keeps_one_is_a_sentence(tmp_path: Path) -> None:
+    assert read_exclusive(tmp_path) == {}
+    for text, is_static in (
+        ("cpuManagerPolicy: static", True),
+        ("cpuManagerPolicy: none", False),
+        ("- 1", False),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        if is_static:
+            with pytest.raises(NotUnderstood, match="cpuManagerPolicy is static, and this file is not there"):
+                read_exclusive(tmp_path)
+        else:
+            assert read_exclusive(tmp_path) == {}
+
+
+def test_a_new_file_is_news_until_it_is_read(tmp_path: Path) -> None:
+    assignments, path = Assignments(tmp_path), tmp_path / "cpu_manager_state"
+    assert not assignments.is_news()
+    for count in (1, 2):
+        (tmp_path / "new").write_text(json.dumps({**STATIC, "entries": {"u": {"c": f"0-{count}"}}}))
+        (tmp_path / "new").rename(path)
+        assert assignments.is_news()
+        assert {who: format_cpus(cpus) for who, cpus in assignments.read().items()} == {
+            ("u", "c"): f"0-{count}"
+        }
+        assert not assignments.is_news()
+    path.unlink()
+    assert assignments.is_news() and assignments.read() == {} and not assignments.is_news()
+
+
 @pytest.mark.parametrize("case", NOTHING_EXCLUSIVE)
 def test_no_cpus_are_exclusive_by(case: str, tmp_path: Path) -> None:
     (tmp_path / "cpu_manager_state").write_text(NOTHING_EXCLUSIVE[case])
@@ -53,7 +102,9 @@ def test_no_cpus_are_exclusive_by(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", NOT_UNDERSTOOD)
 def test_what_cannot_be_understood_is_a_sentence(case: str, tmp_path: Path) -> None:
     (tmp_path / "cpu_manager_state").write_text(NOT_UNDERSTOOD[case])
-    with pytest.raises(NotUnderstood, match="/cpu_manager_state cannot be used: .*; no exclusive CPUs"):
+    with pytest.raises(
+        NotUnderstood, match="/cpu_manager_state cannot be used: .*; which CPUs kubelet has given"
+    ):
         read_exclusive(tmp_path)
 
 

@@ -224,7 +224,7 @@ class NriPlacing:
         attempt = reader.next_attempt(engine.grants.values(), pod.uid, request.container.name)
         read = reader.read_container(request.container, pod, attempt, node_state.memory_bytes)
         told.fields.update(container=read.container.path, attempt=read.container.attempt)
-        container = await look_up(node_state, engine, read.container, read.uses)
+        container = await look_up(node_state, engine, read.container, read.constraint, read.uses)
         if node_state.active() is not engine:  # it was replaced meanwhile
             return None
         # 2. Its place.
@@ -295,10 +295,11 @@ class NriPlacing:
         if grant := engine.grants.get(key):
             told.namespace = grant.container.pod.namespace
             told.fields["container"] = grant.container.path
+        await node_state.know_whose(constraint := read_fence(linux))
+        if node_state.active() is not engine:  # it was replaced meanwhile
+            return None
         with node_state.updates.held():
-            resize = Placer(engine).resize(
-                key, linux, read_fence(linux), node_state.clock(), node_state.enforcing
-            )
+            resize = Placer(engine).resize(key, linux, constraint, node_state.clock(), node_state.enforcing)
             if resize is None:
                 return None
             before = self._updating.get(key)
