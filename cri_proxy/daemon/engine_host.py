@@ -261,18 +261,19 @@ class Assembly:
 
         Waits FENCE_S at most: what cannot be read by then is the next round's.
         """
-        if self._lock.locked() or self._services.machine.assignments.is_news():
+        machine = self._services.machine
+        if self._lock.locked() or machine.assignments.is_news(machine.kubelet):
             with contextlib.suppress(asyncio.TimeoutError):
                 await wait_within(FENCE_S, self._follow_kubelet())
 
     async def _follow_kubelet(self) -> None:
-        services = self._services
+        services, machine = self._services, self._services.machine
         async with self._lock:
             engine = services.node_state.engine
-            if engine is None or not services.machine.assignments.is_news():
+            if engine is None or not machine.assignments.is_news(machine.kubelet):
                 return
             try:
-                given = await asyncio.to_thread(services.machine.assignments.read)
+                given = await asyncio.to_thread(machine.assignments.read, machine.kubelet)
             except NotUnderstood:  # the next round says so
                 services.look.set()
                 return

@@ -59,14 +59,11 @@ class MachineReader:
     shown: tuple[Cpu, ...] = ()
     #: What kubelet's topology manager is set to, as `read_topology_manager` has it: for reports, placements do not go by it.
     topology_manager: Optional[Mapping[str, Any]] = None
-    assignments: Assignments = field(init=False)
+    assignments: Assignments = field(init=False, default_factory=Assignments)
     _kubepods: str = ""
     #: The newest pod's cgroup, and what was read last: by path, "" = kubelet's.
     _newest: str = ""
     _allowed: dict[str, Optional[Cpusets]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.assignments = Assignments(self.kubelet)
 
     def read(self, before: Optional[Topology] = None, pods: Iterable[str] = ()) -> Machine:
         """Read all of it. ``before``: the topology so far; CPUs that went offline keep their place in it.
@@ -93,7 +90,7 @@ class MachineReader:
             topology,
             None if parent is None else parent.cpus,
             None if parent is None else parent.mems,
-            self._kubelets(lambda _: self.assignments.read(), None),
+            self._kubelets(self.assignments.read, None),
             self._kubelets(read_reserved, NO_CPUS),
             read_free_memory(self.source) if os.path.isdir(self.source) else {},
             {path: (s.cpus, s.mems) for path, s in self._allowed.items() if path and s is not None},

@@ -155,7 +155,9 @@ async def test_what_others_left_for_an_exclusive_create_that_fails_they_have_aga
     runtime.script("CreateContainer", error=(8, "no space"))
     with pytest.raises(grpc.aio.AioRpcError, match="no space"):
         await create_exclusive(client, await run_guaranteed(client, "db"), "db", whole.split(",")[0])
-    await runtime.wait_until(lambda: runtime.cpuset(victim) == "64-67")  # kubelet tries again with the same CPUs
+    await runtime.wait_until(
+        lambda: runtime.cpuset(victim) == "64-67"
+    )  # kubelet tries again with the same CPUs
     kubelet_gives(agent.folder, "uid-of-db", "db", "")
     # The next request that comes with a cpuset has kubelet's file looked at.
     await client.update(victim, cpuset_cpus=whole)

@@ -28,26 +28,26 @@ class Assignments:
     Kubelet writes it before it asks for the container, as a new file in the place of the old one.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         #: The file as it was when it was read last; None: there was none.
-        self._seen: Optional[tuple[int, int, int]] = None
+        self._seen: Optional[tuple[int, ...]] = None
 
-    def is_news(self) -> bool:
+    def is_news(self, directory: Path) -> bool:
         """Whether the file is not the one that was read last. Costs one stat."""
-        return self._signature() != self._seen
+        return _signature(directory) != self._seen
 
-    def read(self) -> dict[tuple[str, str], frozenset[int]]:
+    def read(self, directory: Path) -> dict[tuple[str, str], frozenset[int]]:
         """As ``read_exclusive``."""
-        self._seen = self._signature()
-        return read_exclusive(self._directory)
+        self._seen = _signature(directory)
+        return read_exclusive(directory)
 
-    def _signature(self) -> Optional[tuple[int, int, int]]:
-        try:
-            status = os.stat(self._directory / CPU_STATE)
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+
+def _signature(directory: Path) -> Optional[tuple[int, ...]]:
+    try:
+        status = os.stat(directory / CPU_STATE)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def read_exclusive(directory: Path) -> dict[tuple[str, str], frozenset[int]]:

@@ -79,18 +79,20 @@ def test_a_file_that_is_missing_though_kubelet_keeps_one_is_a_sentence(tmp_path:
 
 
 def test_a_new_file_is_news_until_it_is_read(tmp_path: Path) -> None:
-    assignments, path = Assignments(tmp_path), tmp_path / "cpu_manager_state"
-    assert not assignments.is_news()
+    assignments, path = Assignments(), tmp_path / "cpu_manager_state"
+    assert not assignments.is_news(tmp_path)
     for count in (1, 2):
         (tmp_path / "new").write_text(json.dumps({**STATIC, "entries": {"u": {"c": f"0-{count}"}}}))
         (tmp_path / "new").rename(path)
-        assert assignments.is_news()
-        assert {who: format_cpus(cpus) for who, cpus in assignments.read().items()} == {
+        assert assignments.is_news(tmp_path)
+        assert {who: format_cpus(cpus) for who, cpus in assignments.read(tmp_path).items()} == {
             ("u", "c"): f"0-{count}"
         }
-        assert not assignments.is_news()
+        assert not assignments.is_news(tmp_path)
     path.unlink()
-    assert assignments.is_news() and assignments.read() == {} and not assignments.is_news()
+    assert assignments.is_news(tmp_path)
+    assert assignments.read(tmp_path) == {}
+    assert not assignments.is_news(tmp_path)
 
 
 @pytest.mark.parametrize("case", NOTHING_EXCLUSIVE)

@@ -35,6 +35,8 @@ from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
 from cri_proxy.services.node_state import NodeState
 from policies.model import Constraint, Pod, PodSize
 
+#: After these the runtime may still make an update.
+UNANSWERED = (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE, Code.CANCELLED)
 #: An update's values: cpuset and mems; quota, period, shares, memory.
 _Said = tuple[Constraint, tuple[int, int, int, int]]
 #: How long a create or an update may take at the runtime before its outcome is asked for, seconds.
@@ -56,7 +58,7 @@ class NriSender:
         self.caller: Optional[HostCaller] = None
         self._runtime = runtime
         self._log = log
-        #: Updates under way by CRI, by container.
+        #: Updates by CRI that are under way, or were not answered: the runtime may yet make them. By container.
         self._flying: dict[str, list[_Said]] = {}
 
     async def deliver(self, update: CpusetUpdate) -> None:
@@ -68,16 +70,30 @@ class NriSender:
             return
         sent = _said(linux_delta(update.placement, update.give_back))
         flying = self._flying.setdefault(update.id, [])
-        flying.append(sent)
+        if sent not in flying:
+            flying.append(sent)
         try:
             await self._runtime.update(update)
-        finally:
+        except RpcError as error:
+            if error.code in UNANSWERED:
+                raise
+            self._over(update.id, sent)
+            raise
+        self._over(update.id, sent)
+
+    def _over(self, container_id: str, sent: _Said) -> None:
+        flying = self._flying.get(container_id, [])
+        if sent in flying:
             flying.remove(sent)
-            if not flying:
-                self._flying.pop(update.id, None)
+        if not flying:
+            self.forget(container_id)
+
+    def forget(self, container_id: str) -> None:
+        """The container is gone."""
+        self._flying.pop(container_id, None)
 
     def is_ours(self, container_id: str, asked: cri.LinuxContainerResources) -> bool:
-        """Whether this update is one of ours on its way."""
+        """Whether this update is one of ours, on its way or late."""
         return _said(asked) in self._flying.get(container_id, ())
 
     async def _by_nri(self, caller: HostCaller, update: CpusetUpdate) -> bool:
@@ -358,6 +374,7 @@ class NriPlacing:
         self._unstarted.pop(key, None)
         self._updating.pop(key, None)
         self._unanswered.discard(key)
+        self._sender.forget(key)
         engine = self._node_state.active()
         if engine is not None:
             engine.remove(key)

@@ -46,7 +46,8 @@ class Scene:
         self.looks = 0
         self.state.on_doubt = self._look
         run(self.engine, make_container("wide", limit=120), "wide")
-        self.placing = NriPlacing(self.state, SimpleNamespace(is_ours=lambda key, linux: False))  # type: ignore[arg-type]
+        sender: Any = SimpleNamespace(is_ours=lambda key, linux: False, forget=lambda key: None)
+        self.placing = NriPlacing(self.state, sender)
         self.pod = nri.PodSandbox(id="p", name="p", uid="p", namespace="default")
         self.pod.linux.cgroup_parent = "/kubepods/podp"
         self.own = nri.Container(id="own", pod_sandbox_id="p", name="own")
