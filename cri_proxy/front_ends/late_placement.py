@@ -20,6 +20,7 @@ from typing import Any, Optional
 
 from bpf.kernel.clock import boot_time_s
 from cri_api.waiting import wait_within
+from cri_proxy import effects
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.cri.device_hints import Use, counted
 from cri_proxy.cri.messages import CreateRequest
@@ -177,6 +178,7 @@ class Arrivals:
 
     def _touch(self) -> None:
         with contextlib.suppress(OSError):  # then all that is not known after a restart is adopted
+            effects.before(effects.STATE, LOOKED)
             self._looked.touch()
 
     async def welcome(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cri_proxy import effects
 from cri_proxy.engine.snapshot import FORMAT, GROUP, WITH_GROUPS, UnreadableRecord, read_records
 from cri_proxy.engine.state import JournalKey
 from cri_proxy.state.log import MARK, LogFound, read_log
@@ -79,6 +80,7 @@ def connect(path: Path, wait_s: float) -> sqlite3.Connection:
         db.execute("PRAGMA wal_autocheckpoint=0")
         db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         if is_new:
+            effects.before(effects.STATE, path.name)
             db.executescript(
                 "BEGIN IMMEDIATE;"
                 "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"

@@ -28,6 +28,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
+from cri_proxy import effects
 from cri_proxy.engine.state import JournalKey
 from policies.frozen import frozen
 
@@ -110,6 +111,7 @@ class StateLog:
         self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         try:
             self._write(_line({MARK: mark}) + (_changes_line(changes) if changes else b""))
+            effects.before(effects.STATE, path.name)
             os.rename(new, path)
         except BaseException:
             os.close(self._file)
@@ -125,7 +127,9 @@ class StateLog:
 
         :raises OSError: they are not in the log.
         """
-        self._write(_changes_line(changes))
+        line = _changes_line(changes)
+        effects.before(effects.STATE, self.path.name)
+        self._write(line)
 
     def _write(self, line: bytes) -> None:
         self.is_torn = True

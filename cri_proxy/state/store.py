@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional
 
+from cri_proxy import effects
 from cri_proxy.config.io.files import LAST
 from cri_proxy.engine.snapshot import FORMAT, RecordWriter, UnreadableRecord
 from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
@@ -172,6 +173,7 @@ class Store:
         self._logged = Changes()
         if log.lost:
             with contextlib.suppress(OSError):
+                effects.before(effects.STATE, log_of(self.path).name)
                 log_of(self.path).rename(self._free_name(SUFFIX))
 
     def _sentence(self, error: Exception) -> str:
@@ -266,6 +268,7 @@ class Store:
         target = self._free_name()
         for path in self._files():
             with contextlib.suppress(FileNotFoundError):
+                effects.before(effects.STATE, path.name)
                 path.rename(target.with_name(path.name.replace(FILE, target.name)))
         return f"set aside as {target.name}"
 
@@ -513,6 +516,7 @@ class Store:
             meta = list(changes.meta.items())
             db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", meta)
             mark(db, mark_text)
+            effects.before(effects.STATE, FILE)
             db.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -528,6 +532,7 @@ class Store:
             with contextlib.suppress(sqlite3.Error, OSError):
                 if self._mark and self._has_file():
                     self._commit(self._logged, "")
+                    effects.before(effects.STATE, log_of(self.path).name)
                     os.unlink(log_of(self.path))
             self._disconnect()
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_proxy import effects
 from cri_proxy.bounded_files import read_bytes
 from cri_proxy.config.cluster_policy import MAX_CHARACTERS, BadPolicy, ClusterPolicy, read_policy
 from policies.frozen import frozen
@@ -71,6 +72,7 @@ def write_kept(
     path = folder / FILE
     if kept == NOTHING:
         if may():
+            effects.before(effects.STATE, FILE)
             path.unlink(missing_ok=True)
         return
     document: dict[str, Any] = {"held_off": kept.held_off}
@@ -80,6 +82,7 @@ def write_kept(
     beside = path.with_name(path.name + ".new")
     beside.write_text(json.dumps(document), encoding="utf-8")
     if may():
+        effects.before(effects.STATE, FILE)
         replace(beside, path)
     else:
         beside.unlink()

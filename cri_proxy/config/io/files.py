@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_proxy import effects
 from cri_proxy.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.config.cluster_policy import ClusterPolicy
 from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
@@ -324,4 +325,5 @@ def keep(settings: ConfigInForce, folder: Path, runtime: str) -> Optional[str]:
 def _replace(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
     beside.write_text(text, encoding="utf-8")
+    effects.before(effects.STATE, path.name)
     os.replace(beside, path)

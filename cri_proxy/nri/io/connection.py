@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Callable, Optional
 
 from cri_api.waiting import wait_within
+from cri_proxy import effects
 from cri_proxy.nri import ttrpc
 from cri_proxy.nri.io.plugin.launched import PLUGIN_SERVICE, RUNTIME_SERVICE
 from cri_proxy.nri.ttrpc import TtrpcWire
@@ -180,6 +181,7 @@ class NriConnection:
             or self._writer.transport.get_write_buffer_size()
         ):
             return False
+        effects.before(effects.NRI, "")
         self._writer.write(out)
         return True
 
@@ -189,6 +191,7 @@ class NriConnection:
             if self.closed.is_set():
                 raise ConnectionClosed(self._reason)
             try:
+                effects.before(effects.NRI, "")
                 self._writer.write(out)
                 await self._writer.drain()
             except OSError as error:

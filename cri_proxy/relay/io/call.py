@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
+from cri_proxy import effects
 from cri_proxy.relay.http2.headers import Headers, value_of
 from cri_proxy.relay.http2.wire import Ended, ReplyReceived, RequestReceived
 from cri_proxy.relay.interception import (
@@ -90,6 +91,7 @@ class FrameCall:
         finally:
             # Before the client learns the end, the state knows it.
             await self._interception.ended(ended.end, ended.code, ended.details)
+            effects.before(effects.ANSWER, self.method)
             done(())
 
     async def _decide(self, message: bytes) -> Outcome:
@@ -102,6 +104,7 @@ class FrameCall:
 
     async def _pass(self, asked: RequestReceived, outcome: Forward) -> tuple[Ended, Done]:
         """Send the request on, and show the reply to the interception as it comes."""
+        effects.before(effects.REQUEST, self.method)
         self._link.forward(asked.stream, outcome.delta)
         while True:
             while not self._steps:
@@ -110,7 +113,9 @@ class FrameCall:
             step, done = self._steps.popleft()
             if isinstance(step, Ended):
                 return step, done
-            done([await self._note(message) for message in step.messages])
+            instead = [await self._note(message) for message in step.messages]
+            effects.before(effects.ANSWER, self.method)
+            done(instead)
 
     async def _note(self, message: bytes) -> Optional[bytes]:
         """Show a reply message; what of it is for the client."""

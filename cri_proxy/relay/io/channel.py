@@ -12,6 +12,7 @@ from collections import deque
 from typing import Callable, Optional, Union
 
 from cri_api.waiting import wait_within
+from cri_proxy import effects
 from cri_proxy.relay.http2.caller import RUNTIME, Caller, OwnCall
 from cri_proxy.relay.http2.headers import write_request
 from cri_proxy.relay.io.endpoint import CONNECT_S, Endpoint, connected
@@ -118,6 +119,7 @@ class ServerStream:
         if timeout_s is not None and timeout_s <= 0:
             raise RpcError(Code.DEADLINE_EXCEEDED, "there was no time for the call")
         self._connection = self._channel.connection
+        effects.before(effects.CALL, self._method)
         block = write_request(self._method, timeout_s, self._metadata)
         call = self._connection.caller.begin(block, self._message, self._wake)
         if timeout_s is not None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
+from cri_proxy import effects
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.cri.visibility import ContainerKey, SandboxKey
 from cri_proxy.state.writer import StateWriter
@@ -78,11 +79,13 @@ class IntentLog:
         try:
             if not any(document.values()):
                 with contextlib.suppress(FileNotFoundError):
+                    effects.before(effects.STATE, FILE)
                     self._path.unlink()
             else:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 beside = self._path.with_name(FILE + ".new")
                 beside.write_text(json.dumps(document))
+                effects.before(effects.STATE, FILE)
                 os.replace(beside, self._path)
         except OSError as error:
             if not self.problem:
