@@ -46,16 +46,19 @@ class Looks:
         self._loop = loop
         self._pause_s = DOUBT_LOOK_S
         self._timer: Optional[asyncio.TimerHandle] = None
+        #: Whether something was left open since the last look: a round that was under way may not have seen it.
+        self._is_news = False
 
     def soon(self) -> None:
         """Something was left open just now."""
+        self._is_news = True
         self._pause_s = DOUBT_LOOK_S
         self._set_timer()
 
     def compared(self, is_settled: bool, longest_s: float) -> None:
         """A round is over: it has left nothing open, or there is another look ``longest_s`` later at most."""
         self._pause_s = min(self._pause_s, longest_s)
-        if not is_settled:
+        if not is_settled or self._is_news:
             self._set_timer()
             return
         self._pause_s = DOUBT_LOOK_S
@@ -72,6 +75,7 @@ class Looks:
         self._timer = loop.call_later(self._pause_s, self._ring)
 
     def _ring(self) -> None:
+        self._is_news = False
         self._timer = None
         self._pause_s *= 2
         self._look()

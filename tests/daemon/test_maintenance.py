@@ -100,6 +100,14 @@ def test_something_new_is_looked_at_soon_however_long_the_pause_was(clock, looks
     assert clock.next() == DOUBT_LOOK_S
 
 
+def test_what_a_round_under_way_may_not_have_seen_is_looked_at_however_that_ends(clock, looks) -> None:
+    looks.soon()
+    looks.compared(True, INTERVAL_S)
+    assert clock.next() == DOUBT_LOOK_S
+    looks.compared(True, INTERVAL_S)
+    assert clock.next() is None
+
+
 def test_what_comes_again_and_again_does_not_put_off_the_look(clock, looks) -> None:
     looks.soon()
     clock.now_s += 0.7

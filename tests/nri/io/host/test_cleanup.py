@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Optional, cast
 
 import pytest
 import structlog
@@ -20,11 +20,21 @@ from cri_proxy.nri.io.host.upstream import Upstream
 from cri_proxy.relay.interception import AnswerFailed
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import NodeState
+from cri_proxy.state.writer import StateWriter
 from tests.cri_client import container_config, pod_config
 from tests.fake_runtime import FakeRuntime
 
 LOG = structlog.get_logger()
-NO_ENGINE = cast(NodeState, SimpleNamespace(engine=None))
+
+
+class Node(SimpleNamespace):
+    """What a cleanup needs of the daemon, without an engine."""
+
+    engine = None
+    now_s = 0.0
+
+    def clock(self) -> float:
+        return self.now_s
 
 
 @pytest.fixture
@@ -40,8 +50,9 @@ async def upstream(fake: FakeRuntime) -> AsyncIterator[Upstream]:
     await runtime.close()
 
 
-def cleanup(tmp_path: Path, upstream: Upstream, hidden: Visibility) -> Cleanup:
-    made = Cleanup(upstream, IntentLog(tmp_path / "state", LOG), hidden, NO_ENGINE, LOG)
+def cleanup(tmp_path: Path, upstream: Upstream, hidden: Visibility, node: Optional[Node] = None) -> Cleanup:
+    node_state = cast(NodeState, node or Node())
+    made = Cleanup(upstream, IntentLog(tmp_path / "state", LOG), hidden, node_state, LOG)
     made.load()
     return made
 
@@ -106,3 +117,72 @@ async def test_what_cannot_be_removed_stays_hidden_and_marked_and_is_tried_again
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert fake.containers == {}
+
+
+async def test_what_was_started_after_the_list_is_not_removed(tmp_path, fake, upstream) -> None:
+    pod = fake.add_pod(pod_config("p"))
+    ids = [fake.add_container(pod, container_config(name), cri.CONTAINER_CREATED) for name in ("a", "b")]
+    IntentLog(tmp_path / "state", LOG).add(containers=[key_of(fake, each) for each in ids])
+    left = cleanup(tmp_path, upstream, Visibility())
+    hold = asyncio.Event()
+    removal = fake.script("RemoveContainer", hold=hold, times=1)
+    clearing = asyncio.ensure_future(left.clear())
+    await fake.wait_until(lambda: removal.used == 1)
+    [other] = [each for each in ids if each != fake.calls_of("RemoveContainer")[0].message.container_id]
+    fake.containers[other].state = cri.CONTAINER_RUNNING
+    hold.set()
+    await clearing
+    assert set(fake.containers) == {other}
+    assert len(left) == 0
+
+
+async def test_what_the_runtime_makes_late_is_removed_then(tmp_path, fake, upstream) -> None:
+    pod = fake.add_pod(pod_config("p"))
+    keys = [(pod, "late", 0), (pod, "never", 0)]
+    IntentLog(tmp_path / "state", LOG).add(containers=keys)
+    hidden, node = Visibility(), Node()
+    left = cleanup(tmp_path, upstream, hidden, node)
+    await left.clear()
+    assert len(left) == 2 and hidden.making == set(keys)
+    fake.add_container(pod, container_config("late"), cri.CONTAINER_CREATED)
+    await left.clear()
+    assert (fake.containers, hidden.making) == ({}, {keys[1]})
+    node.now_s = nri_leftovers.LATE_S
+    await left.clear()
+    assert len(left) == 0 and not hidden
+    assert IntentLog(tmp_path / "state", LOG).load() == (frozenset(), frozenset())
+
+
+async def test_a_create_of_a_leftovers_name_is_no_leftover(tmp_path, fake, upstream) -> None:
+    pod = fake.add_pod(pod_config("p"))
+    key = (pod, "c", 0)
+    IntentLog(tmp_path / "state", LOG).add(containers=[key])
+    hidden = Visibility()
+    left = cleanup(tmp_path, upstream, hidden)
+    async with left.making("c", lambda: True, containers=frozenset([key])):
+        fake.add_container(pod, container_config("c"), cri.CONTAINER_CREATED)
+    await left.clear()
+    assert len(fake.containers) == 1 and not hidden
+
+
+class Slow:
+    """A disk: what is to be written waits."""
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
+
+    def later(self, work: Any) -> None:
+        self.works.append(work)
+
+    async def settled(self) -> None:
+        while self.works:
+            self.works.pop(0)()
+
+
+async def test_a_mark_is_gone_from_the_disk_before_the_answer(tmp_path, fake, upstream) -> None:
+    intents = IntentLog(tmp_path / "state", LOG, cast(StateWriter, Slow()))
+    left = Cleanup(upstream, intents, Visibility(), cast(NodeState, Node()), LOG)
+    key = ("pod", "c", 0)
+    async with left.making("c", lambda: True, containers=frozenset([key])):
+        assert IntentLog(tmp_path / "state", LOG).load()[0] == {key}
+    assert IntentLog(tmp_path / "state", LOG).load()[0] == frozenset()
