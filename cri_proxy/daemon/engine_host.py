@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from cri_api.waiting import wait_within
+from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
@@ -21,7 +22,7 @@ from cri_proxy.engine.model import Host
 from cri_proxy.kubelet.io.cpu_manager import NotUnderstood
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
-from cri_proxy.node.quotas import Quotas
+from cri_proxy.node.quotas import Quotas, TakenFile
 from cri_proxy.services.node_state import MODES
 from cri_proxy.services.services import Services
 from cri_proxy.state.file import LoadedState, StateLocked
@@ -30,7 +31,7 @@ from cri_proxy.state.writer import StateWriter
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
 #: The mode that was set by command, and the one that was configured then.
 MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
-#: The limits of pods that were lifted.
+#: The limits of pods that were lifted, for versions before they had a file of their own.
 QUOTAS_KEY = "quotas"
 #: What of the state was lost, until that is acknowledged.
 LOST_KEY = "lost"
@@ -55,11 +56,13 @@ class UnsavedMark:
         """Records are missing from here on. Where it cannot be written there was nothing to be had."""
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            effects.before(effects.STATE, self.path.name)
             self.path.write_text(self._boot_id)
 
     def clear(self) -> None:
         """All that was told is on disk."""
         with contextlib.suppress(OSError):
+            effects.before(effects.STATE, self.path.name)
             self.path.unlink(missing_ok=True)
 
     def is_set(self) -> bool:
@@ -91,6 +94,7 @@ class Assembly:
         services.reconciler.taken_over = self._taken_over
         root = Path(services.config["topology.cgroup_root"])
         services.node_state.devices = self._devices()
+        self._limits = TakenFile(Path(services.config["state.directory"]), boot_id)
         services.node_state.quotas = Quotas(root, services.log, self._keep_quotas)
 
     def _devices(self) -> Devices:
@@ -101,6 +105,18 @@ class Assembly:
     def _keep_quotas(self, text: str) -> None:
         self._meta[QUOTAS_KEY] = text
         self._services.store.write({}, {QUOTAS_KEY: text})
+        self._services.store.later(
+            lambda: self._limits.write(text), lambda is_done: self._kept(text, is_done)
+        )
+
+    def _kept(self, text: str, is_done: bool) -> None:
+        node_state = self._services.node_state
+        quotas = node_state.quotas
+        assert quotas is not None
+        if is_done:
+            quotas.kept(text, lifts=node_state.enforcing)
+        else:
+            quotas.not_kept()
 
     def note_state(self) -> None:
         """Say whether records are durable, here and to the next daemon."""
@@ -182,7 +198,7 @@ class Assembly:
             services.log.warning(
                 "the machine is not the one it was: places with CPUs that are gone are chosen anew"
             )
-        self._recall_quotas(loaded.meta)
+        self._recall_quotas(loaded.meta, await services.store.run(self._limits.read))
         self._meta.update(self.on_meta(loaded.meta))
         self.on_engage(engine)
         try:
@@ -212,10 +228,10 @@ class Assembly:
         self._services.store.write({}, {LOST_KEY: ""})
         return lost
 
-    def _recall_quotas(self, meta: Mapping[str, str]) -> None:
+    def _recall_quotas(self, meta: Mapping[str, str], kept: str) -> None:
         # Another boot's cgroups are gone.
-        if self._services.node_state.quotas is not None and meta.get(BOOT_KEY) == self._boot_id:
-            self._meta[QUOTAS_KEY] = meta.get(QUOTAS_KEY, "")
+        if self._services.node_state.quotas is not None and (kept or meta.get(BOOT_KEY) == self._boot_id):
+            self._meta[QUOTAS_KEY] = kept or meta.get(QUOTAS_KEY, "")
             self._services.node_state.quotas.recall(self._meta[QUOTAS_KEY])
 
     def engage(self, engine: Engine) -> None:

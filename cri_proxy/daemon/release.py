@@ -15,7 +15,7 @@ from cri_proxy.engine.report import find_one, path_of
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
-from cri_proxy.node.quotas import Quotas
+from cri_proxy.node.quotas import Quotas, TakenFile
 from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import RuntimeClient, discover, gather_limited
 from cri_proxy.services.node_state import NodeState
@@ -117,9 +117,16 @@ def _release(engine: Engine, container: Optional[str]) -> list[CpusetUpdate]:
 def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:
     """Give the limits of pods back that no released container keeps away any more."""
     root = Path(node.config["topology.cgroup_root"])
-    quotas = Quotas(root, node.log, lambda text: node.store.write({}, {QUOTAS_KEY: text}))
-    if loaded.meta.get(BOOT_KEY) == read_boot_id():
-        quotas.recall(loaded.meta.get(QUOTAS_KEY, ""))
+    limits = TakenFile(Path(node.config["state.directory"]), read_boot_id())
+
+    def keep(text: str) -> None:
+        node.store.write({}, {QUOTAS_KEY: text})
+        limits.write(text)
+
+    quotas = Quotas(root, node.log, keep)
+    kept = limits.read()
+    if kept or loaded.meta.get(BOOT_KEY) == read_boot_id():
+        quotas.recall(kept or loaded.meta.get(QUOTAS_KEY, ""))
     quotas.give_back(quotas.taken.keys() - engine.unlimited_pods())
 
 

@@ -468,6 +468,7 @@ def _adoption(
         since_s=now_s,
         why=opted_out(engine, container),
         runs_in=item.runs_in or "",
+        quota_taken=item.has_no_quota,
     )
     if grant.why:
         return grant

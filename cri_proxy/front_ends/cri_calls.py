@@ -196,6 +196,7 @@ class CreateContainer(InterceptedCall):
         self.fields["id"] = container_id
         # Its place is durable; by that and the runtime's list it is found should this be lost.
         self.node_state.save_together()
+        await self.node_state.limits_lifted()
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.creation is None or self.creation.has_ended:

@@ -1,8 +1,8 @@
 """Takes the CPU quota off pods' cgroups and gives it back: cgroup v1 and v2, both of kubelet's drivers.
 
-What was there is remembered before it goes (``keep`` makes it durable), for what kubelet has written is more
-than the sum of the limits we see: it counts init containers and overhead. Kubelet may write it anew any time;
-what it wrote last is then what is given back.
+What was there is on disk before it goes, for what kubelet has written is more than the sum of the limits we see: it
+counts init containers and overhead. It has a file of its own (``TakenFile``), which no loss of the records takes along.
+Kubelet may write a limit anew any time; what it wrote last is then what is given back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
 from cri_proxy.engine.model import ContainerRecord, Life, Management, pod_cgroup
 from cri_proxy.engine.resources import is_unlimited
@@ -23,13 +24,49 @@ V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.ma
 #: mount it, v2, and v2 beside v1.
 MOUNTS = ("cpu", "cpu,cpuacct", "", "unified")
 HINT = "let the daemon write there, or set cfs_quota: keep"
+FILE = "pod-limits.json"
+
+
+class TakenFile:
+    """The limits that were taken away, in the state directory. ``boot_id``: another boot's cgroups are gone."""
+
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self._path = directory / FILE
+        self._boot_id = boot_id
+
+    def read(self) -> str:
+        """What was written last; "" = nothing in this boot. May wait for the disk."""
+        try:
+            document = json.loads(read_text(self._path))
+            return json.dumps(document["pods"]) if document["boot_id"] == self._boot_id else ""
+        except (OSError, ValueError, TypeError, KeyError):
+            return ""
+
+    def write(self, text: str) -> None:
+        """Keep what ``Quotas`` asks to be kept. May wait for the disk.
+
+        :raises OSError: what was written before is there still.
+        """
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = self._path.with_name(FILE + ".new")
+        beside.write_text(json.dumps({"boot_id": self._boot_id, "pods": json.loads(text)}))
+        effects.before(effects.STATE, FILE)
+        os.replace(beside, self._path)
 
 
 class Quotas:
-    """The pods of one node, by their ``cgroup_parent``. ``taken``: the limits that we have taken away."""
+    """The pods of one node, by their ``cgroup_parent``. ``taken``: the limits that we have taken away, or are about to.
 
-    def __init__(self, root: Path, log: Any, keep: Callable[[str], object] = lambda text: None) -> None:
+    ``keep`` begins to make a text durable: ``kept`` must follow with it, or ``not_kept``. Until then no limit is lifted.
+    """
+
+    def __init__(self, root: Path, log: Any, keep: Callable[[str], object]) -> None:
         self.taken: dict[str, str] = {}
+        #: Those of them that are durable, and the pods whose limits go when theirs are.
+        self._kept: dict[str, str] = {}
+        self._waiting: set[str] = set()
+        #: What ``keep`` was given last.
+        self._asked = "{}"
         #: What could not be done, a sentence a pod.
         self.problems: dict[str, str] = {}
         self._root = root
@@ -44,8 +81,31 @@ class Quotas:
         """Take over what ``keep`` was given last by the daemon before this one; "" = nothing."""
         try:
             self.taken = {str(pod): str(limit) for pod, limit in json.loads(text or "{}").items()}
+            self._kept, self._asked = dict(self.taken), json.dumps(self.taken)
         except (ValueError, AttributeError):
             self._log.error("the limits of pods that were lifted are not known any more", text=text[:200])
+
+    def kept(self, text: str, lifts: bool = True) -> None:
+        """A text that was to be kept is durable: (``lifts``) limits that it has are lifted where that is still wanted."""
+        self._kept = json.loads(text)
+        for pod in sorted(self._waiting) if lifts else ():
+            self._attempt(pod, self._lift)
+        self._ask()
+
+    def not_kept(self) -> None:
+        """A text could not be kept: no limit is lifted; with the next look at the pods it is tried again."""
+        self._asked = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a limit is to be lifted once it is durable."""
+        return bool(self._waiting)
+
+    def _ask(self) -> None:
+        text = json.dumps(self.taken)
+        if text != self._asked:
+            self._asked = text
+            self._keep(text)
 
     def refusal(self, cgroup_parent: str) -> str:
         """Why a pod's limit cannot be lifted; "" if it can, or there is none. A few system calls."""
@@ -67,8 +127,10 @@ class Quotas:
             return f"{file} cannot be written ({error.strerror}); {HINT}"
         return ""
 
-    def follow(self, unlimited: Iterable[str], changed: Optional[Iterable[str]] = None) -> None:
-        """Lift the limits of these pods, and give back those of all others.
+    def follow(
+        self, unlimited: Iterable[str], changed: Optional[Iterable[str]] = None, gives_back: bool = True
+    ) -> None:
+        """Lift the limits of these pods, and (``gives_back``) give back those of all others.
 
         ``changed``: the pods that have to be looked at again; None = all.
         """
@@ -77,14 +139,20 @@ class Quotas:
         self._settled.difference_update(changed or ())
         for pod in sorted(wanted - self._settled):
             self._attempt(pod, self._lift)
-        self.give_back(self.taken.keys() - wanted)
+        self._waiting &= wanted
+        if gives_back:
+            self.give_back(self.taken.keys() - wanted)
+        self._ask()
         for pod in [p for p in self.problems if p not in wanted and p not in self.taken]:
             del self.problems[pod]
 
     def give_back(self, pods: Iterable[str]) -> None:
         """Give back the limits that were taken away from these pods."""
-        for pod in sorted(self.taken.keys() & frozenset(pods)):
+        chosen = frozenset(pods)
+        self._waiting -= chosen
+        for pod in sorted(self.taken.keys() & chosen):
             self._attempt(pod, self._give_back)
+        self._ask()
 
     def drifted(
         self, grants: Iterable[ContainerRecord], cgroup_of: Callable[[str], Optional[str]]
@@ -135,10 +203,13 @@ class Quotas:
 
     def _lift(self, pod: str, file: Path) -> None:
         limit = _read(file)
+        self._waiting.discard(pod)
         if not is_unlimited(limit):
-            if self.taken.get(pod) != limit:
-                self.taken[pod] = limit
-                self._keep(json.dumps(self.taken))
+            self.taken[pod] = limit
+            if self._kept.get(pod) != limit:
+                self._waiting.add(pod)
+                return
+            effects.before(effects.CGROUP, pod)
             file.write_text("-1" if file.name == V1_QUOTA else "max")
             self._log.info("pod's CPU quota lifted", file=str(file), was=limit)
         self._settled.add(pod)
@@ -147,13 +218,13 @@ class Quotas:
         # One that is limited again was given another limit by kubelet.
         if is_unlimited(_read(file)):
             limit = self.taken[pod]
+            effects.before(effects.CGROUP, pod)
             file.write_text(limit.split()[0] if file.name == V1_QUOTA else limit)
             self._log.info("pod's CPU quota given back", file=str(file), now=limit)
         self._forget(pod)
 
     def _forget(self, pod: str) -> None:
-        if self.taken.pop(pod, None) is not None:
-            self._keep(json.dumps(self.taken))
+        self.taken.pop(pod, None)
 
     def _file(self, cgroup_parent: str) -> Optional[Path]:
         """The file with the quota of a cgroup, which may be v1's or v2's."""

@@ -63,6 +63,8 @@ class NodeState:
     on_fence: Callable[[], Awaitable[None]] = _nothing
     #: Not set yet: records of the daemon before are taken for what containers were told.
     _compared: Optional[asyncio.Event] = None
+    #: The engine that knows all that runs.
+    _known: Optional[Engine] = None
     _later: Optional[asyncio.TimerHandle] = None
 
     @property
@@ -103,6 +105,8 @@ class NodeState:
     def note_compared(self, is_done: bool = True) -> None:
         """What containers have was compared with the runtime and the cgroups; ``is_done`` False: that could not be done,
         and what they lack is sent all the same."""
+        if is_done:
+            self._known = self.engine
         if self._compared is not None and not self._compared.is_set():
             self.updates.let_go()
             if is_done:
@@ -182,7 +186,14 @@ class NodeState:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
         if self.engine is not None and self.quotas is not None and self.enforcing:
             engine = self.engine
-            self.quotas.follow(engine.unlimited_pods() if engine.lifting else (), changed)
+            unlimited = engine.unlimited_pods() if engine.lifting else ()
+            # That a limit was taken from its pod tells of a container whose record is lost that its quota was, too.
+            self.quotas.follow(unlimited, changed, gives_back=engine is self._known)
+
+    async def limits_lifted(self) -> None:
+        """Wait until the limits that are to be lifted are; not longer than a call may wait for its record."""
+        if self.quotas is not None and self.quotas.is_waiting:
+            await self.store.settled()
 
     def give_back_quotas(self, pods: Iterable[str]) -> None:
         """Give the quotas of these pods' cgroups back where no container needs them lifted, in every mode."""

@@ -45,8 +45,8 @@ class StateWriter:
         self._metrics = metrics
         self._log = log
         self._thread = JobThread("state", supervisor)
-        #: What is to be done with other files there, before the changes that come after it.
-        self._works: deque[Callable[[], object]] = deque()
+        #: What is to be done with other files there, after the changes that came before it.
+        self._works: deque[tuple[Callable[[], object], Callable[[bool], object]]] = deque()
         #: The number of the last changes that were handed over, and up to which all were written or tried.
         self._newest = self._tried = 0
         #: Whether the thread will look for changes that it has not seen yet.
@@ -118,15 +118,21 @@ class StateWriter:
         if self._tried < self._newest:
             self._ask()
 
-    def later(self, work: Callable[[], object]) -> None:
-        """Have something done with another file on that disk, in its turn. ``settled`` waits for it, too.
+    def later(
+        self, work: Callable[[], object], then: Callable[[bool], object] = lambda is_done: None
+    ) -> None:
+        """Have something done with another file on that disk, once the changes before it are written or tried.
+        ``settled`` waits for it, too.
 
-        What it raises is logged. While the disk does not answer it is left out if as much waits already.
+        What it raises is logged. While the disk does not answer it is left out if as much waits already. ``then`` is
+        called in the loop with whether it was done, before what waits for that goes on.
         """
         if len(self._works) < MOST_WORKS:
-            self._works.append(work)
+            self._works.append((work, then))
             self._newest += 1
             self._ask_soon()
+        else:
+            then(False)
 
     def _ask_soon(self) -> None:
         """When the loop has done what it is at: a reply is sent before the thread competes with it."""
@@ -165,16 +171,21 @@ class StateWriter:
         """In the thread."""
         self._is_asked = False  # before anything is taken: what comes from here on asks again
         newest, started_s = self._newest, time.perf_counter()
-        while self._works:
-            try:
-                self._works.popleft()()
-            except Exception:
-                self._log.error("a file could not be kept", exc_info=True)
+        works = len(self._works)
         try:
             is_kept = self.store.flush()
         except Exception as error:  # a bug, which must not end the thread
             self.store.problem = f"state is not being kept: {type(error).__name__}: {error}"
             is_kept = False
+        for _ in range(works):
+            work, then = self._works.popleft()
+            is_done = False
+            try:
+                work()
+                is_done = True
+            except Exception:
+                self._log.error("a file could not be kept", exc_info=True)
+            self._thread.tell(then, is_done)
         self._thread.tell(self._flushed, newest, is_kept, time.perf_counter() - started_s)
 
     def _flushed(self, newest: int, is_kept: bool, seconds: float) -> None:

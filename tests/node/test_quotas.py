@@ -12,7 +12,7 @@ import structlog
 
 from cri_proxy.engine.model import ContainerRecord, Life, Management, pod_cgroup
 from cri_proxy.engine.told import told_by, update_of
-from cri_proxy.node.quotas import HINT, Quotas
+from cri_proxy.node.quotas import FILE, HINT, Quotas, TakenFile
 from policies.machine.cpus import parse_cpus
 from policies.model import UNTOUCHED, Placement, Quota
 from tests.scenes import make_container, make_pod
@@ -63,7 +63,14 @@ def tree(request: Any, tmp_path: Path) -> Tree:
 
 
 def quotas_on(tree: Tree, kept: list[str]) -> Quotas:
-    return Quotas(tree.root, structlog.get_logger(), kept.append)
+    """Quotas whose texts are durable at once."""
+
+    def keep(text: str) -> None:
+        kept.append(text)
+        quotas.kept(text)
+
+    quotas = Quotas(tree.root, structlog.get_logger(), keep)
+    return quotas
 
 
 def test_a_pods_limit_is_lifted_and_given_back(tree: Tree) -> None:
@@ -76,18 +83,73 @@ def test_a_pods_limit_is_lifted_and_given_back(tree: Tree) -> None:
     quotas.follow([])
     assert (tree.quota(POD), tree.quota(OTHER)) == ("200000", "50000")
     assert [json.loads(text) for text in kept] == [
-        {POD: LIMIT},
         {POD: LIMIT, OTHER: "50000 100000"},
         {OTHER: "50000 100000"},
         {},
     ]
 
 
-def test_a_limit_is_kept_before_it_is_taken(tree: Tree) -> None:
-    seen = []
-    quotas = Quotas(tree.root, structlog.get_logger(), lambda text: seen.append(tree.quota(POD)))
+def test_a_limit_is_durable_before_it_is_taken(tree: Tree) -> None:
+    asked: list[str] = []
+    quotas = Quotas(tree.root, structlog.get_logger(), asked.append)
     quotas.follow([POD])
-    assert seen == ["200000"]
+    assert (tree.quota(POD), [json.loads(text) for text in asked]) == ("200000", [{POD: LIMIT}])
+    quotas.follow([POD])
+    quotas.kept(asked[0])
+    assert (tree.quota(POD), len(asked)) == ("max", 1)
+
+
+def test_a_limit_that_is_not_wanted_any_more_when_it_is_durable_stays(tree: Tree) -> None:
+    asked: list[str] = []
+    quotas = Quotas(tree.root, structlog.get_logger(), asked.append)
+    quotas.follow([POD, OTHER])
+    quotas.follow([OTHER])
+    quotas.give_back([OTHER])
+    quotas.kept(asked[0])
+    assert (tree.quota(POD), tree.quota(OTHER)) == ("200000", "50000")
+    assert json.loads(asked[-1]) == {}
+
+
+def test_a_limit_that_kubelet_changes_meanwhile_is_made_durable_anew(tree: Tree) -> None:
+    asked: list[str] = []
+    quotas = Quotas(tree.root, structlog.get_logger(), asked.append)
+    quotas.follow([POD])
+    tree.write(POD, "300000 100000")
+    quotas.kept(asked[-1])
+    assert tree.quota(POD) == "300000"
+    quotas.kept(asked[-1])
+    assert (tree.quota(POD), json.loads(asked[-1])) == ("max", {POD: "300000 100000"})
+
+
+def test_what_cannot_be_made_durable_is_tried_again_with_the_next_look(tree: Tree) -> None:
+    asked: list[str] = []
+    quotas = Quotas(tree.root, structlog.get_logger(), asked.append)
+    quotas.follow([POD])
+    quotas.not_kept()
+    quotas.follow([POD])
+    quotas.kept(asked[1])
+    assert (tree.quota(POD), len(asked)) == ("max", 2)
+
+
+def test_limits_are_given_back_once_all_that_runs_is_known(tree: Tree) -> None:
+    kept: list[str] = []
+    quotas_on(tree, kept).follow([POD])
+    after = quotas_on(tree, [])
+    after.recall(kept[-1])
+    after.follow([], gives_back=False)
+    assert (tree.quota(POD), after.taken) == ("max", {POD: LIMIT})
+    after.follow([])
+    assert tree.quota(POD) == "200000"
+
+
+def test_the_file_of_limits_is_of_one_boot(tmp_path: Path) -> None:
+    file = TakenFile(tmp_path / "state", "boot")
+    assert file.read() == ""
+    file.write(json.dumps({POD: LIMIT}))
+    assert json.loads(file.read()) == {POD: LIMIT}
+    assert TakenFile(tmp_path / "state", "later").read() == ""
+    (tmp_path / "state" / FILE).write_text("[]")
+    assert file.read() == ""
 
 
 def test_the_next_daemon_gives_back_what_this_one_has_taken(tree: Tree) -> None:
