@@ -24,7 +24,7 @@ node (interleaved memory) have theirs below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Callable, Optional
 
@@ -144,7 +144,8 @@ class Ladder:
         for level, sites in self._open_rungs(capacity, want):
             if not first_sites:
                 first_level, first_sites = level, sites
-            with_room = [s for s in sites if capacity.room_nano(s.leaves) >= need]
+            rooms = capacity.rooms_nano([s.leaves for s in sites])
+            with_room = [s for s, room in zip(sites, rooms) if room >= need]
             if with_room:
                 note = "" if level == first_level else f"no room in {_plain(first_level)}; "
                 return self._pick(capacity, node, want, with_room, len(sites), note)
@@ -184,7 +185,8 @@ class Ladder:
             looked += len(sites)
             if looked > BUDGET:
                 raise BudgetSpent(f"more than {BUDGET} places to look at")
-            fitting = [s for s in sites if _holds(capacity.caps, s.leaves, want.milli_wanted)]
+            caps = capacity.caps_of([s.leaves for s in sites])
+            fitting = [s for s, cap in zip(sites, caps) if cap > 0 and cap * 1000 >= want.milli_wanted]
             # Pairs across sockets count only where no pair inside one holds n.
             near = [s for s in fitting if s.near]
             if fitting:
@@ -228,15 +230,16 @@ class Ladder:
         self, capacity: Capacity, node: Node, want: Climb, sites: list[RungDomain], of: int, note: str
     ) -> RungChoice:
         # The number of containers is costly to know and seldom decides: it is looked up among equals only.
-        shares = capacity.shares_nano([s.leaves for s in sites])
-        keyed = [(self._key(capacity, want, s, share), s) for s, share in zip(sites, shares)]
-        best_key = min(key for key, _ in keyed)
-        equals = [s for key, s in keyed if key == best_key]
-        counts = (
-            {s.ids: node.containers_on(capacity.allowed(s.leaves)) for s in equals} if len(equals) > 1 else {}
-        )
-        best = min(equals, key=lambda s: (counts.get(s.ids, 0), s.ids))
-        decided = _decided_by(best_key, best, [key for key, s in keyed if s is not best], counts)
+        keys = self._keys(capacity, want, sites)
+        best_key = min(keys)
+        equals = [s for s, key in zip(sites, keys) if key == best_key]
+        best, counts = equals[0], dict[tuple[int, ...], int]()
+        if len(equals) > 1:
+            on_each = node.containers_on_each(capacity.sets_of([s.leaves for s in equals]))
+            ids = [s.ids for s in equals]
+            best = equals[min(zip(on_each, ids, range(len(equals))))[2]]
+            counts = dict(zip(ids, on_each))
+        decided = _decided_by(best_key, best, [key for s, key in zip(sites, keys) if s is not best], counts)
         cpus = capacity.allowed(best.leaves)
         room = "" if len(sites) == of else f", {len(sites)} with room"
         why = (
@@ -245,17 +248,31 @@ class Ladder:
         )
         return RungChoice(best, cpus, not note, why, is_full=False)
 
-    def _key(self, capacity: Capacity, want: Climb, site: RungDomain, share_nano: int) -> Key:
-        pod = want.pod_leaves
-        leaves = frozenset(site.leaves) if pod is not None else frozenset()
-        outside = int(pod is not None and not (leaves <= pod or pod <= leaves))
-        if outside and want.origin:
-            # Placed anew: of the other domains those near its memory come first.
-            outside = max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
-        cost = want.affinity(capacity.allowed(site.leaves)) if want.affinity is not None else 0.0
-        hints = missed_hints(want.hinted, site.nodes) if want.hinted else 0
-        is_used = int(want.milli_used > 0 and not _is_unused(capacity, site.leaves, want))
-        return (outside, is_used, cost, hints, site.spread, share_nano)
+    def _keys(self, capacity: Capacity, want: Climb, sites: list[RungDomain]) -> list[Key]:
+        """Of each site what comes before the number of containers; what is not asked for is not looked at."""
+        none, pod, affinity = [0] * len(sites), want.pod_leaves, want.affinity
+        outside = none if pod is None else [self._outside(want, pod, s) for s in sites]
+        used = [int(not _is_unused(capacity, s.leaves, want)) for s in sites] if want.milli_used > 0 else none
+        costs = [0.0] * len(sites)
+        if affinity is not None:
+            costs = [affinity(capacity.allowed(s.leaves)) for s in sites]
+        hints = [missed_hints(want.hinted, s.nodes) for s in sites] if want.hinted else none
+        spreads = [s.spread for s in sites]
+        return list(
+            zip(outside, used, costs, hints, spreads, capacity.shares_nano([s.leaves for s in sites]))
+        )
+
+    def _outside(self, want: Climb, pod: frozenset[int], site: RungDomain) -> int:
+        """How far a site is from the pod's leaves; 0: it is within them, or around them."""
+        leaves = frozenset(site.leaves)
+        if leaves <= pod or pod <= leaves:
+            return 0
+        # Placed anew: of the other domains those near its memory come first.
+        return (
+            max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
+            if want.origin
+            else 1
+        )
 
 
 def _decided_by(
@@ -314,11 +331,6 @@ def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: C
 def _is_unused(capacity: Capacity, leaves: Iterable[int], want: Climb) -> bool:
     """Whether a container's usage is left there."""
     return capacity.unused_nano(leaves) >= want.milli_used * NANO_PER_MILLI
-
-
-def _holds(caps: Sequence[int], leaves: Iterable[int], milli_wanted: int) -> bool:
-    cap = sum([caps[i] for i in leaves])
-    return cap > 0 and cap * 1000 >= milli_wanted
 
 
 def _first_rung(levels: list[str], floor: str) -> int:

@@ -198,7 +198,7 @@ class Topology:
 
     def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
         """The NUMA nodes of some CPUs; unknown CPUs have none."""
-        return frozenset(self.cpus[c].numa for c in cpus if c in self.cpus)
+        return frozenset([self.cpus[c].numa for c in cpus if c in self.cpus])
 
     def distance(self, a: int, b: int) -> int:
         """SLIT distance from node ``a`` to node ``b``."""
