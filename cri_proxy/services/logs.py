@@ -99,14 +99,11 @@ class PlainLines:
     def __call__(self, logger: Any, name: str, line: MutableMapping[str, Any]) -> str:
         if not _OTHERS.isdisjoint(line):
             return self._others(logger, name, line)
-        head = f"{line.pop('timestamp')} [{line.pop('level'):<9}] {line.pop('event')!s:<30}"
-        return " ".join([head, *(f"{key}={_plain(value)}" for key, value in line.items())]).rstrip(" ")
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, str) and not _QUOTED.search(value):
-        return value
-    return repr(value)
+        words = [f"{line.pop('timestamp')} [{line.pop('level'):<9}] {line.pop('event')!s:<30}"]
+        for key, value in line.items():
+            is_plain = isinstance(value, str) and not _QUOTED.search(value)
+            words.append(f"{key}={value}" if is_plain else f"{key}={value!r}")
+        return " ".join(words).rstrip(" ")
 
 
 def set_up(level: str, form: str, repeats: Optional[Repeats] = None) -> Any:
