@@ -199,7 +199,7 @@ class Maintenance:
             node_state.updates.hurry()
             await services.store.checkpoint()
         if services.runtime.api and (full or not self._events_read):
-            await self._compare(full)
+            is_compared = await self._compare(full)
         # Pods that ran before us tell it, too; the newest is asked, for kubelet's cgroup may have been moved.
         newest = next(reversed(tuple(engine.pods.values())), None)
         if newest is not None:

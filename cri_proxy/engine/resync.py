@@ -6,6 +6,7 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import field, fields, replace
 from typing import Optional
@@ -32,8 +33,10 @@ FLIPS, DRIFT_WINDOW_S = 3, 60.0
 #: How long a create that ended with the daemon before keeps its place while the runtime does not list its container, in
 #: seconds: kubelet asks again within 15 (its workers' back-off of 10, and jitter), and gets the place.
 ORPHAN_S = 20.0
-#: Containers judged in one go: a millisecond or two where all of them are news.
+#: Containers judged in one go: a millisecond or two where all of them are news. One by whose end or beginning others have
+#: other CPUs takes longer: a go ends with the one by which it has changed so many records.
 SLICE = 50
+RECORDS = 300
 
 
 @frozen
@@ -131,28 +134,64 @@ def merged(parts: Iterable[Resync]) -> Resync:
 
 
 def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Resync]:
-    """The same in slices of at most SLICE containers, so that calls can pass in between (design rule 13)."""
+    """The same in slices, so that calls can pass in between (design rule 13): each ends with the SLICEth container, or with
+    the one by which it has changed RECORDS records."""
     seen = listing.seen
     if listing.is_newer:
         yield _take_over(engine, listing, now_s)
-    bound, cancelled = _resolve_tickets(engine, listing, now_s)
-    removed = [
-        g.key
-        for g in engine.grants.values()
-        if g.life is not Life.CREATING and g.key not in seen and g.since_s < listing.listed_at_s
-    ]
+    yield from _resolve_tickets(engine, listing, now_s)
     latest = _latest_attempts(seen.values())
-    never_run = sorted(_never_run(engine, seen.values(), latest))
-    removed += [key for key in never_run if key in engine.grants and engine.grants[key].life is Life.CREATED]
-    for key in removed:
-        engine.remove(key, "never started: there is a later attempt" if key in never_run else "")
-    yield Resync(removed=tuple(removed), bound=tuple(bound), cancelled=tuple(cancelled))
+    yield from _remove_gone(engine, listing, latest)
     # What looks exclusive to one that runs is not exclusive to one that was only created.
     items = sorted(seen.values(), key=lambda s: not (s.running or s.exited))
-    for start in range(0, len(items), SLICE):
-        slice_ = items[start : start + SLICE]
+    followed = 0
+    while followed < len(items):
+        slice_ = items[followed : followed + SLICE]
         dead = _never_run(engine, slice_, latest)
-        yield _follow_all(engine, [s for s in slice_ if s.id not in dead], listing, now_s)
+        done, found = _follow_all(engine, slice_, dead, listing, now_s)
+        followed += done
+        yield found
+
+
+class _Slice:
+    """One go at containers, and when it has lasted long enough."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._version = engine.version
+        self.done = 0
+
+    def is_over(self) -> bool:
+        """Another container has been judged: whether the next one is for the next go."""
+        self.done += 1
+        return self.done == SLICE or self._engine.version - self._version >= RECORDS
+
+
+def _remove_gone(engine: Engine, listing: Listing, latest: Mapping[tuple[str, str], int]) -> Iterator[Resync]:
+    """Records of containers that are gone from the runtime, or that will never be started: they go."""
+    seen = listing.seen
+    gone = [g.key for g in engine.grants.values() if _is_gone(g, listing)]
+    never_run = _never_run(engine, seen.values(), latest)
+    left = deque([*gone, *sorted(never_run & engine.grants.keys())])
+    while True:
+        slice_, removed = _Slice(engine), []
+        while left:
+            key = left.popleft()
+            grant = engine.grants.get(key)  # calls have passed since
+            is_dead = grant is not None and key in never_run and grant.life is Life.CREATED
+            if is_dead or (grant is not None and _is_gone(grant, listing)):
+                engine.remove(key, "never started: there is a later attempt" if key in never_run else "")
+                removed.append(key)
+            if slice_.is_over():
+                break
+        yield Resync(removed=tuple(removed))
+        if not left:
+            return
+
+
+def _is_gone(grant: ContainerRecord, listing: Listing) -> bool:
+    is_older = grant.life is not Life.CREATING and grant.since_s < listing.listed_at_s
+    return is_older and grant.key not in listing.seen
 
 
 def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
@@ -165,15 +204,21 @@ def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
     return Resync(adopted=adopted)
 
 
-def _follow_all(engine: Engine, items: list[ListedContainer], listing: Listing, now_s: float) -> Resync:
+def _follow_all(
+    engine: Engine, items: Iterable[ListedContainer], dead: Collection[str], listing: Listing, now_s: float
+) -> tuple[int, Resync]:
+    """Judge containers, but for the ``dead``, until a slice is over; how many that were, and what was found."""
     drifted: list[str] = []
     resized: list[str] = []
     foreign: list[str] = []
     adopted: list[str] = []
     ignoring: list[str] = []
     resizing = {t.target for t in engine.tickets.values()}
+    slice_ = _Slice(engine)
     for item in items:
-        if item.id in engine.grants:
+        if item.id in dead:
+            pass
+        elif item.id in engine.grants:
             _follow(engine, item, now_s, listing.listed_at_s)
             _note_where(engine, item)
             _note_whose(engine, item)
@@ -197,6 +242,8 @@ def _follow_all(engine: Engine, items: list[ListedContainer], listing: Listing, 
             if item.sandbox_id not in engine.pods:
                 engine.add_pod(container.pod)
             adopted.append(item.id)
+        if slice_.is_over():
+            break
     news = {
         "drifted": drifted,
         "resized": resized,
@@ -204,7 +251,7 @@ def _follow_all(engine: Engine, items: list[ListedContainer], listing: Listing, 
         "adopted": adopted,
         "ignoring": ignoring,
     }
-    return Resync(**{name: tuple(ids) for name, ids in news.items()})
+    return slice_.done, Resync(**{name: tuple(ids) for name, ids in news.items()})
 
 
 def _unchanged(grant: ContainerRecord, then: Mapping[str, ContainerRecord]) -> bool:
@@ -224,31 +271,48 @@ def _news_of_resources(engine: Engine, item: ListedContainer, listing: Listing) 
     return found if found != known or (listing.enforce and grant.is_outgrown) else None
 
 
-def _resolve_tickets(engine: Engine, listing: Listing, now_s: float) -> tuple[list[str], list[str]]:
+def _resolve_tickets(engine: Engine, listing: Listing, now_s: float) -> Iterator[Resync]:
     """Tickets in doubt: found in the list, they are bound; not found where none can come any more, they are cancelled."""
     seen = listing.seen
     by_name = {(s.pod_uid, s.name, s.attempt): s.id for s in seen.values() if s.id not in engine.grants}
-    bound: list[str] = []
-    cancelled: list[str] = []
-    targets: set[str] = set()
     judged: set[str] = set()
+    left: deque[str] = deque()
     # A create that never appeared brings back those that it had set aside: they are judged after it.
-    while (ticket := _in_doubt(engine, judged)) is not None:
-        judged.add(ticket.id)
-        if ticket.kind is TicketKind.RESIZE:
-            targets.add(ticket.target)
-            _resolve_resize(engine, ticket, seen.get(ticket.target), now_s)
-            continue
-        container = engine.grants[ticket.key].container
-        found = by_name.get((container.pod.uid, container.name, container.attempt))
-        if found is not None:
-            engine.bind(ticket.id, found, now_s)
-            bound.append(found)
-        elif why := _why_over(engine, ticket, listing, now_s):
-            engine.cancel(ticket.id, now_s, why)
-            cancelled.append(ticket.id)
-    _as_seen(engine, seen, targets)
-    return bound, cancelled
+    while left := left or _in_doubt(engine, judged):
+        slice_, found = _Slice(engine), []
+        targets: set[str] = set()
+        while left:
+            ticket = engine.tickets.get(left.popleft())  # calls have passed since
+            if ticket is not None and ticket.in_doubt:
+                judged.add(ticket.id)
+                if ticket.kind is TicketKind.RESIZE:
+                    targets.add(ticket.target)
+                    _resolve_resize(engine, ticket, seen.get(ticket.target), now_s)
+                else:
+                    found.append(_resolve_create(engine, ticket, by_name, listing, now_s))
+            if slice_.is_over():
+                break
+        _as_seen(engine, seen, targets)
+        yield merged(found)
+
+
+def _resolve_create(
+    engine: Engine,
+    ticket: Ticket,
+    by_name: Mapping[tuple[str, str, int], str],
+    listing: Listing,
+    now_s: float,
+) -> Resync:
+    """A create whose end is not known. ``by_name``: the ids of listed containers that are not in the records."""
+    container = engine.grants[ticket.key].container
+    found = by_name.get((container.pod.uid, container.name, container.attempt))
+    if found is not None:
+        engine.bind(ticket.id, found, now_s)
+        return Resync(bound=(found,))
+    if why := _why_over(engine, ticket, listing, now_s):
+        engine.cancel(ticket.id, now_s, why)
+        return Resync(cancelled=(ticket.id,))
+    return Resync()
 
 
 def _why_over(engine: Engine, ticket: Ticket, listing: Listing, now_s: float) -> str:
@@ -268,9 +332,9 @@ def _why_over(engine: Engine, ticket: Ticket, listing: Listing, now_s: float) ->
     return "never appeared in the runtime's list" if now_s - ticket.since_s > patience_s else ""
 
 
-def _in_doubt(engine: Engine, judged: set[str]) -> Optional[Ticket]:
-    """The first ticket in doubt that was not judged yet."""
-    return next((t for t in engine.tickets.values() if t.in_doubt and t.id not in judged), None)
+def _in_doubt(engine: Engine, judged: Collection[str]) -> deque[str]:
+    """The ids of the tickets in doubt that were not judged yet."""
+    return deque(t.id for t in engine.tickets.values() if t.in_doubt and t.id not in judged)
 
 
 def _as_seen(engine: Engine, listing: Mapping[str, ListedContainer], targets: Iterable[str]) -> None:

@@ -87,7 +87,7 @@ def note_use(state: State, used: Mapping[str, int]) -> None:
         if grant is None or grant.container.milli_size is not None or not may_be_sized(state, grant):
             continue
         if milli != grant.container.milli_used:
-            state.put(altered(grant, container=altered(grant.container, milli_used=milli)))
+            state.book_use(key, milli)
 
 
 def size(state: State, key: str, milli_size: Optional[int], why: str, now_s: float) -> bool:

@@ -348,6 +348,16 @@ class State:
         if now is not grant or self._lacks_charge(grant):
             self.put(now)
 
+    def book_use(self, key: str, milli_used: int) -> None:
+        """Count what a container uses where others are placed. Its record on disk does not tell that: nothing is written."""
+        grant = self.grants[key]
+        now = altered(grant, container=altered(grant.container, milli_used=milli_used))
+        if self.undo is not None:
+            self.undo.setdefault(("grant", key), (self.grants, key, grant))
+        self.grants[key] = now
+        self.node.replace(key, resident_of(now))
+        self.version += 1
+
     def charge_lacking(self) -> None:
         """Charge the limits that are charged to nodes which no memory comes from on this host any more."""
         for grant in list(self.grants.values()):

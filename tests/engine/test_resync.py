@@ -16,6 +16,7 @@ from cri_proxy.engine.model import ContainerRecord, Life, ListedContainer, Manag
 from cri_proxy.engine.resync import (
     DRIFT_WINDOW_S,
     FLIPS,
+    RECORDS,
     SLICE,
     Listing,
     Resync,
@@ -25,9 +26,11 @@ from cri_proxy.engine.resync import (
 )
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, PlacementPreferences, Qos
+from policies.registry import POLICIES
 from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
+    TOPOLOGY_AWARE,
     Owning,
     again,
     constraint,
@@ -740,6 +743,57 @@ def test_slices_together_do_what_one_resync_does() -> None:
     assert merged(parts) == comparison.resync(whole, listing, 100.0)
     assert sliced.grants == whole.grants
     assert len(parts) == 4
+
+
+def _many(policy: str, count: int, now_s: float = 0.0) -> Engine:
+    """A node of ``count`` containers, of which 60 own a CPU where the policy has them own any."""
+    tree = topology(HYGON_7285_2S)
+    engine = engine_on(host_of(tree), policy=POLICIES[policy](tree, TOPOLOGY_AWARE))
+    engine.is_quiet = True
+    for number in range(count):
+        owns = number < 60
+        limit, qos = (1 if owns else 1 + number % 12), (Qos.GUARANTEED if owns else Qos.BURSTABLE)
+        run(
+            engine, make_container(f"c{number}", limit, limit if owns else 0.05, qos=qos), f"c{number}", now_s
+        )
+    return engine
+
+
+def _gone(engine: Engine) -> Listing:
+    return Listing({}, 100.0)
+
+
+def _cancelled(engine: Engine) -> Listing:
+    for number in range(300):
+        engine.doubt(engine.admit(make_container(f"d{number}", limit=4), NO_CONSTRAINT, 1.0).ticket)
+    return Listing(
+        {key: seen(key, g.container) for key, g in engine.grants.items() if key in engine.told}, 9e3
+    )
+
+
+def _bound(engine: Engine) -> Listing:
+    listing = _cancelled(engine)
+    created = {t.id: engine.grants[t.key].container for t in engine.tickets.values()}
+    return replace(
+        listing, seen={**listing.seen, **{f"id-{k}": seen(f"id-{k}", c) for k, c in created.items()}}
+    )
+
+
+@pytest.mark.parametrize("policy", ["hygon", "topology-aware"])
+@pytest.mark.parametrize("made", [_gone, _cancelled, _bound], ids=["gone", "cancelled", "bound"])
+def test_a_slice_judges_few_containers_and_changes_few_records_whatever_it_finds(policy, made) -> None:
+    engine = _many(policy, 300)
+    listing = made(engine)
+    largest, parts, judged = 0, [], []
+    version = engine.version
+    for part in resync_slices(engine, listing, 9e3):
+        parts.append(part)
+        judged.append(len(part.removed) + len(part.bound) + len(part.cancelled))
+        largest, version = max(largest, engine.version - version), engine.version
+    assert max(judged) <= SLICE
+    assert largest < 2 * RECORDS  # the last container of a slice changes up to all others that share with it
+    assert sum(judged) == 300
+    assert broken_invariants(engine) == [] and not engine.tickets
 
 
 def test_between_slices_calls_may_pass() -> None:

@@ -195,3 +195,15 @@ async def test_a_removal_past_the_daemon_is_read_along_on_the_event_stream(
     await direct.call("RemoveContainer", cri.RemoveContainerRequest(container_id=app))
     await until(agent, lambda found: found == [], "placements")
     events.cancel()
+
+
+async def test_a_list_that_could_not_be_had_is_asked_for_again_soon_without_a_cause(
+    runtime, agent, client, direct
+) -> None:
+    app = await client.create(await client.run_pod("web"), "app", **SIZE)
+    stuck = runtime.script("ListContainers", error=(13, "not now"), times=2)
+    await direct.call("RemoveContainer", cri.RemoveContainerRequest(container_id=app))
+    # One round, whose list cannot be had; and the next one's neither.
+    await ask(agent, "mode", mode="enforce")
+    await until(agent, lambda found: found == [], "placements")
+    assert stuck.used == 2
