@@ -43,6 +43,7 @@ from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.node.sysfs import SysfsError, read_sysfs
 from cri_proxy.unix_sockets import is_served
 from cri_proxy.version import VERSION
+from policies.machine.borders import settled
 from policies.machine.topology import BadTopology, Topology, TopologyData
 from policies.machine.topology_json import read_topology, write_topology
 
@@ -340,7 +341,7 @@ def _read_machine(source: Path) -> tuple[TopologyData, tuple[str, ...]]:
             reading = read_sysfs(source, source.parent / "proc")
             data, warnings = reading.data, reading.warnings
         else:
-            data = read_topology(json.loads(source.read_text()))
+            data, warnings = settled(read_topology(json.loads(source.read_text())))
         Topology(data)
     except (SysfsError, BadTopology, ValueError) as error:
         fail_by(error, str(error) if str(source) in str(error) else f"{source}: {error}")

@@ -28,6 +28,7 @@ from cri_proxy.kubelet.io.cpu_manager import (
 )
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.node.sysfs import SysfsError, read_free_memory, read_signature, read_sysfs
+from policies.machine.borders import settled
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus
 from policies.machine.topology import BadTopology, Cpu, Topology, TopologyData, remember
 from policies.machine.topology_json import read_topology
@@ -151,7 +152,9 @@ class MachineReader:
             return reading.data
         self.warnings, self.shown = (), ()
         try:
-            return read_topology(json.loads(read_bytes(self.source, MOST_TOPOLOGY_BYTES)))
+            described = read_topology(json.loads(read_bytes(self.source, MOST_TOPOLOGY_BYTES)))
+            data, self.warnings = settled(described)
+            return data
         except OSError as error:
             raise NoMachine(
                 f"{self.source}: {error.strerror}; expected a sysfs directory or a JSON topology"

@@ -11,9 +11,11 @@ A level is given by the name of the group of each CPU that is in one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from policies.frozen import dataclass
 from policies.machine.cpus import format_cpus
+from policies.machine.topology import Cpu, TopologyData
 
 #: The name of the group that a CPU is in.
 Level = Mapping[int, int]
@@ -26,6 +28,32 @@ class Doubt:
     file: str
     shows: str
     instead: str
+
+
+def settled(data: TopologyData) -> tuple[TopologyData, tuple[str, ...]]:
+    """A machine that a file describes, with the borders that can be; and a sentence on each that cannot."""
+    nodes, shown = {c.cpu: c.numa for c in data.cpus}, {c.cpu: c.socket for c in data.cpus}
+    cores, l3s, clusters = (_numbered(data.cpus, name) for name in ("core", "l3", "cluster"))
+    l3s, doubts = whole_l3s(l3s, nodes, shown, cores)
+    sockets, more = whole_sockets(shown, cores, clusters, l3s, nodes)
+    near = clusters, l3s, nodes
+    dies, others = whole_dies({c.cpu: c.die for c in data.cpus}, shown, sockets, cores, near)
+    found = (*doubts, *more, *others)
+    if not found:
+        return data, ()
+    cpus = [
+        Cpu(c.cpu, cores[c.cpu], l3s.get(c.cpu), dies[c.cpu], c.numa, sockets[c.cpu], clusters.get(c.cpu))
+        for c in data.cpus
+    ]
+    sentences = tuple(f"the machine's description {doubt.shows}; {doubt.instead}." for doubt in found)
+    return replace(data, cpus=tuple(cpus)), sentences
+
+
+def _numbered(cpus: Iterable[Cpu], level: str) -> dict[int, int]:
+    """What is unique in its socket, as numbers that are unique on the machine."""
+    names = {c.cpu: (c.socket, getattr(c, level)) for c in cpus if getattr(c, level) is not None}
+    numbers: dict[tuple[int, int], int] = {}
+    return {cpu: numbers.setdefault(name, len(numbers)) for cpu, name in names.items()}
 
 
 def whole_l3s(l3s: Level, nodes: Level, sockets: Level, cores: Level) -> tuple[dict[int, int], list[Doubt]]:

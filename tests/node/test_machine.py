@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -87,3 +88,11 @@ def test_pods_with_one_parent_are_read_together_and_a_pod_with_another_is_news(t
     assert reader.note_cgroup("/kubepods/system/pod5")
     assert parents()["kubepods/system/pod5"] == "1"
     assert not reader.note_cgroup("/kubepods/system/pod5")
+
+
+def test_a_file_that_describes_borders_no_machine_has_is_settled_with_warnings(tmp_path: Path) -> None:
+    source = tmp_path / "machine.json"
+    source.write_text(json.dumps({"cpus": [{"cpu": c, "core": 0, "l3": 0, "socket": c} for c in range(4)]}))
+    reader = MachineReader(source, Cgroups(tmp_path), tmp_path)
+    assert [len(socket.cpus) for socket in reader.read().topology.at("socket")] == [4]
+    assert len(reader.warnings) == 2 and all("the machine's description shows" in w for w in reader.warnings)

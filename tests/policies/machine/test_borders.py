@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.machine.borders import whole_dies, whole_l3s, whole_sockets
+from policies.machine.borders import settled, whole_dies, whole_l3s, whole_sockets
 from policies.machine.topology import Cpu, Topology, TopologyData
 
 CPUS = 12
@@ -53,3 +53,31 @@ def test_no_domain_is_smaller_than_all_that_it_is_a_part_of(
     whole = groups(l3s) | groups(nodes) | groups(sockets) | groups(told)
     for level_name in ("l3", "numa", "die", "socket"):
         assert [d for d in tree.at(level_name) if d.cpus not in whole] == []
+
+
+@given(runs("L3"), runs("node"), runs("socket"), runs("die"))
+def test_a_machine_that_a_file_describes_has_the_borders_that_can_be_or_a_sentence(
+    l3s: dict[int, int], nodes: dict[int, int], sockets: dict[int, int], dies: dict[int, int]
+) -> None:
+    shown = TopologyData(tuple(Cpu(c, c, l3s[c], dies[c], nodes[c], sockets[c]) for c in range(CPUS)))
+    data, sentences = settled(shown)
+    assert (data == shown) is (sentences == ())
+    assert settled(data) == (data, ())
+    names = {
+        level: {c.cpu: hash((c.socket, getattr(c, level))) for c in data.cpus}
+        for level in ("l3", "numa", "die", "socket")
+    }
+    whole = set().union(*[groups(level) for level in names.values()])
+    assert [d for d in Topology(data).at("l3") if d.cpus not in whole] == []
+
+
+def test_sockets_of_one_core_each_are_one_and_a_limit_is_no_longer_nailed_to_a_cpu() -> None:
+    shown = TopologyData(tuple(Cpu(c, 0, 0, 0, 0, c) for c in range(8)))
+    data, sentences = settled(shown)
+    assert [len(d.cpus) for d in Topology(data).at("socket")] == [8]
+    assert Topology(data).at("l3") == ()
+    assert sentences == (
+        "the machine's description shows an L3 for each socket of one core; no L3 is known.",
+        "the machine's description shows sockets 0-7; those that are one core each, in one NUMA node, are taken for one "
+        "socket.",
+    )
