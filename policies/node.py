@@ -103,6 +103,8 @@ class Node:
         self.group_versions: dict[str, int] = {}
         #: When the containers of a group have last changed, by the caller; seconds since boot.
         self.changed_s: dict[str, float] = {}
+        #: What groups owned before a request that is taken back just now: they had better own that again.
+        self.owned_before: dict[str, frozenset[int]] = {}
         #: Containers that own CPUs alone; and the number placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
         self.sharers = 0

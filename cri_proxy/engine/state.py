@@ -89,6 +89,8 @@ class State:
         self.pods: dict[str, Pod] = {}
         #: Tickets whose calls have ended with the daemon before this one, with when a list first had not their containers.
         self.orphans: dict[str, float] = {}
+        #: By ticket what groups owned before it that own something else by it.
+        self.owned_before: dict[str, dict[str, frozenset[int]]] = {}
         #: Until when the next create of (pod uid, container name) goes through untouched.
         self.distrusted: dict[tuple[str, str], float] = {}
         self.start_failures: dict[tuple[str, str], int] = {}

@@ -5,6 +5,7 @@ Transitions: ``Engine`` makes each of them all or nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
@@ -113,17 +114,40 @@ def _among_its_pod(state: State, container: Container) -> Container:
 
 def _book(state: State, pending: ContainerRecord, ticket: Ticket, decision: Decision) -> None:
     """Enter a request that is about to be sent. The containers that grow by it wait for its end."""
+    owned = {name: group.own for name, group in state.node.groups.items()}
+    away = {key: state.grants[key].placement for key in state.displaced}
     state.put(pending)
     moved = give_places(state, decision, pending.container)
     state.put_ticket(altered(ticket, moved=moved) if moved else ticket)
     state.record(ticket.kind.value, ticket.target or ticket.id, pending, ticket.since_s)
     reconcile(state)
+    _note_others(state, state.tickets[ticket.id], owned, away)
     # Of a container that is being resized the request itself tells, also where its balloon changes.
     state.unsettled.discard(ticket.target)
     wait_already = {key for other in state.tickets.values() for key in other.waiting}
     waiting = [key for key in gaining(state, state.changed_grants()) if key not in wait_already]
     if waiting:
         state.put_ticket(altered(state.tickets[ticket.id], waiting=tuple(sorted(waiting))))
+
+
+def _note_others(
+    state: State, ticket: Ticket, owned: Mapping[str, frozenset[int]], away: Mapping[str, Placement]
+) -> None:
+    """Remember what others had before a request, where they do not get that back by themselves.
+
+    ``owned``: what groups owned; ``away``: the places of containers that were not at their first ones.
+    """
+    groups = state.node.groups
+    changed = {name: own for name, own in owned.items() if name not in groups or groups[name].own != own}
+    if changed:
+        state.owned_before[ticket.id] = changed
+    again = tuple(
+        (key, was, state.grants[key].placement)
+        for key, was in away.items()
+        if key in state.grants and state.grants[key].placement.home != was.home
+    )
+    if again:
+        state.put_ticket(altered(ticket, moved=(*ticket.moved, *again)))
 
 
 def bind(state: State, ticket_id: str, container_id: str, now_s: float) -> None:
@@ -175,17 +199,50 @@ def cancel(state: State, ticket_id: str, now_s: float, reason: str = "refused by
             state.put_ticket(replaced)
         state.outcome(ticket.target or ticket_id, reason)
         return
+    _hand_on(state, ticket)
     state.drop_ticket(ticket_id)
+    changed_s = dict(state.node.changed_s)
     state.drop(ticket.key)
+    state.node.changed_s = changed_s  # no container has gone
     state.put_back(ticket.replaces, ticket.replaced_tickets)
     state.outcome(ticket.target or ticket_id, reason)
     # A container that made room goes back, unless something else has happened to it since, or its place is taken.
     for key, before, given in ticket.moved:
         grant = state.grants.get(key)
-        if grant is not None and grant.placement == given and _is_free(state, before, grant):
+        if grant is not None and _is_at(grant.placement, given) and _is_free(state, before, grant):
             put_placement(state, key, before, "back: the container it made room for was not created")
+            if grant.displaced is not None and grant.displaced.home != before.home:
+                state.put(altered(state.grants[key], displaced=grant.displaced))
     # What was set aside has not followed the changes since.
+    state.node.owned_before = owned = state.owned_before.pop(ticket_id, {})
     reconcile(state, force=bool(ticket.replaces))
+    state.node.owned_before, groups = {}, state.node.groups
+    # What another request has now is given back when that is taken back, too.
+    for other in [ticket for ticket in state.tickets if owned][:1]:
+        theirs = state.owned_before.setdefault(other, {})
+        left = {name: own for name, own in owned.items() if name in groups and groups[name].own != own}
+        theirs.update((name, own) for name, own in left.items() if name not in theirs)
+
+
+def _is_at(place: Placement, given: Placement) -> bool:
+    """Whether a container is where it was moved to, with what others have left it there."""
+    return (place.home, place.exclusive, place.group) == (given.home, given.exclusive, given.group)
+
+
+def _hand_on(state: State, ticket: Ticket) -> None:
+    """What others had before a request that is taken back is what they had before the later ones, too."""
+    booked, owned = list(state.tickets), state.owned_before.get(ticket.id, {})
+    for later in [state.tickets[key] for key in booked[booked.index(ticket.id) + 1 :]]:
+        if (theirs := state.owned_before.get(later.id)) is not None:
+            theirs.update((name, owned[name]) for name in owned.keys() & theirs.keys())
+            owned = {name: own for name, own in owned.items() if name not in theirs}
+        before = {key: (was, given) for key, was, given in ticket.moved}
+        moved = tuple(
+            (key, before[key][0] if key in before and _is_at(was, before[key][1]) else was, given)
+            for key, was, given in later.moved
+        )
+        if moved != later.moved:
+            state.put_ticket(altered(later, moved=moved))
 
 
 def _is_free(state: State, place: Placement, grant: ContainerRecord) -> bool:

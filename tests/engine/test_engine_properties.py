@@ -304,6 +304,32 @@ class Node_(RuleBasedStateMachine):
         call = self._take(which)
         self._send(self.engine.cancel(call.admission.ticket, self.now_s))
 
+    @precondition(lambda self: not self.calls and not self.engine.tickets)
+    @rule(asked=st.lists(st.tuples(index, st.sampled_from(LIMITS), st.sampled_from(list(Qos)), st.booleans()), min_size=2, max_size=4), order=st.permutations(range(4)))  # fmt: skip
+    def refused_together(
+        self, asked: list[tuple[int, Optional[int], Qos, bool]], order: list[int]
+    ) -> None:
+        """Requests that are under way together and all refused, in whatever order, leave all as it was."""
+        before = self._places()
+        for number, (which, limit, qos, is_resize) in enumerate(asked):
+            if is_resize:
+                self.resize(which, limit, None, "", 0)
+            else:
+                self.admit(number, "app", limit, 0.1, 0, qos, False, "", True, 0, False, which % len(WISHES))
+            self.start(which)
+        for number in order:
+            if number < len(self.calls):
+                self._send(self.engine.cancel(self.calls[number].admission.ticket, self.now_s))
+        self.calls.clear()
+        assert self._places() == before
+
+    def _places(self) -> dict[str, tuple[object, ...]]:
+        return {
+            key: (grant.stance, grant.cpus, grant.exclusive, grant.placement.home, grant.placement.mems)
+            for key, grant in self.engine.grants.items()
+            if grant.life in (Life.CREATED, Life.RUNNING)
+        }
+
     @precondition(lambda self: self.calls)
     @rule(which=index, arrived=st.booleans())
     def nobody_knows(self, which: int, arrived: bool) -> None:
