@@ -266,9 +266,11 @@ class Balloons(Policy):
 
     def _most(self, node: Node, balloon: Balloon, now_s: float) -> int:
         """The CPUs that a balloon may have now: what it needs in whole cores; and another core, if its containers have
-        changed not long ago."""
+        changed not long ago. No more than before a request that is taken back just now."""
         kind = balloon.kind
         whole = self._cpus.whole(node, kind, self._cpus.needed(node, kind, balloon.milli))
+        if (before := node.owned_before.get(balloon.name)) is not None:
+            return max(whole, len(before))
         if now_s - node.changed_s.get(balloon.name, -SPARE_S) >= SPARE_S:
             return whole
         return kind.within_limit(whole + self._cpus.core(node, kind))
