@@ -158,10 +158,15 @@ class Hygon(Policy):
             return with_memory(node, container, self.settings, constraint, beside, why)
         self._check_demands(capacity, container, choice, hinted)
         home = choice.site.home if constraint.cpus is None else choice.site.home & constraint.cpus
+        squeezed = self.ladder.is_wider(choice.site.level, want.milli_wanted, want.floor) and not is_sized
         thin = (container.preferences.smt or self.settings.smt) in ("hide", "spread")
         cpus = self.topology.one_thread_per_core(choice.cpus) if thin else choice.cpus
-        place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin)
-        why = choice.why + (_thin_text(container, cpus, choice.cpus) if thin else "")
+        place = Placement(cpus=cpus, level=choice.site.level, home=home, one_thread=thin, squeezed=squeezed)
+        why = (
+            choice.why
+            + ("; squeezed, its own level is smaller" if squeezed else "")
+            + (_thin_text(container, cpus, choice.cpus) if thin else "")
+        )
         return with_memory(node, container, self.settings, constraint, place, why, choice.has_room)
 
     def _beside_its_pod(

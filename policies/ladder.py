@@ -34,6 +34,8 @@ from policies.model import BudgetSpent
 from policies.node import NANO_PER_MILLI, Capacity, Node
 from policies.wanted import missed_hints
 
+#: Limits whose own levels are kept.
+SIZES_KEPT = 256
 #: Sites looked at for one decision. 1,024 CPUs in 128 CCXs make 8,200 pairs at worst (NPS1); ten times that is a bug.
 BUDGET = 100_000
 
@@ -128,6 +130,9 @@ class Ladder:
         }
         levels = [level for level, _ in self.rungs]
         self._start = {floor: _first_rung(levels, floor) for floor in (ANY_LEVEL, *FLOORS)}
+        order = [name for level in levels for name in (("nccx", level) if level == "numa" else (level,))]
+        self._order = {level: rank for rank, level in enumerate(order)}
+        self._own_rank: dict[tuple[int, str], int] = {}
 
     def climb(self, capacity: Capacity, node: Node, want: Climb) -> RungChoice:
         """Find the site for a container.
@@ -160,6 +165,20 @@ class Ladder:
             f"no room anywhere for {want.milli_request}m: the least loaded {_plain(first_level)}, {best.name}"
         )
         return RungChoice(best, capacity.allowed(best.leaves), False, why, is_full=True)
+
+    def is_wider(self, level: str, milli_wanted: int, floor: str) -> bool:
+        """Whether a level is wider than the one that holds as much on the empty machine."""
+        key = milli_wanted, floor
+        rank = self._own_rank.get(key)
+        if rank is None:
+            if len(self._own_rank) >= SIZES_KEPT:
+                self._own_rank.clear()
+            cpus = tuple([leaf.cpus & self.topology.online for leaf in self.topology.leaves])
+            none = (0,) * len(cpus)
+            empty = Capacity(cpus, tuple([len(leaf) for leaf in cpus]), none, none)
+            own, _ = next(self._open_rungs(empty, Climb(milli_wanted, 0, floor)), ("machine", []))
+            rank = self._own_rank[key] = self._order[own]
+        return self._order[level] > rank
 
     def sizes(self, capacity: Capacity) -> tuple[int, ...]:
         """How many CPUs its places have, by the largest of each kind; ascending."""

@@ -266,7 +266,7 @@ class Placement:
     ``memory_charge``: bytes of the memory limit by NUMA node. ``grown``: the CPUs that resizes have added to
     ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nothing
     runs on, the container neither. ``one_thread``: of its shared CPUs it gets one thread a core.
-    ``lift_quota``: the CPU quota is taken away.
+    ``lift_quota``: the CPU quota is taken away. ``squeezed``: its level is wider than its own, for want of room.
     """
 
     cpus: frozenset[int] = NO_CPUS
@@ -280,6 +280,7 @@ class Placement:
     hidden: frozenset[int] = NO_CPUS
     one_thread: bool = False
     lift_quota: bool = False
+    squeezed: bool = False
 
 
 UNTOUCHED = Placement()

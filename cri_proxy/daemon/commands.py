@@ -44,7 +44,7 @@ from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.machine.topology_json import write_topology
-from policies.model import BudgetSpent, PlacementRefused
+from policies.model import PlacementRefused
 
 if TYPE_CHECKING:
     from cri_proxy.daemon.daemon import Daemon
@@ -269,11 +269,8 @@ class Commands:
         return {"acknowledged": sentence}
 
     def _manage_all(self, engine: Engine, adopted: list[ContainerRecord]) -> None:
-        for grant in sorted(adopted, key=lambda g: (g.container.path, g.key)):
-            try:
-                engine.manage(grant.key)
-            except (PlacementRefused, BudgetSpent) as error:
-                self._daemon.log.warning("left as it is", container=grant.container.path, why=str(error))
+        for key, why in engine.manage_all([grant.key for grant in adopted]).items():
+            self._daemon.log.warning("left as it is", container=path_of(engine, key), why=why)
 
     async def _look(self) -> None:
         """Have the runtime's containers as they are now in the books: some may have been made past the daemon."""

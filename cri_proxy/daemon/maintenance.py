@@ -208,6 +208,8 @@ class Maintenance:
         engine = node_state.active()
         if engine is not None:
             engine.tick(node_state.clock())
+            if node_state.enforcing and is_compared:
+                engine.relieve(node_state.clock())
             node_state.save()
             if full:
                 self._follow_quotas(engine)

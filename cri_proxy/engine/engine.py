@@ -16,7 +16,7 @@ from inspect import signature
 from math import inf
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.engine import invariants, moves, place, sizing
+from cri_proxy.engine import invariants, moves, place, relief, sizing
 from cri_proxy.engine import told as telling
 from cri_proxy.engine import transitions as requests
 from cri_proxy.engine.model import (
@@ -252,6 +252,7 @@ class Engine(State):
     # ------------------------------------------------------------------ by command
 
     release, manage = _transition(requests.release), _transition(requests.manage)
+    manage_all = _transition(requests.manage_all)
     apply, take_back = _transition(moves.apply), _transition(moves.take_back)
 
     # ------------------------------------------------------------------ sized by demand
@@ -392,3 +393,4 @@ class Engine(State):
         put_and_reconcile(self, grant)
 
     mend = _transition(invariants.mend)
+    relieve = _transition(relief.relieve)

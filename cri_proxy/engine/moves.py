@@ -147,7 +147,7 @@ def _room_milli(state: State, cpus: frozenset[int]) -> int:
 
 def _shared(state: State, grant: ContainerRecord, move: Move) -> Optional[Placement]:
     """The container at its new home, if that has as many CPUs as it wants (or as it has)."""
-    placement = replace(grant.placement, home=_home(grant, move), level=move.level)
+    placement = replace(grant.placement, home=_home(grant, move), level=move.level, squeezed=False)
     cpus = effective(state, placement, grant.constraint)
     if not cpus or len(cpus) * 1000 < min(wanted_milli(grant.container), len(grant.cpus) * 1000):
         return None

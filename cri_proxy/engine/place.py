@@ -411,11 +411,30 @@ def with_evictions(state: State, container: Container, decision: Decision) -> De
     for leaf, excess in tight:
         if excess > 0 and len(movers) < most:
             movers += _enough(state, leaf, excess, most - len(movers), resized)
-    if not movers:
+    starved = _starved(state, place.exclusive, movers, resized)[: most - len(movers)]
+    if not movers and not starved:
         return decision
     newcomer = _resident(state, container, place)
-    others = _placed_around(state, newcomer, movers)
+    others = _placed_around(state, newcomer, [*movers, *starved])
     return replace(decision, others=others) if others else decision
+
+
+def _starved(
+    state: State, taken: frozenset[int], but: Sequence[ContainerRecord], resized: frozenset[str]
+) -> list[ContainerRecord]:
+    """Containers that would have fewer CPUs than they may use without these, the ones that lack most first."""
+    if not state.node.shortfall_milli(taken, len(taken)):
+        return []
+    found: list[tuple[int, float, str, ContainerRecord]] = []
+    for (home, own), keys in state.places.items():
+        if own or home.isdisjoint(taken):
+            continue
+        for grant in _movable(state, keys, resized):
+            left = len(grant.cpus - taken) * 1000 - wanted_milli(grant.container)
+            place, is_there = grant.placement, grant.key in state.node.residents and grant not in but
+            if left < 0 and is_there and not place.one_thread and place.level != "reserved":
+                found.append((left, grant.since_s, grant.key, grant))
+    return [grant for *_, grant in sorted(found, key=lambda item: item[:3])]
 
 
 def _targets(state: State, container: Container) -> list[tuple[Domain, int]]:
@@ -573,7 +592,12 @@ def _new_place(state: State, newcomer: Resident, grant: ContainerRecord) -> Opti
     except (PlacementRefused, BudgetSpent):
         return None
     place = anew.placement
-    if not anew.fits or not place.cpus or anew.others or is_worse(place, grant.placement):
+    if not anew.fits or not place.cpus or anew.others:
+        return None
+    # One that would have too few CPUs where it is may be at a wider level, as if it were created now.
+    left, wanted = len(grant.cpus - newcomer.exclusive) * 1000, wanted_milli(grant.container)
+    is_starved = not place.exclusive and left < wanted <= len(place.cpus) * 1000
+    if is_worse(place, grant.placement) and not is_starved:
         return None
     # A mover that takes CPUs of the newcomer for itself has not made room.
     return place if place.exclusive.isdisjoint(newcomer.cpus) else None

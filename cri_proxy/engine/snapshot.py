@@ -257,6 +257,7 @@ def write_placement(placement: Placement) -> dict[str, Any]:
         "hidden": format_cpus(placement.hidden),
         "one_thread": placement.one_thread,
         "lift_quota": placement.lift_quota,
+        "squeezed": placement.squeezed,
     }
 
 
@@ -280,6 +281,7 @@ def read_placement(document: Mapping[str, Any]) -> Placement:
         parse_cpus(document.get("hidden", "")),
         bool(document.get("one_thread", False)),
         bool(document.get("lift_quota", False)),
+        bool(document.get("squeezed", False)),
     )
     return _checked(placement)
 

@@ -5,13 +5,21 @@ Transitions: ``Engine`` makes each of them all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
 from cri_proxy.engine.model import Admission, ContainerRecord, Life, Management, Ticket, TicketKind, Told
 from cri_proxy.engine.moves import with_peers
-from cri_proxy.engine.place import calls_for_a_place, decide, opted_out, predecessors, resized, stance_of
+from cri_proxy.engine.place import (
+    calls_for_a_place,
+    decide,
+    opted_out,
+    predecessors,
+    resized,
+    stance_of,
+    with_evictions,
+)
 from cri_proxy.engine.reconcile import (
     effective,
     give_places,
@@ -27,6 +35,7 @@ from cri_proxy.engine.reconcile import (
 )
 from cri_proxy.engine.state import State
 from cri_proxy.engine.told import differs, gaining, settle
+from policies.exclusive.rules import ask_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,
@@ -542,6 +551,7 @@ def manage(state: State, container_id: str) -> bool:
     grant = replace(grant, container=altered(grant.container, milli_size=None))
     with state.without([container_id]):
         decision = state.place(state.request(grant.container, grant.constraint, container_id))
+        decision = with_evictions(state, grant.container, decision)
         decision = with_peers(state, grant.container, decision, container_id)
     if not decision.placement.cpus:
         return False
@@ -553,3 +563,22 @@ def manage(state: State, container_id: str) -> bool:
     told = state.told.get(container_id, Told(None))
     state.tell(container_id, told._replace(cpus=None, cause="taken under management by command"))
     return True
+
+
+def manage_all(state: State, keys: Iterable[str]) -> dict[str, str]:
+    """Place containers that are not managed, as one decision: those that are to own CPUs first, the larger before the
+    smaller, so that what comes later finds what is left. By key why one is left as it is that the policy refuses."""
+    settings, has_reserved = state.policy.settings, bool(state.node.reserved)
+
+    def order(grant: ContainerRecord) -> tuple[int, int, str, str]:
+        container = grant.container
+        full = ask_of(container, settings, has_reserved).full
+        return (-full, -wanted_milli(container), container.path, grant.key)
+
+    left: dict[str, str] = {}
+    for grant in sorted([state.grants[key] for key in keys if key in state.grants], key=order):
+        try:
+            manage(state, grant.key)
+        except (PlacementRefused, BudgetSpent) as error:
+            left[grant.key] = str(error)
+    return left

@@ -390,6 +390,7 @@ class SimulatedShell:
         self.tell()
         if self.enforcing:
             self.engine.mend(self.now_s)
+            self.engine.relieve(self.now_s)
             self.tell()
         return found
 

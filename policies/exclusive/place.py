@@ -57,6 +57,8 @@ RANKS = {
         ("core", "cluster", "ccx", "nccx", "numa", "numa+ccx", "2numa", "socket", "machine")
     )
 }
+#: As much of a claim's cost comes before what others lose of the CPUs they want.
+BEFORE_LOSS = 6
 
 
 @dataclass(frozen=True)
@@ -206,12 +208,40 @@ class Owning:
         affinity: Optional[Affinity],
         near: Optional[frozenset[int]],
     ) -> Optional[Pick]:
-        """The pick that leaves enough CPUs to containers that can go nowhere else, if there is one; else any."""
+        """The pick that leaves enough CPUs to containers that can go nowhere else, if there is one; else any. Of equally
+        good ones that which leaves containers that share CPUs as many as they want."""
 
         def take(pool: frozenset[int]) -> Optional[Pick]:
             return self._nearest(node, container, pool, claim, affinity, near)
 
-        return take_sparing(node, free, claim.keep, take, lambda found: found.cpus)
+        def taken(pool: frozenset[int]) -> Optional[Pick]:
+            return take_sparing(node, pool, claim.keep, take, lambda found: found.cpus)
+
+        found = taken(free)
+        loss = 0 if found is None else self._loss(node, claim, found)
+        if found is None or not loss:
+            return found
+        other = taken(node.unneeded(free))
+        if other is None or not self._is_as_good(node, container, claim, other, found):
+            return found
+        return other if self._loss(node, claim, other) < loss else found
+
+    def _loss(self, node: Node, claim: Claim, found: Pick) -> int:
+        """What the containers that share its CPUs lose by a pick of what each of them wants, in milli-CPUs."""
+        new = found.cpus - claim.keep
+        return node.shortfall_milli(new, len(new))
+
+    def _is_as_good(self, node: Node, container: Container, claim: Claim, one: Pick, other: Pick) -> bool:
+        """Whether a pick is no worse for its own container: in as small a domain, on as few cores, as near its peers and
+        devices, and in the NUMA nodes of the other one if its pod has others."""
+        tree, cost = self.topology, claim.cost
+        alone = not node.of_pod(container.pod.uid)
+        return (
+            RANKS[one.level] <= RANKS[other.level]
+            and len({tree.core_of[c] for c in one.cpus}) <= len({tree.core_of[c] for c in other.cpus})
+            and (cost is None or cost(one.cpus)[:BEFORE_LOSS] <= cost(other.cpus)[:BEFORE_LOSS])
+            and (alone or tree.nodes_of(one.cpus) == tree.nodes_of(other.cpus))
+        )
 
     def _in_fewer(
         self,

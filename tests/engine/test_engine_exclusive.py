@@ -83,7 +83,7 @@ def node() -> Engine:
 
 
 def test_the_shared_containers_of_the_domain_lose_them_before_and_get_them_back_after(node) -> None:
-    run(node, make_container("web", limit=8, request=1), "web")
+    run(node, make_container("web", limit=4, request=1), "web")
     run(node, make_container("elsewhere", limit=8, request=1), "elsewhere")
     admission = node.admit(own("db", 4), NO_CONSTRAINT, 1.0)
     (shrunk,) = admission.before

@@ -306,9 +306,7 @@ class Node_(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.calls and not self.engine.tickets)
     @rule(asked=st.lists(st.tuples(index, st.sampled_from(LIMITS), st.sampled_from(list(Qos)), st.booleans()), min_size=2, max_size=4), order=st.permutations(range(4)))  # fmt: skip
-    def refused_together(
-        self, asked: list[tuple[int, Optional[int], Qos, bool]], order: list[int]
-    ) -> None:
+    def refused_together(self, asked: list[tuple[int, Optional[int], Qos, bool]], order: list[int]) -> None:
         """Requests that are under way together and all refused, in whatever order, leave all as it was."""
         before = self._places()
         for number, (which, limit, qos, is_resize) in enumerate(asked):

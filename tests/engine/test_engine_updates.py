@@ -49,7 +49,7 @@ def test_rule_5_a_create_in_an_unchanged_pool_updates_nobody(count) -> None:
 def test_rule_5_an_exclusive_grant_touches_its_domains_containers_only() -> None:
     engine = engine_on(HYGON_7285_2S, policy=Owning(topology(HYGON_7285_2S)))
     for i in range(16):
-        run(engine, make_container(f"c{i}", limit=8, request=1), f"c{i}")
+        run(engine, make_container(f"c{i}", limit=6, request=1), f"c{i}")
     run(engine, make_container("wide", limit=100), "wide")
     admission = engine.admit(own("new", 2), NO_CONSTRAINT, 1.0)
     [there] = [

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import CpusetUpdate
@@ -19,7 +20,8 @@ from tests.scenes import Shadow, constraint, dump, engine_on, host_of, make_cont
 def pool(members: int) -> Engine:
     """Containers that share one L3, of which some are kept from a CPU of it, or have a memory limit."""
     host = host_of(HYGON_7285_2S)
-    engine = engine_on(host, policy=TopologyAware(host.topology, PlacementSettings(ownership="exclusive")))
+    policy = TopologyAware(host.topology, PlacementSettings(ownership="exclusive"))
+    engine = engine_on(host, policy=policy, options=EngineOptions(max_moves=0))
     for number in range(members):
         container = make_container(
             f"c{number}", request=0.01, limit=2, pod=make_pod(f"p{number % 3}"), memory=number % 2

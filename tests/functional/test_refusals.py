@@ -54,9 +54,7 @@ async def test_creates_that_are_refused_together_leave_all_as_it_was(
         sizes = [dice.choice(SIZES) for _ in range(4)]
         pods = [
             await (
-                run_guaranteed(client, f"new-{number}")
-                if "qos" in size
-                else client.run_pod(f"new-{number}")
+                run_guaranteed(client, f"new-{number}") if "qos" in size else client.run_pod(f"new-{number}")
             )
             for number, size in enumerate(sizes)
         ]
@@ -64,9 +62,7 @@ async def test_creates_that_are_refused_together_leave_all_as_it_was(
         holds = [asyncio.Event() for _ in pods]
         for hold in holds:
             runtime.script("CreateContainer", hold=hold, error=(13, "no"), times=1)
-        creating = [
-            asyncio.ensure_future(refused(client, pod, **size)) for pod, size in zip(pods, sizes)
-        ]
+        creating = [asyncio.ensure_future(refused(client, pod, **size)) for pod, size in zip(pods, sizes)]
         await runtime.wait_for_call("CreateContainer", done + len(pods))
         for hold in dice.sample(holds, len(holds)):
             hold.set()

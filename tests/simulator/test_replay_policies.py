@@ -90,7 +90,7 @@ def test_mixed_containers_spread_over_empty_l3s_under_hygon() -> None:
 def test_mixed_containers_go_beside_the_least_loaded_shared_ones() -> None:
     annotations = {"cri-resmgr.io/cpus": "exclusive"}
     # Every L3 has a shared container; that of the fifth asks for the least.
-    shared = [create(f"s{i}", 8, cpu_request=0.1 if i == 5 else 1) for i in range(16)]
+    shared = [create(f"s{i}", 6, cpu_request=0.1 if i == 5 else 1) for i in range(16)]
     line = last(*shared, own("db", 2.5, annotations=annotations), STATE)
     assert l3_of(line, "db") == l3_of(line, "s5") == {5}
 
