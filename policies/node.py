@@ -412,27 +412,21 @@ class Node:
             total += sum([n * (min(milli, has) - min(milli, left)) for milli, n in wants.items()])
         return total
 
-    def unneeded(self, cpus: frozenset[int]) -> frozenset[int]:
-        """Of these CPUs as many in each leaf as the containers that share it can lose and have what each of them wants,
-        whole cores first."""
-        by_leaf: dict[int, list[int]] = {}
-        for cpu in sorted(cpus):
-            by_leaf.setdefault(self.leaf_of[cpu], []).append(cpu)
-        found: set[int] = set()
-        for leaf, here in by_leaf.items():
-            wants = [(len(s), max(self._wants[s])) for s in self._wanted_on.get(leaf, ())]
-            count = min([max(0, has - -(-milli // 1000)) for has, milli in wants], default=len(here))
-            if count >= len(here):
-                found.update(here)
-                continue
-            left = frozenset(here)
-            for core in sorted(
-                {self.topology.core_mates(cpu) & left for cpu in here}, key=lambda c: (-len(c), min(c))
+    def to_spare(self, cpus: frozenset[int], count: int) -> frozenset[int]:
+        """Of these CPUs the ones in leaves that can lose ``count`` of them, or all, and leave each container that shares
+        there as many CPUs as it wants."""
+        found: list[frozenset[int]] = []
+        for index, leaf in enumerate(self.topology.leaves):
+            here = leaf.cpus & cpus
+            most = min(count, len(here)) * 1000
+            if most and all(
+                [
+                    len(shared) * 1000 - most >= max(self._wants[shared])
+                    for shared in self._wanted_on.get(index, ())
+                ]
             ):
-                if len(core) <= count:
-                    found |= core
-                    count -= len(core)
-        return frozenset(found)
+                found.append(here)
+        return NO_CPUS.union(*found)
 
     def memory_charged(self, node: int) -> int:
         """Bytes of memory charged to a NUMA node: limits, and what containers without one hold."""

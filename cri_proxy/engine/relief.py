@@ -75,17 +75,23 @@ def _lacking(state: State, now_s: float) -> Iterator[ContainerRecord]:
 
 def _better(state: State, grant: ContainerRecord) -> Optional[Decision]:
     """Where the container has all CPUs that it may use, in its smallest domain if it is squeezed; None = nowhere."""
+    # One that had to share goes on sharing: it takes no CPUs from others by itself.
+    preferences = replace(grant.container.preferences, ownership="shared")
+    container = replace(grant.container, preferences=preferences)
     with state.without([grant.key]):
+        request = state.request(
+            grant.container, grant.constraint, grant.key, near=grant.placement.home or None
+        )
         try:
-            decision = state.place(
-                state.request(grant.container, grant.constraint, grant.key, near=grant.placement.home or None)
-            )
+            decision = state.place(replace(request, container=container))
         except (PlacementRefused, BudgetSpent):
             return None
     place = decision.placement
     has_all = len(place.cpus) * 1000 >= wanted_milli(grant.container)
     is_better = not place.squeezed or (has_too_few(grant) and not grant.placement.squeezed)
-    return decision if decision.fits and has_all and is_better and not decision.others else None
+    if not decision.fits or not has_all or not is_better or decision.others or place.exclusive:
+        return None
+    return decision
 
 
 def _why(grant: ContainerRecord) -> str:

@@ -100,8 +100,10 @@ def _clusters(topology: Topology, cpus: frozenset[int]) -> tuple[frozenset[int],
     return () if None in found or len(found) == 1 else tuple(map(frozenset, found.values()))
 
 
-#: The last look at cells: by cell and ``smt``, with the CPUs that were free.
-Seen = dict[tuple[int, str], tuple[frozenset[int], Optional[Cell]]]
+#: The last looks at cells: by cell, ``smt`` and the CPUs that were free.
+Seen = dict[tuple[int, str, frozenset[int]], Optional[Cell]]
+#: As many looks are kept: of the 128 L3s of the largest machines four states each.
+SEEN_KEPT = 512
 
 
 def look(
@@ -122,11 +124,15 @@ def look(
         here, kept = free & ground.cpus, keep & ground.cpus
         if kept:
             cell = _look_at(ground, here - kept, kept, smt)
+        elif not here:
+            continue
         else:
-            known = seen.get((ground.index, smt))
-            if known is None or known[0] != here:
-                known = seen[ground.index, smt] = here, _look_at(ground, here, kept, smt)
-            cell = known[1]
+            state = ground.index, smt, here
+            if state not in seen:
+                if len(seen) >= SEEN_KEPT:
+                    seen.clear()
+                seen[state] = _look_at(ground, here, kept, smt)
+            cell = seen[state]
         if cell is not None and (not only_whole or ground.cpus <= here | kept):
             cells.append(cell)
     return cells

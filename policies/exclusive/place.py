@@ -214,14 +214,15 @@ class Owning:
         def take(pool: frozenset[int]) -> Optional[Pick]:
             return self._nearest(node, container, pool, claim, affinity, near)
 
-        def taken(pool: frozenset[int]) -> Optional[Pick]:
-            return take_sparing(node, pool, claim.keep, take, lambda found: found.cpus)
+        def take_anywhere(pool: frozenset[int]) -> Optional[Pick]:
+            return pick(self.topology, pool | claim.keep, claim)
 
-        found = taken(free)
+        found = take_sparing(node, free, claim.keep, take, lambda found: found.cpus)
         loss = 0 if found is None else self._loss(node, claim, found)
         if found is None or not loss:
             return found
-        other = taken(node.unneeded(free))
+        pool = node.to_spare(free, claim.count - len(claim.keep))
+        other = take_sparing(node, pool, claim.keep, take_anywhere, lambda found: found.cpus)
         if other is None or not self._is_as_good(node, container, claim, other, found):
             return found
         return other if self._loss(node, claim, other) < loss else found

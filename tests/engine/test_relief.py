@@ -246,6 +246,17 @@ def test_it_stays_while_there_is_no_room() -> None:
     assert node.grants["small"].placement.level == "ccx"
 
 
+def test_one_that_had_to_share_goes_on_sharing() -> None:
+    node = node_on()
+    run(node, own("all", 124), "all")
+    run(node, own("late", 8), "late")
+    assert node.grants["late"].placement.squeezed and not node.grants["late"].exclusive
+    node.remove("all")
+    assert node.relieve(200.0) == 1
+    late = node.grants["late"]
+    assert (late.placement.level, len(late.cpus), late.exclusive) == ("ccx", 8, frozenset())
+
+
 def test_they_go_back_a_few_at_a_time() -> None:
     node = node_on(max_moves=2)
     run(node, own("all", 124), "all")

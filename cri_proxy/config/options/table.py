@@ -132,7 +132,8 @@ OPTIONS: tuple[Option, ...] = (
            "Containers of a namespace are placed near each other, as if affinity annotations said so.",
            cluster=True),
     Option("placement.max_moves", whole(0, 1000, "containers"), 4,
-           "How many containers may be moved so that another fits the domain it needs; 0 moves none.",
+           "How many containers may be moved at once so that another fits the domain it needs, or so that they have as "
+           "many CPUs as their limit; 0 moves none.",
            cluster=True),
     Option("placement.move_exclusive", flag(), False,
            "Whether those may be containers with exclusive CPUs.", cluster=True),
