@@ -419,12 +419,12 @@ class Node:
         for index, leaf in enumerate(self.topology.leaves):
             here = leaf.cpus & cpus
             most = min(count, len(here)) * 1000
-            if most and all(
-                [
-                    len(shared) * 1000 - most >= max(self._wants[shared])
-                    for shared in self._wanted_on.get(index, ())
-                ]
-            ):
+            if not most:
+                continue
+            for shared in self._wanted_on.get(index, ()):
+                if len(shared) * 1000 - most < max(self._wants[shared]):
+                    break
+            else:
                 found.append(here)
         return NO_CPUS.union(*found)
 

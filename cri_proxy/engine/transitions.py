@@ -35,7 +35,7 @@ from cri_proxy.engine.reconcile import (
 )
 from cri_proxy.engine.state import State
 from cri_proxy.engine.told import differs, gaining, settle
-from policies.exclusive.rules import ask_of
+from policies.exclusive.place import ask_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
     NO_CONSTRAINT,

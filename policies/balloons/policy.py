@@ -154,10 +154,10 @@ class Balloons(Policy):
                 keep = must_stay(balloon) | (before if len(before) <= most else NO_CPUS)
                 owns[name] = self._cpus.shrunk(balloon.kind, balloon.cpus, most, keep)
                 idle |= balloon.cpus - owns[name]
-        for name, before in node.owned_before.items():
-            balloon, now = found.balloons.get(name), owns.get(name, NO_CPUS) | (before & idle)
-            if balloon is not None and len(now) <= self._most(node, balloon, now_s):
-                owns[name], idle = now, idle - now
+        for name in sorted(node.owned_before.keys() & owns.keys()):
+            again = owns[name] | (node.owned_before[name] & idle)
+            if len(again) <= self._most(node, found.balloons[name], now_s):
+                owns[name], idle = again, idle - again
         # 2. Balloons that are too small take idle CPUs, and what others have to spare, the most important first.
         for name, balloon in sorted(found.balloons.items(), key=lambda item: self._rank(item[1])):
             needed = self._cpus.needed(node, balloon.kind, balloon.milli)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import ContainerRecord, Life, Management
@@ -23,7 +22,7 @@ from policies.model import (
     Qos,
     wanted_milli,
 )
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S
 from tests.scenes import engine_on, host_of, make_container, run, told
 

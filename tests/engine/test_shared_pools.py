@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from cri_proxy.config.engine_options import EngineOptions
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import CpusetUpdate
 from policies.hygon import TopologyAware
 from policies.model import NO_CONSTRAINT, Container, PlacementPreferences, Qos
-from policies.settings import PlacementSettings
+from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import HYGON_7285_2S
 from tests.scenes import Shadow, constraint, dump, engine_on, host_of, make_container, make_pod, run
 
