@@ -109,7 +109,8 @@ class Listing:
     ours on its way then or since, as it grows; what was seen of them says nothing. ``enforce`` False: nothing can be
     sent, and so nothing is repaired; what runs is taken over all the same. ``is_newer``: the daemon before has ended
     with records that were not saved, so what runs is right where they say otherwise. ``sandboxes``: the ids of those there
-    are, listed after the containers; None = they were not asked for.
+    are, listed after the containers; None = they were not asked for. ``is_first``: the records are of the daemon before, and
+    a container that has another cpuset was not told the one it should have.
     """
 
     seen: Mapping[str, ListedContainer]
@@ -120,6 +121,7 @@ class Listing:
     enforce: bool = True
     is_newer: bool = False
     sandboxes: Optional[Collection[str]] = None
+    is_first: bool = False
 
 
 def resync(engine: Engine, listing: Listing, now_s: float) -> Resync:
@@ -230,6 +232,8 @@ def _follow_all(
             # What a container runs on says nothing that was told to run elsewhere since, or asked to.
             in_motion = item.id in listing.pending or item.id in resizing
             at_rest = was is not None and not in_motion and _unchanged(was, listing.then)
+            if listing.is_first and not in_motion:
+                _recall(engine, item)
             if at_rest:
                 _check_cpuset(engine, item, now_s, listing.enforce, drifted, foreign, ignoring)
             _follow_memory(engine, item, at_rest)
@@ -252,6 +256,16 @@ def _follow_all(
         "ignoring": ignoring,
     }
     return slice_.done, Resync(**{name: tuple(ids) for name, ids in news.items()})
+
+
+def _recall(engine: Engine, item: ListedContainer) -> None:
+    """An update that was lost with the daemon before is no other program's change: the container lacks it."""
+    grant, told, online = engine.grants.get(item.id), engine.told.get(item.id), engine.host.topology.online
+    if grant is None or told is None or grant.life is Life.HELD or not item.cpus or item.runs_in:
+        return
+    has_it = told.cpus is not None and item.cpus & online == told.cpus & online
+    if not has_it and _set_by_us(grant, online) is not None:
+        engine.saw(item.id, cpus=item.cpus, cause="it was not told before the daemon ended")
 
 
 def _unchanged(grant: ContainerRecord, then: Mapping[str, ContainerRecord]) -> bool:

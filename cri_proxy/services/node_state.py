@@ -63,7 +63,7 @@ class NodeState:
     on_fence: Callable[[], Awaitable[None]] = _nothing
     #: Not set yet: records of the daemon before are taken for what containers were told.
     _compared: Optional[asyncio.Event] = None
-    #: The engine that knows all that runs.
+    #: The engine whose records were compared last.
     _known: Optional[Engine] = None
     _later: Optional[asyncio.TimerHandle] = None
 
@@ -111,6 +111,11 @@ class NodeState:
             self.updates.let_go()
             if is_done:
                 self._compared.set()
+
+    @property
+    def has_compared(self) -> bool:
+        """Whether what runs was compared with the records of this engine once."""
+        return self.engine is self._known
 
     async def compared(self, seconds: float) -> None:
         """Wait until it was, at most so long."""
@@ -188,7 +193,7 @@ class NodeState:
             engine = self.engine
             unlimited = engine.unlimited_pods() if engine.lifting else ()
             # That a limit was taken from its pod tells of a container whose record is lost that its quota was, too.
-            self.quotas.follow(unlimited, changed, gives_back=engine is self._known)
+            self.quotas.follow(unlimited, changed, gives_back=self.has_compared)
 
     async def limits_lifted(self) -> None:
         """Wait until the limits that are to be lifted are; not longer than a call may wait for its record."""

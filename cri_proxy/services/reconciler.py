@@ -132,7 +132,10 @@ class Reconciler:
         known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
         await self._held(engine, {**known, **details}, seen)
         is_newer = self.is_newer and with_cpusets
-        listing = Listing(seen, listed_at_s, details, then, in_motion, node_state.enforcing, is_newer, there)
+        is_first = with_cpusets and not node_state.has_compared
+        listing = Listing(
+            seen, listed_at_s, details, then, in_motion, node_state.enforcing, is_newer, there, is_first
+        )
         parts = []
         for part in resync_slices(engine, listing, node_state.clock()):
             if engine is not node_state.active():

@@ -132,6 +132,9 @@ class World:
     fence: str = ""
     #: Whether a container is one that plugins have agreed to: no other may be left.
     is_agreed: Callable[[ContainerRecord], bool] = lambda container: True
+    #: Whether the runtime has died; and how long each half of a call takes it, by method.
+    is_away: bool = False
+    turns_s: dict[str, float] = field(default_factory=dict)
     #: Since boot.
     now_s: float = 1_000.0
     #: Methods of which the next call fails.
@@ -276,24 +279,35 @@ class _Channel:
     """As ``Channel``: the runtime takes each call a turn after it was sent, and the reply comes a turn after that."""
 
     path = "runtime"
-    is_connected = True
 
     def __init__(self, world: World) -> None:
         self._world = world
+
+    @property
+    def is_connected(self) -> bool:
+        return not self._world.is_away
 
     async def unary(
         self, method: str, message: bytes, timeout_s: Optional[float] = None, metadata: Any = ()
     ) -> bytes:
         effects.before(effects.CALL, method)
         short = method.rpartition("/")[2]
+        if self._world.is_away:
+            raise RpcError(Code.UNAVAILABLE, "the runtime is away")
         self._world.on_way(short, message, None)
-        await asyncio.sleep(TURN_S)
+        turn_s = self._world.turns_s.get(short, TURN_S)
+        await self._turn(turn_s)
         try:
             reply = self._world.act(short, message)
         except Failure as failure:
             raise RpcError(failure.code.value[0], failure.details) from None
-        await asyncio.sleep(TURN_S)
+        await self._turn(turn_s)
         return reply
+
+    async def _turn(self, turn_s: float) -> None:
+        await asyncio.sleep(turn_s)
+        if self._world.is_away:
+            raise RpcError(Code.UNAVAILABLE, "the connection was lost", in_doubt=True)
 
     def stream(
         self, method: str, message: bytes, timeout_s: Optional[float] = None, metadata: Any = ()
@@ -307,10 +321,12 @@ class _Channel:
         pass
 
     async def wait_ready(self) -> None:
-        pass
+        while self._world.is_away:
+            await asyncio.sleep(TURN_S)
 
     async def wait_lost(self) -> None:
-        await asyncio.get_running_loop().create_future()
+        while not self._world.is_away:
+            await asyncio.sleep(1.0)
 
     async def close(self) -> None:
         pass
@@ -380,6 +396,8 @@ class Life:
         self._disk = disk
         self._front_end = front_end
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Between comparisons that nothing asks for.
+        self.interval_s = 3600.0
         #: Whether what it does is cut from now on.
         self.is_cut = False
 
@@ -439,7 +457,10 @@ class Life:
     async def _start(self) -> None:
         world, folder, config = self.world, self.world.folder, self._write_config()
         constants = Constants(
-            topology_interval_s=3600, reconcile_interval_s=3600, reconcile_poll_s=3600, state_wait_s=5.0
+            topology_interval_s=3600,
+            reconcile_interval_s=self.interval_s,
+            reconcile_poll_s=self.interval_s,
+            state_wait_s=5.0,
         )
         files = Files(config=config, root=folder / "root", constants=constants)
         self.daemon = daemon = Daemon(RunOptions(files, front_end=self._front_end))
