@@ -213,20 +213,25 @@ class Maintenance:
             node_state.save()
             if full:
                 self._follow_quotas(engine)
-                self._mend(engine)
+                await self._mend(engine)
         services.health.note("state", services.store.problem)
         # A runtime that is away is looked at when it is back.
         doubts = engine is not None and any(ticket.in_doubt for ticket in engine.tickets.values())
         return not services.runtime.is_connected or (is_compared and not doubts)
 
-    def _mend(self, engine: Engine) -> None:
-        """What must never be is mended, where that can be; what is left of it is a reason."""
+    async def _mend(self, engine: Engine) -> None:
+        """What must never be is mended, where that can be, and calls pass in between; what is left of it is a reason."""
         node_state = self._services.node_state
         if node_state.enforcing:
-            broken = engine.mend(node_state.clock())
-            if broken:
-                self._services.log.warning("invariants were broken", sentences=broken)
+            for broken in engine.mend_slices(node_state.clock()):
+                node_state.save()
+                if broken:
+                    self._services.log.warning("invariants were broken", sentences=broken)
+                await asyncio.sleep(0)
+                if engine is not node_state.active() or not node_state.enforcing:
+                    break
             node_state.save()
+            await asyncio.sleep(0)
         self._services.health.note("invariants", unmet_in_short(engine))
 
     async def _compare(self, full: bool) -> bool:

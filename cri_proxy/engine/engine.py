@@ -9,7 +9,7 @@ in ``place.py``, what that does to others in ``reconcile.py``; requests under wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
@@ -392,5 +392,20 @@ class Engine(State):
             self.tell(grant.key, seen)
         put_and_reconcile(self, grant)
 
-    mend = _transition(invariants.mend)
     relieve = _transition(relief.relieve)
+
+    _mend_records, _give_way = _transition(invariants.mend_records), _transition(invariants.give_way)
+
+    def mend_slices(self, now_s: float) -> Iterator[tuple[str, ...]]:
+        """Mend what must never be, in slices, so that calls can pass in between. The first tells what was broken, in
+        sentences; what could not be mended is broken still."""
+        crowded = invariants.crowded_out(self)
+        yield (*self._mend_records(now_s), *crowded)
+        helped: set[str] = set()
+        while not self._give_way(helped, now_s):
+            yield ()
+
+    def mend(self, now_s: float) -> tuple[str, ...]:
+        """The same in one go."""
+        broken, *_ = self.mend_slices(now_s)
+        return broken

@@ -6,7 +6,7 @@ What is broken by a bug is told by ``broken_invariants``; what cannot be had on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Optional, Protocol
 
@@ -14,10 +14,14 @@ from cri_proxy.engine.model import ContainerRecord, Host, Life, Management, Tick
 from cri_proxy.engine.moves import being_resized
 from cri_proxy.engine.reconcile import keep_memory, placed, reconcile
 from cri_proxy.engine.state import KUBELET_KEY, State
-from policies.exclusive.sparing import emptied_by
+from policies.exclusive.sparing import emptied_by, last_ones
+from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import BudgetSpent, Placement, PlacementRefused
+from policies.model import BudgetSpent, Container, Placement, PlacementRefused
 from policies.node import Node
+
+#: Ways to give a container a CPU of another owner's that are tried in one go: each costs a decision, a millisecond or two.
+TRIES = 4
 
 
 class EngineView(Protocol):
@@ -205,21 +209,17 @@ def _unclaimed(engine: EngineView) -> frozenset[int]:
 # it came about, by a bug, an older version or a switch of the policy. Only containers that are involved are placed anew.
 
 
-def mend(state: State, now_s: float) -> tuple[str, ...]:
-    """Mend what must never be (``invariants.py``): asked after each comparison with the runtime. Mostly nothing.
+# Asked after each comparison with the runtime, and mostly for nothing: ``Engine.mend_slices``.
 
-    Returns what was broken, in sentences; what could not be mended is broken still.
-    """
-    broken, crowded = broken_invariants(state), crowded_out(state)
-    if not broken and not crowded:
-        return ()
+
+def mend_records(state: State, now_s: float) -> tuple[str, ...]:
+    """Mend records that contradict each other; what was broken, in sentences. What could not be mended is broken still."""
+    broken = broken_invariants(state)
     if broken:
         _reckon_anew(state)
         reconcile(state, force=True)
         _part(state, now_s)
-    if crowded_out(state):
-        _give_way(state, now_s)
-    return (*broken, *crowded)
+    return tuple(broken)
 
 
 def _reckon_anew(state: State) -> None:
@@ -255,14 +255,19 @@ def _part(state: State, now_s: float) -> None:
 
 
 def _place_anew(
-    state: State,
-    grant: ContainerRecord,
-    keep: Optional[Placement],
-    why: str,
-    now_s: float,
-    spares: bool = False,
+    state: State, grant: ContainerRecord, keep: Optional[Placement], why: str, now_s: float
+) -> None:
+    """Put a container where the policy has it now, if it has a place for it."""
+    now = _anew(state, grant, keep, why)
+    if now is not None:
+        state.put(now)
+        state.record("mend", grant.key, now, now_s)
+
+
+def _anew(
+    state: State, grant: ContainerRecord, keep: Optional[Placement], why: str, spares: bool = False
 ) -> Optional[ContainerRecord]:
-    """Put a container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
+    """A container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
     with state.without([grant.key]):
         near = grant.placement.home or None
         try:
@@ -276,55 +281,109 @@ def _place_anew(
     if not decision.placement.cpus or decision.others:
         return None
     place = keep_memory(state, grant.placement, decision.placement, grant.constraint)
-    now = placed(grant, place, f"{why}: {decision.why}")
-    state.put(now)
-    state.record("mend", grant.key, now, now_s)
-    return now
+    return placed(grant, place, f"{why}: {decision.why}")
 
 
-def _give_way(state: State, now_s: float) -> None:
-    """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free."""
-    # What one gives up may be what another one needs: until nothing changes, and each container once at most.
-    helped: set[str] = set()
-    while (needy := _helped(state, helped, now_s)) is not None:
-        helped.add(needy.key)
+def give_way(state: State, helped: set[str], now_s: float) -> bool:
+    """The owner of the last CPU of a container that can go nowhere else takes another one for it, if one is free.
+
+    Ends with the first container that is helped, which is added to ``helped``, or after TRIES tries; True = there is nothing
+    left to try. What one gives up may be what another one needs: asked until then, but each is helped once at most.
+    """
+    crowded = crowded_by(state)
+    tries, judged = TRIES, set()
+    for key, owner, cpu in _ways(state, crowded, helped):
+        # 1. What was in vain is so until more is free.
+        if owner not in judged:
+            judged.add(owner)
+            now = _Circumstances.of(state, state.grants[owner])
+            before, ways = state.in_vain.get(owner, (None, set()))
+            is_no_better = before is not None and now.are_no_better_than(before)
+            state.in_vain[owner] = now, ways if is_no_better else set()
+        now, ways = state.in_vain[owner]
+        if not now.free or (key, cpu) in ways:
+            continue
+        # 2. A few are tried, the others the next time.
+        if not tries:
+            return False
+        tries -= 1
+        if not _swaps(state, owner, cpu, state.grants[key], len(crowded), now_s):
+            ways.add((key, cpu))
+            continue
+        # 3. One is helped: another picture.
+        helped.add(key)
+        needy = state.grants[key]
         if needy.stance is Management.UNTOUCHED and _who(needy) not in state.distrusted:
             _place_anew(state, needy, None, "there are CPUs for it again", now_s)
         reconcile(state)
+        return False
+    for owner in state.in_vain.keys() - judged:
+        del state.in_vain[owner]
+    return True
 
 
-def _helped(state: State, but: Set[str], now_s: float) -> Optional[ContainerRecord]:
-    """A container that an owner has given way to just now; None if there is none that can be helped."""
-    for key, owners in crowded_by(state).items():
-        if key in but or state.grants[key].life is Life.CREATING:  # what it gets is decided when it is there
+def _ways(
+    state: State, crowded: Mapping[str, Set[str]], helped: Collection[str]
+) -> Iterator[tuple[str, str, int]]:
+    """A container that has no CPU left, an owner of one of its CPUs, and that CPU: all that could be tried, in turn."""
+    resized = being_resized(state)
+    for key, owners in crowded.items():
+        if (
+            key in helped or state.grants[key].life is Life.CREATING
+        ):  # what it gets is decided when it is there
             continue
         for owner in sorted(owners & state.grants.keys()):
-            if _swaps(state, state.grants[owner], state.grants[key], now_s):
-                return state.grants[key]
-    return None
+            grant = state.grants[owner]
+            place = grant.placement
+            if grant.stance is not Management.PLACED or place.group or owner in resized:
+                continue
+            for cpu in sorted(place.exclusive & state.grants[key].runs_on, reverse=True):
+                yield key, owner, cpu
 
 
-def _swaps(state: State, owner: ContainerRecord, needy: ContainerRecord, now_s: float) -> bool:
-    """Whether an owner could give one CPU of those that another container needs, and get one for it."""
-    place = owner.placement
-    if owner.stance is not Management.PLACED or place.group or owner.key in being_resized(state):
+@frozen
+class _Circumstances:
+    """What it depends on whether an owner finds another CPU for one of its own. ``free``: CPUs that it might take;
+    ``bounds``: those of containers that would be left with none."""
+
+    node: Node
+    container: Container
+    exclusive: frozenset[int]
+    free: frozenset[int]
+    bounds: frozenset[tuple[frozenset[int], bool]]
+
+    @classmethod
+    def of(cls, state: State, owner: ContainerRecord) -> _Circumstances:
+        node, allowed = state.node, owner.constraint.cpus
+        free = node.usable - node.exclusive - node.reserved - last_ones(node)
+        free = free if allowed is None else free & allowed
+        return cls(node, owner.container, owner.exclusive, free, frozenset(node.bounds))
+
+    def are_no_better_than(self, before: _Circumstances) -> bool:
+        """Whether nothing is free that was not before."""
+        is_same = self.node is before.node and self.container is before.container
+        is_same = is_same and self.exclusive == before.exclusive
+        return is_same and self.free <= before.free and self.bounds >= before.bounds
+
+
+def _swaps(state: State, key: str, cpu: int, needy: ContainerRecord, crowded: int, now_s: float) -> bool:
+    """Whether an owner has given a CPU that another container needs, and got one for it. ``crowded``: how many have none."""
+    owner, place = state.grants[key], state.grants[key].placement
+    keep = replace(
+        place,
+        exclusive=place.exclusive - {cpu},
+        grown=tuple(step for step in (g - {cpu} for g in place.grown) if step),
+    )
+    why = f"CPU {cpu} is needed by {needy.container.path}, which may run nowhere else"
+    now = _anew(state, owner, keep, why, spares=True)
+    if now is None or len(now.exclusive) != len(owner.exclusive) or cpu in now.exclusive:
         return False
-    for cpu in sorted(place.exclusive & needy.runs_on, reverse=True):
-        keep = replace(
-            place,
-            exclusive=place.exclusive - {cpu},
-            grown=tuple(step for step in (g - {cpu} for g in place.grown) if step),
-        )
-        why = f"CPU {cpu} is needed by {needy.container.path}, which may run nowhere else"
-        crowded = len(crowded_by(state))
-        now = _place_anew(state, owner, keep, why, now_s, spares=True)
-        if now is None:
-            continue
-        is_whole = len(now.exclusive) == len(owner.exclusive) and cpu not in now.exclusive
-        if is_whole and len(crowded_by(state)) < crowded:
-            return True
+    state.put(now)
+    if len(crowded_by(state)) >= crowded:
         state.put(owner)
-    return False
+        return False
+    state.record("mend", key, now, now_s)
+    return True
 
 
 def _who(grant: ContainerRecord) -> tuple[str, str]:

@@ -147,6 +147,9 @@ class State:
         #: What owners of containers should hear of; the daemon's own, which outlives this engine.
         self.notable = NotableEvents()
         self.node = self.new_node(host)
+        #: By owner of CPUs: the circumstances in which it could give none of them to another, and the ways that were tried.
+        #: ``invariants.py`` alone works with it.
+        self.in_vain: dict[str, tuple[Any, set[tuple[str, int]]]] = {}
         #: The pools for which every dependent set was last computed: without a change of them nothing can have moved.
         self.reconciled: Pools = self.pools
         self._request = -1, {}, self.pools
@@ -692,6 +695,8 @@ CAUSES = {
     "restore": "restart",
     "rehost": "machine or configuration",
     "follow_kubelet": "kubelet's exclusive CPUs",
+    "mend_records": "mend",
+    "give_way": "mend",
 }
 #: A ``PlacementChange`` without its keys.
 _What = tuple[str, str, frozenset[int], frozenset[int], str, str]

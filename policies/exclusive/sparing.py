@@ -125,6 +125,11 @@ def emptied_by(node: Node, cpus: frozenset[int]) -> str:
     return f"CPUs {last} are the last ones that {_names(node, emptied)} may run on, and no others are free"
 
 
+def last_ones(node: Node) -> frozenset[int]:
+    """The CPUs each of which is the last one of a container that can go nowhere else."""
+    return frozenset().union(*[need.cpus for need in needs_of(node) if len(need.cpus) == 1])
+
+
 def shared_all_the_same(node: Node, cpus: frozenset[int]) -> str:
     """In words which containers go on running on these CPUs, since they are not ours to move; "" if none does."""
     fixed = [need for need in needs_of(node) if need.is_fixed and not need.cpus.isdisjoint(cpus)]

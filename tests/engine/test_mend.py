@@ -8,14 +8,15 @@ from typing import Callable
 import pytest
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.invariants import broken_invariants, crowded_out
+from cri_proxy.engine.invariants import TRIES, broken_invariants, crowded_out
 from cri_proxy.engine.model import Management
 from policies.balloons.policy import Balloons
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import TopologyAware
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import NO_CONSTRAINT, Qos, Resources
+from policies.model import NO_CONSTRAINT, Decision, PlacementRefused, PlacementRequest, Qos, Resources
+from policies.node import Node
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S
 from tests.scenes import (
@@ -226,3 +227,79 @@ def test_containers_that_have_the_whole_machine_are_not_crowded_out() -> None:
     own(node, "four", 4)
     own(node, "three", 3)
     assert crowded_out(node) == []
+
+
+# ---------------------------------------------------------------------- the work it takes
+
+
+class Counting(TopologyAware):
+    """``asked``: how often an owner was to have another CPU for one of its own."""
+
+    asked = 0
+
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        self.asked += request.keep is not None
+        return super().place(node, request)
+
+
+class Stubborn(Counting):
+    """Gives none another one."""
+
+    def place(self, node: Node, request: PlacementRequest) -> Decision:
+        decision = super().place(node, request)
+        if request.keep is not None:
+            raise PlacementRefused("it stays where it is")
+        return decision
+
+
+def crowd(policy: Counting, owners: int, crowded: int) -> Engine:
+    """Owners of a CPU each, and containers each of which may run on one of these CPUs only."""
+    node = engine_on(host_of(policy.topology), policy=policy)
+    node.is_quiet = True
+    for index in range(owners):
+        own(node, f"own-{index}", 1)
+    pod = make_pod("pod-of-web", annotations={"cri-resmgr.io/manage": "false"})
+    for index in range(crowded):
+        (cpu,) = node.grants[f"own-{index}"].exclusive
+        within = constraint(str(cpu))
+        run(node, make_container(f"web-{index}", request=0.1, pod=pod), f"web-{index}", within=within)
+    assert len(crowded_out(node)) == crowded
+    return node
+
+
+def test_where_no_cpu_is_free_none_is_looked_for() -> None:
+    policy = Stubborn(topology(HYGON_7285_2S), TOPOLOGY_AWARE)
+    node = crowd(policy, 126, 60)
+    for cpu in sorted(node.node.usable - node.node.exclusive):
+        run(node, make_container(f"log-{cpu}", request=0.1), f"log-{cpu}", within=constraint(str(cpu)))
+    version = node.version
+    assert len(node.mend(10.0).broken) == 60
+    assert (policy.asked, node.version) == (0, version)
+
+
+def test_what_was_in_vain_is_tried_again_when_a_cpu_has_come_free_and_not_before() -> None:
+    policy = Stubborn(topology(HYGON_7285_2S), TOPOLOGY_AWARE)
+    node = crowd(policy, 100, 40)
+    history = len(node.history)
+    for _ in range(3):
+        assert len(node.mend(10.0).broken) == 40
+        assert policy.asked == 40
+    assert len(node.history) == history  # of what was tried nothing is told
+    node.remove("own-99")
+    node.mend(11.0)
+    assert policy.asked == 80
+    run(node, make_container("newcomer", limit=2, request=0.1), "newcomer")
+    node.mend(12.0)
+    assert policy.asked == 80
+
+
+@pytest.mark.parametrize("made", [Stubborn, Counting])
+def test_a_slice_tries_a_few_ways_and_helps_one_container_at_most(made: type[Counting]) -> None:
+    policy = made(topology(HYGON_7285_2S), TOPOLOGY_AWARE)
+    node = crowd(policy, 60, 40)
+    left = 40
+    for _ in node.mend_slices(10.0):
+        assert policy.asked <= TRIES and left - len(crowded_out(node)) <= 1
+        assert broken_invariants(node) == []
+        policy.asked, left = 0, len(crowded_out(node))
+    assert left == (40 if made is Stubborn else 0)
