@@ -20,9 +20,8 @@ from bpf.kernel.ebpf_self_test import self_test
 from bpf.kernel.loader import Attachment, LoadedPrograms, NotLoaded, attach, detach_leftovers, load
 from bpf.service.log import log
 from bpf.service.options import SYSTEM_PYTHON
-from bpf.sources.samples import Flow, ProviderLost, RemoteFlow, Sample
+from bpf.sources.samples import Flow, Peers, ProviderLost, RemoteFlow, Sample, with_presence
 from bpf.sources.udp_paths import SearchPace, Translations, UdpPaths, hosts_conntrack
-from bpf.sources.wakeups import Peers, with_presence
 from policies.machine.cpus import parse_cpus
 
 SOURCE = Path(__file__).with_name("traffic.c")

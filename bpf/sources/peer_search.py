@@ -13,7 +13,7 @@ from bpf.identity.attribution import Attribution
 from bpf.kernel.netlink import SockDiag
 from bpf.kernel.procfs import in_netns, namespace_of, socket_inodes
 from bpf.service.log import log
-from bpf.sources.wakeups import Pair, Peers, pair
+from bpf.sources.samples import Pair, Peers, pair
 
 #: At a sample each 10 s, what begins to share something is seen after a minute, which is the graph's half-life.
 LOOK_EVERY = 6
@@ -120,7 +120,7 @@ def _peers_in(proc: str, pid: int) -> dict[int, int]:
 # ---------------------------------------------------------------------- shared memory
 
 # A file, a memfd, a System V segment that containers have mapped, shared and writable. That they map it is no traffic;
-# wakes between them are (wakeups.py).
+# wakes between them are (samples.py).
 
 #: Of one process's list of mappings this much is read: some 10,000 mappings.
 MOST_BYTES = 1 << 20

@@ -14,8 +14,7 @@ import pytest
 from bpf.kernel import syscalls
 from bpf.kernel.loader import load
 from bpf.sources.ebpf import EbpfProvider, attachments_at, cgroup_v2_root
-from bpf.sources.samples import ProviderLost
-from bpf.sources.wakeups import Peers
+from bpf.sources.samples import Peers, ProviderLost
 from tests.bpf.pods import Host, pod_uid
 from tests.bpf.talkers import Stage, between, needs_bcc
 

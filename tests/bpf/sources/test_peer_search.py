@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bpf.sources.peer_search import LOOK_EVERY, PeerSearch
-from bpf.sources.wakeups import Peers
+from bpf.sources.samples import Peers
 
 
 def test_what_was_found_is_believed_for_some_samples() -> None:

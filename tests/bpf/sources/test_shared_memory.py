@@ -9,7 +9,7 @@ import pytest
 
 from bpf.identity.attribution import Attribution
 from bpf.sources.peer_search import find_memory_peers, shared_segments
-from bpf.sources.wakeups import pair
+from bpf.sources.samples import pair
 from tests.bpf.pods import Host, container_id, needs_hybrid, pod_uid
 
 MAPPINGS = {

@@ -10,7 +10,7 @@ import pytest
 
 from bpf.identity.attribution import Attribution
 from bpf.sources.peer_search import find_unix_peers
-from bpf.sources.wakeups import pair
+from bpf.sources.samples import pair
 from tests.bpf.pods import Host, Talker, container_id, needs_hybrid, pod_uid
 
 pytestmark = needs_hybrid

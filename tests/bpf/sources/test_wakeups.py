@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bpf.sources.samples import Flow
-from bpf.sources.wakeups import Peers, pair, with_presence
+from bpf.sources.samples import Flow, Peers, pair, with_presence
 
 TCP = Flow("a", "b", "tcp", 10, 20, 3)
 WAKE = Flow("b", "a", "wake", messages=50)
