@@ -146,24 +146,26 @@ async def end_of_a_pod(life: Life) -> None:
 
 
 async def move(life: Life) -> None:
-    made = await _shared(life, "web")
-    await _busy(life)
-    grant = life.engine.grants[made]
-    zones = [domain for domain in ("l3 0", "l3 1") if domain]
+    """Pinned to a zone, then to another one, and then to none."""
+    made = await _shared(life, "web", 2000)
+    await _owner(life, "owner", 2000)
+    places = [life.engine.grants[made].cpus]
     life.cut()
-    for zone in zones:
+    for zone in ("node-0", "node-1", ""):
         item = {"namespace": "default", "pod": "web", "container": "web", "zone": zone}
-        await life.command("overrides", overrides=[item])
-    assert grant
+        await life.command("overrides", overrides=[item] if zone else [])
+        places.append(life.engine.grants[made].cpus)
+    assert len(set(places)) > 1, places
 
 
 async def grow_by_demand(life: Life) -> None:
-    made = await _shared(life, "web", 8000)
-    engine = life.engine
+    """A set that usage has made small, and large again."""
+    made = await _shared(life, "web", 12000, cpu_request=500)
+    await _owner(life, "owner", 2000)
     node_state = life.daemon.services.node_state
     life.cut()
-    for milli in (2000, 6000, None):
-        engine.size(made, milli, "by usage", node_state.clock())
+    for milli in (2000, None):
+        assert life.engine.size(made, milli, "by usage", node_state.clock())
         node_state.save()
         await life.rest(1)
 
