@@ -31,7 +31,6 @@ PARTS = ("cri_proxy/relay/http2", "policies")
 OURS = ("cri_proxy/", "policies/")
 #: What the observer imports, which must stay small: one module of a library has all of it in memory.
 OBSERVERS = (
-    "policies/affinity/graph/floors.py",
     "policies/affinity/graph/graph.py",
     "policies/affinity/graph/groups.py",
     "policies/affinity/graph/owner_memory.py",

@@ -10,7 +10,7 @@ import pytest
 
 from cri_api.control import ControlError
 from cri_proxy.config.io.files import Files
-from cri_proxy.doctor.io.examiner import KEPT_S, Examiner, read_findings
+from cri_proxy.daemon.commands_view import KEPT_S, Examiner, read_findings
 from tests.functional.conftest import ask
 from tests.functional.test_view_socket import look
 

@@ -3,7 +3,7 @@
 *Weight*: cache lines a second that must cross, bytes / 64 + K x messages. *Smoothing*: each sample of s seconds
 moves a rate by the part 1 - 2^(-s / half-life) of the way to the seen rate, so that a flow that has stopped counts half
 after a half-life, and a burst of one sample counts little. *Expiry*: an edge on which nothing was seen for 10
-half-lives is gone; one whose container has ended is gone at once. *Which edges count*: floors.py. *Owners*:
+half-lives is gone; one whose container has ended is gone at once. *Which edges count*: traffic.py. *Owners*:
 owner_memory.py, which outlives the containers.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 
-from policies.affinity.graph.floors import counted
 from policies.affinity.graph.owner_memory import OwnerMemory
 from policies.affinity.graph.traffic import (
     LINE_BYTES,
@@ -20,6 +19,7 @@ from policies.affinity.graph.traffic import (
     Edge,
     Key,
     Traffic,
+    counted,
     read_amount,
     traffic_of,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from policies.affinity.graph.floors import totals_of
+from policies.affinity.graph.traffic import totals_of
 from policies.frozen import dataclass
 
 LEAST_OF_HEAVIEST = 0.25

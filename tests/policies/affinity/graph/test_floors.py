@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.affinity.graph.floors import counted
-from policies.affinity.graph.traffic import Key
+from policies.affinity.graph.traffic import Key, counted
 
 PAIRS: dict[Key, float] = {(f"web{i}", f"wrk{i}"): 1e6 for i in range(4)}
 EVERYBODY = [end for key in PAIRS for end in key]
