@@ -376,8 +376,8 @@ class SimulatedShell:
                     self.told.append(now)
                 self.engine.took(update.id)
 
-    def look(self) -> Resync:
-        """A resync with everything the runtime has."""
+    def look(self, mends: bool = True) -> Resync:
+        """A resync with everything the runtime has. ``mends``: and what must not be is mended."""
         self.told.clear()
         if not self.active:
             return Resync()
@@ -388,7 +388,7 @@ class SimulatedShell:
         listing = Listing({s.id: s for s in seen}, self.now_s, details, enforce=self.enforcing)
         found = resync(self.engine, listing, self.now_s)
         self.tell()
-        if self.enforcing:
+        if self.enforcing and mends:
             self.engine.mend(self.now_s)
             self.engine.relieve(self.now_s)
             self.tell()
@@ -475,7 +475,7 @@ class SimulatedShell:
         # The numbers of tickets begin anew.
         for process in self.runtime.containers.values():
             process.ticket = process.ticket if process.ticket in self.engine.tickets else ""
-        return told, self.look()
+        return told, self.look(mends=False)
 
     def _restore(self, engine: Engine) -> None:
         """Put the records into an engine, in the daemon's order."""
