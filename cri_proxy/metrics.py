@@ -83,6 +83,8 @@ class Metrics:
         self.not_alone = counter("cri_resmgr_not_alone_total", "method",
             "Containers that were started or resized while others were still on CPUs which they own",
             ("StartContainer", "UpdateContainerResources"))
+        self.books_waits = counter("cri_resmgr_books_waits_total", "what result",
+            "Requests that waited until it was known which CPUs are owned, by what they were and result: in time, given up")
         self.resyncs = counter("cri_resmgr_resyncs_total", "result",
             "Comparisons with the runtime's list, by result: ok, failed", ("ok", "failed"))
         self.observer_up = gauge("cri_resmgr_observer_up", "", "1 while the observer is heard of")

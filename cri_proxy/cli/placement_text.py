@@ -126,6 +126,8 @@ def status_text(document: dict[str, Any]) -> str:
         + (", DEGRADED" if reasons else "")
     )
     lines += [f"  degraded ({topic}): {reason}" for topic, reason in reasons.items()]
+    if (books := document.get("books", "")) and "books" not in reasons:
+        lines.append(f"  waiting    {books}")
     state = (
         f"{runtime['name']} {runtime['version']}, {runtime['api']}"
         if runtime["connected"]

@@ -19,7 +19,6 @@ from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
-from cri_proxy.engine.build import make_engine
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet_in_short
 from cri_proxy.engine.model import BadOrder, ContainerRecord, Life, Management, read_overrides
@@ -123,6 +122,7 @@ class Commands:
                 "api": runtime.api,
             },
             "exits": self._exits(),
+            "books": node_state.books.sentence(),
             "state_unsaved": services.store.waiting,
             "updates_waiting": len(node_state.updates.pending),
             "affinity": daemon.affinity.status(),
@@ -248,14 +248,11 @@ class Commands:
 
     async def reset_policy(self, arguments: dict[str, Any]) -> Any:
         """Set the state aside and adopt what runs; with ``replace`` place all of it anew."""
-        services = self._daemon.services
         if arguments.get("replace"):
             self._require_enforcing()
-        old = self._engine()
-        # In one step: what the old engine has is not written any more, and what the new one has goes to a new file.
-        moved = services.store.set_aside()
-        self._daemon.assembly.engage(make_engine(services.config, old.host))
-        await services.reconciler.run()
+        self._engine()
+        moved = await self._daemon.assembly.start_over()
+        await self._look()
         engine = self._engine()
         if arguments.get("replace"):
             self._manage_all(engine, [g for g in engine.grants.values() if g.stance is Management.ADOPTED])
@@ -276,6 +273,8 @@ class Commands:
         """Have the runtime's containers as they are now in the books: some may have been made past the daemon."""
         services = self._daemon.services
         if not services.runtime.api:  # none, or none that answers: NRI tells
+            if sentence := services.node_state.books.sentence():
+                raise ControlError(sentence)
             return
         try:
             await services.reconciler.run()

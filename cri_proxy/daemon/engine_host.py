@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from cri_api.waiting import wait_within
 from cri_proxy import effects
@@ -18,15 +20,18 @@ from cri_proxy.bounded_files import read_text
 from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Host
+from cri_proxy.engine.invariants import broken_invariants
+from cri_proxy.engine.model import Host, Management, TicketKind
 from cri_proxy.kubelet.io.cpu_manager import NotUnderstood
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
 from cri_proxy.node.quotas import Quotas, TakenFile
-from cri_proxy.services.node_state import MODES
+from cri_proxy.services.books import CALL_WAIT_S
+from cri_proxy.services.node_state import MODES, OFF
 from cri_proxy.services.services import Services
 from cri_proxy.state.file import LoadedState, StateLocked
 from cri_proxy.state.writer import StateWriter
+from policies.machine.cpus import NO_CPUS
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
 #: The mode that was set by command, and the one that was configured then.
@@ -35,6 +40,8 @@ MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
 QUOTAS_KEY = "quotas"
 #: What of the state was lost, until that is acknowledged.
 LOST_KEY = "lost"
+#: Why it is not known which CPUs are owned.
+STARTED, RESET = "it has just started", "reset-policy reads anew what runs"
 #: Beside the control socket, in /run, which no disk holds up.
 UNSAVED_FILE = "unsaved"
 #: How long a request with a cpuset waits for kubelet's file to be read, seconds: it was written just now, and is in memory.
@@ -96,6 +103,7 @@ class Assembly:
         services.node_state.devices = self._devices()
         self._limits = TakenFile(Path(services.config["state.directory"]), boot_id)
         services.node_state.quotas = Quotas(root, services.log, self._keep_quotas)
+        services.node_state.books.on_change = partial(services.health.note, "books")
 
     def _devices(self) -> Devices:
         # What this machine's sysfs says is not true of one that a file describes.
@@ -126,7 +134,7 @@ class Assembly:
             return
         if problem:
             self._mark.set()
-        elif not self._services.reconciler.is_newer:
+        elif not self._services.node_state.books.are_behind:
             self._mark.clear()
 
     def end(self) -> None:
@@ -158,7 +166,10 @@ class Assembly:
                     services.machine.note_cgroup(parent)
                 machine = await asyncio.to_thread(services.machine.read, None, parents)
                 engine = await self._build(self.host(machine), loaded)
-                services.reconciler.is_newer |= self._mark.is_set() or loaded.is_outdated
+                books = services.node_state.books
+                books.are_behind |= self._mark.is_set() or loaded.is_outdated
+                # Where each change was saved the records have all owners.
+                is_whole = bool(engine.grants) and not (loaded.lost or books.are_behind)
             except StateLocked:
                 services.health.note("state", services.store.problem)
                 return False
@@ -171,7 +182,7 @@ class Assembly:
                     "engine", f"the engine could not be built: {type(error).__name__}: {error}"
                 )
                 return False
-            self.engage(engine)
+            self.engage(engine, STARTED, NO_CPUS if is_whole else None)
             services.health.note("topology", "")
             services.health.note("engine", "")
             services.health.note("state", services.store.problem)
@@ -211,8 +222,6 @@ class Assembly:
             self.on_engage(engine)
         self._restore_mode(loaded.meta)
         self._tell_lost([loaded.meta.get(LOST_KEY, ""), loaded.lost])
-        if engine.grants:
-            services.node_state.expect_comparison()
         return engine
 
     def _tell_lost(self, sentences: Iterable[str]) -> None:
@@ -234,9 +243,37 @@ class Assembly:
             self._meta[QUOTAS_KEY] = kept or meta.get(QUOTAS_KEY, "")
             self._services.node_state.quotas.recall(self._meta[QUOTAS_KEY])
 
-    def engage(self, engine: Engine) -> None:
-        """Put an engine to work, in place of the one before."""
+    async def start_over(self) -> Awaitable[str]:
+        """Put an engine to work that knows nothing but what is under way. The next comparison adopts what runs.
+
+        There must be an engine. Returns what tells, once it is there, what has become of the state file.
+        """
+        services, node_state = self._services, self._services.node_state
+        books, old = node_state.books, node_state.engine
+        assert old is not None
+        # 1. Nothing is given out from here on. What was is made, and others have left what they are to leave, if the
+        #    runtime is not too slow: an owner that is not alone could not be told from one that shares.
+        may_be_owned = books.may_be_owned
+        if books.are_true and node_state.mode != OFF:
+            books.doubt(RESET)
+            may_be_owned = NO_CPUS
+        await node_state.updates.until(lambda key: not any(_is_under_way(old)), CALL_WAIT_S)
+        await node_state.updates.tried(node_state.updates.pending, CALL_WAIT_S)
+        # 2. In one step: what the old engine has is not written any more, and what the new one has goes to a new file.
+        moved = services.store.set_aside()
+        engine = make_engine(services.config, old.host)
+        carry_over(old, engine)
+        owned = old.node.exclusive
+        self.engage(engine, RESET, None if may_be_owned is None else may_be_owned | owned)
+        return moved
+
+    def engage(self, engine: Engine, why: str, may_be_owned: Optional[frozenset[int]]) -> None:
+        """Put an engine to work, in place of the one before. It gives nothing out before the first comparison.
+
+        ``why``, ``may_be_owned``: as ``NodeState.expect_comparison`` has them.
+        """
         services = self._services
+        services.node_state.expect_comparison(why, may_be_owned)
         if self._watched is not None:
             services.metrics.unwatch(self._watched)
         self._watched = services.metrics.watch(engine)
@@ -374,6 +411,24 @@ def restore(engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: st
     grants = sorted(loaded.of("grant").values(), key=lambda grant: (grant.since_s, grant.key))
     tickets, pods = loaded.of("ticket").values(), loaded.of("pod").values()
     engine.restore(grants, tickets, pods, history, distrusted)
+
+
+def _is_under_way(engine: Engine) -> Iterator[bool]:
+    return (not ticket.in_doubt for ticket in engine.tickets.values())
+
+
+def carry_over(old: Engine, new: Engine) -> None:
+    """Have an engine know the sandboxes, and the creates that the runtime has not answered: their CPUs are theirs until it
+    is seen what has become of them. What single containers own they keep, unless records contradict each other."""
+    if not broken_invariants(old):
+        new.claims = {
+            g.key: g.exclusive & g.cpus
+            for g in old.grants.values()
+            if g.stance in (Management.PLACED, Management.ADOPTED) and g.exclusive and not g.placement.group
+        }
+    creates = [t for t in old.tickets.values() if t.kind is TicketKind.CREATE]
+    tickets = [replace(t, replaces=(), replaced_tickets=(), moved=(), waiting=()) for t in creates]
+    new.restore([old.grants[t.key] for t in creates], tickets, old.pods.values(), (), {})
 
 
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:

@@ -22,6 +22,8 @@ from cri_proxy.runtime import NoRuntime, discover
 from cri_proxy.services.services import Services
 from policies.model import Pod
 
+#: How often the runtime is asked while it is not known which CPUs are owned, seconds.
+BOOKS_AGAIN_S = 0.25
 #: How often an engine is tried while there is none, seconds: reading a large sysfs takes some 100 ms.
 RETRY_S = 5.0
 #: How long after a create was left in doubt the runtime is asked, seconds; after twice as long each time it has not
@@ -99,6 +101,8 @@ class Maintenance:
         self._bring_up = bring_up
         self._afterwards = afterwards
         self._looks = Looks(services.look.set)
+        #: The engine that a full round has gone through before.
+        self._known: Optional[Engine] = None
 
     def look_soon(self) -> None:
         """A create was left in doubt: the runtime usually knows a moment later."""
@@ -165,10 +169,13 @@ class Maintenance:
         )
         full_at = 0.0
         while True:
+            books = services.node_state.books
             waiting_s = RETRY_S if services.node_state.engine is None else constants.reconcile_poll_s
+            if not books.are_true:
+                waiting_s = min(waiting_s, BOOKS_AGAIN_S)
             with contextlib.suppress(asyncio.TimeoutError):
                 await wait_within(waiting_s, services.look.wait())
-            full = services.look.is_set() or loop.time() >= full_at
+            full = services.look.is_set() or loop.time() >= full_at or not books.are_true
             services.look.clear()
             if full:
                 full_at = loop.time() + constants.reconcile_interval_s
@@ -220,15 +227,19 @@ class Maintenance:
         return not services.runtime.is_connected or (is_compared and not doubts)
 
     async def _mend(self, engine: Engine) -> None:
-        """What must never be is mended, where that can be, and calls pass in between; what is left of it is a reason."""
-        node_state = self._services.node_state
-        if node_state.enforcing:
+        """What must never be is mended, where that can be, and calls pass in between; what is left of it is a reason.
+
+        Not in the first round of an engine: nothing is to change because a daemon starts.
+        """
+        node_state, is_first = self._services.node_state, engine is not self._known
+        self._known = engine if node_state.books.are_true else None
+        if node_state.gives_cpus and not is_first:
             for broken in engine.mend_slices(node_state.clock()):
                 node_state.save()
                 if broken:
                     self._services.log.warning("invariants were broken", sentences=broken)
                 await asyncio.sleep(0)
-                if engine is not node_state.active() or not node_state.enforcing:
+                if engine is not node_state.active() or not node_state.gives_cpus:
                     break
             node_state.save()
             await asyncio.sleep(0)

@@ -51,6 +51,7 @@ class Proxy:
         self._relay: Optional[FrameRelay] = None
         restores = Restores(LatePlacement(services))
         services.reconciler.welcome = restores.welcome
+        services.reconciler.place_late = restores.place_left
         self._nri = make_hosting(services, CriInterceptor(services.node_state, services.events, restores))
         self._images = self._separate_images()
         self._interceptor = self._make_interceptor()

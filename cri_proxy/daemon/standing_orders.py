@@ -81,8 +81,7 @@ class StandingOrders:
         """Why overrides of containers that run are not carried out now; "" = they are."""
         if self.orders.freeze:
             return FROZEN
-        node_state = self.services.node_state
-        return "" if node_state.enforcing else f"in mode {node_state.mode} nothing is moved"
+        return self.services.node_state.still()
 
     def states(self) -> list[dict[str, Any]]:
         """Every override with what became of it."""

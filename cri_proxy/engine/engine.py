@@ -145,16 +145,23 @@ class Engine(State):
     # ------------------------------------------------------------------ requests on their way to the runtime
 
     def admit(
-        self, container: Container, constraint: Constraint, now_s: float, enforce: bool = True
+        self,
+        container: Container,
+        constraint: Constraint,
+        now_s: float,
+        enforce: bool = True,
+        meanwhile: Optional[frozenset[int]] = None,
     ) -> Admission:
         """Reserve a place for a container that is about to be created.
 
-        ``enforce`` False (mode observe): decide and remember, send nothing.
+        ``enforce`` False (mode observe): decide and remember, send nothing. ``meanwhile``: it is not known who owns which
+        CPUs, but these have no owner that the records do not name; the container runs there, or on reserved ones, or where
+        the caller says, until ``place_waiting``.
 
         :raises PlacementRefused, BudgetSpent: as the policy; nothing has changed then.
         """
         try:
-            admission = self._admit(container, constraint, now_s, enforce)
+            admission = self._admit(container, constraint, now_s, enforce, meanwhile)
         except PlacementRefused as error:
             self.notable.add(REFUSED, container, str(error))
             raise
@@ -253,6 +260,7 @@ class Engine(State):
 
     release, manage = _transition(requests.release), _transition(requests.manage)
     manage_all = _transition(requests.manage_all)
+    place_waiting = _transition(requests.place_waiting)
     apply, take_back = _transition(moves.apply), _transition(moves.take_back)
 
     # ------------------------------------------------------------------ sized by demand

@@ -42,6 +42,7 @@ class Management(str, Enum):
     OPTED_OUT = "opted out"  # by annotation, namespace or runtime handler
     KUBELET = "kubelet-exclusive"  # kubelet's static CPU manager owns these CPUs
     UNTOUCHED = "untouched"  # we could not or would not place it (policy none, fail open, empty constraint)
+    WAITING = "waiting"  # made while it was not known which CPUs are owned: placed once that is
     RELEASED = "released"  # given back by command
     FOREIGN = "foreign"  # another writer keeps changing it
 

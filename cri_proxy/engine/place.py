@@ -130,7 +130,7 @@ def decide(
     state: State, container: Container, constraint: Constraint, replaced: tuple[ContainerRecord, ...]
 ) -> tuple[Decision, tuple[ContainerRecord, ...]]:
     """The place of the attempt before, if that can be had; else the policy's; holds of others given up if that helps."""
-    again = _same_place(state, container, constraint, replaced)
+    again = same_place(state, container, constraint, replaced)
     override = state.pin_of(container)
     if override is not None:
         cpus = state.zone_cpus.get(override.zone)
@@ -220,9 +220,10 @@ def _decide_anew(
     return replace(best[1], why=f"{best[1].why}; the place held for {names} was given up"), given_up
 
 
-def _same_place(
+def same_place(
     state: State, container: Container, constraint: Constraint, replaced: Iterable[ContainerRecord]
 ) -> Optional[Decision]:
+    """The place of the attempt before, which is among those that are ``replaced``; None if it cannot be had."""
     previous = [
         g
         for g in replaced

@@ -483,6 +483,7 @@ STATES = {
     Management.OPTED_OUT: "opted-out",
     Management.KUBELET: "kubelet",
     Management.UNTOUCHED: "unplaced",
+    Management.WAITING: "unplaced",
     Management.RELEASED: "released",
     Management.FOREIGN: "foreign",
 }

@@ -386,6 +386,11 @@ def _names_of_tickets(engine: Engine, in_doubt: bool) -> set[tuple[str, str, int
     return {(c.pod.uid, c.name, c.attempt) for c in containers}
 
 
+def names_in_doubt(engine: Engine) -> set[tuple[str, str, int]]:
+    """Pod uid, name and attempt of the containers whose requests are in doubt."""
+    return _names_of_tickets(engine, in_doubt=True)
+
+
 def _follow(engine: Engine, item: ListedContainer, now_s: float, listed_at_s: float) -> None:
     if item.exited:
         engine.exited(item.id, item.exit_code, now_s)
@@ -556,8 +561,11 @@ def _adoption(
     topology = engine.host.topology
     known = topology.cpus.keys() | topology.data.offline
     home = cpus if cpus <= known else cpus & known  # many have one set
-    nobodys = cpus.isdisjoint(owned | engine.node.reserved)
-    if engine.policy.owns_exclusively and nobodys and _looks_exclusive(container, item, listing):
+    claimed, taken = engine.claims.get(item.id, NO_CPUS), owned | engine.node.reserved
+    may_own = engine.policy.owns_exclusively
+    if may_own and claimed and claimed <= cpus and claimed.isdisjoint(taken):
+        exclusive = claimed
+    elif may_own and cpus.isdisjoint(taken) and _looks_exclusive(container, item, listing):
         exclusive = cpus
     return replace(
         grant,

@@ -140,6 +140,8 @@ class State:
         #: What people ask of this node, and why containers are not where an override wants them, by key.
         self.orders: Orders = NO_ORDERS
         self.unpinned: dict[str, str] = {}
+        #: By the ids of containers that are to be adopted: what they own, by the records of an engine before.
+        self.claims: Mapping[str, frozenset[int]] = {}
         #: Overrides with their ranks: by all three names, and those for beginnings of pods' names by the other two.
         self._pins: dict[tuple[str, str, str], tuple[int, Override]] = {}
         self._pins_by_beginning: dict[tuple[str, str], list[tuple[int, Override]]] = {}
@@ -675,6 +677,8 @@ def discard(index: dict[Any, set[str]], name: Any, key: str) -> None:
 # One entry a cause, with all containers that it has changed: a create that takes CPUs from ninety others is one entry
 # of a thousand, and costs one record on disk. ``explain`` finds a container's changes by its id.
 
+#: The placement of a container that was made while it was not known which CPUs are owned.
+LATE = "late placement"
 #: What transitions are called in the history, where that is not their own name.
 CAUSES = {
     "admit": "create",
@@ -687,6 +691,7 @@ CAUSES = {
     "remove": "removal",
     "tick": "end of a hold",
     "manage": "adopt",
+    "place_waiting": LATE,
     "apply": "rebalance",
     "take_back": "move taken back",
     "adopt": "comparison",

@@ -17,6 +17,7 @@ from cri_proxy.engine.place import (
     opted_out,
     predecessors,
     resized,
+    same_place,
     stance_of,
     with_evictions,
 )
@@ -33,8 +34,8 @@ from cri_proxy.engine.reconcile import (
     tidy_up,
     without_past,
 )
-from cri_proxy.engine.state import State
-from cri_proxy.engine.told import differs, gaining, settle
+from cri_proxy.engine.state import LATE, State
+from cri_proxy.engine.told import LIVING, differs, gaining, settle
 from policies.exclusive.place import ask_of
 from policies.machine.cpus import NO_CPUS
 from policies.model import (
@@ -58,7 +59,12 @@ CHANGED_PAST_US = "resized past us"
 
 
 def admit(
-    state: State, container: Container, constraint: Constraint, now_s: float, enforce: bool = True
+    state: State,
+    container: Container,
+    constraint: Constraint,
+    now_s: float,
+    enforce: bool = True,
+    meanwhile: Optional[frozenset[int]] = None,
 ) -> Admission:
     """Reserve a place for a container that is about to be created: ``Engine.admit``."""
     constraint = state.host.bounded(constraint, container.pod.cgroup_parent)
@@ -74,7 +80,11 @@ def admit(
     container = _among_its_pod(state, container)
     # 2. Decide.
     given_up: tuple[ContainerRecord, ...] = ()
-    if stance is Management.PLACED:
+    if stance is Management.PLACED and enforce and meanwhile is not None:
+        decision = same_place(state, container, constraint, replaced) or Decision(UNTOUCHED, "")
+        if not decision.placement.cpus or not decision.placement.cpus <= meanwhile:
+            stance, decision = Management.WAITING, _for_now(state, constraint, meanwhile)
+    elif stance is Management.PLACED:
         decision, given_up = decide(state, container, constraint, replaced)
         if not decision.placement.cpus:
             stance = Management.UNTOUCHED
@@ -88,7 +98,7 @@ def admit(
         decision = replace(decision, others={})  # no container makes room for what is not sent
         allowed = constraint.asked if stance is Management.KUBELET else constraint
         runs_on, runs_on_mems = (
-            allowed.cpus or state.host.parent_cpus or state.host.usable,
+            decision.placement.cpus or allowed.cpus or state.host.parent_cpus or state.host.usable,
             allowed.mems or NO_CPUS,
         )
     key = state.next_ticket()
@@ -103,11 +113,19 @@ def admit(
         since_s=now_s,
         why=decision.why,
     )
-    sent = decision.placement if stance is Management.PLACED else UNTOUCHED
+    sent = decision.placement if stance in (Management.PLACED, Management.WAITING) else UNTOUCHED
     aside = replaced + given_up
     ticket = Ticket(key, TicketKind.CREATE, key, now_s, "", sent, False, aside, replaced_tickets)
     _book(state, grant, ticket, decision)
     return Admission(key, decision, stance, sent)
+
+
+def _for_now(state: State, constraint: Constraint, meanwhile: frozenset[int]) -> Decision:
+    """The shared CPUs among these, else the reserved ones; where it may use neither, it has what the caller says."""
+    allowed = state.host.usable if constraint.cpus is None else constraint.cpus & state.host.usable
+    cpus = meanwhile & state.node.shared & allowed or state.node.reserved & allowed
+    why = "it is not known yet which CPUs are owned: it is placed once that is"
+    return Decision(Placement(cpus=cpus), why)
 
 
 def _among_its_pod(state: State, container: Container) -> Container:
@@ -538,8 +556,15 @@ def is_adoptable(state: State, grant: ContainerRecord) -> bool:
     return is_left and grant.life in (Life.CREATED, Life.RUNNING) and not opted_out(state, grant.container)
 
 
-def manage(state: State, container_id: str) -> bool:
+def manage(
+    state: State,
+    container_id: str,
+    cause: str = "taken under management by command",
+    operation: str = "adopt",
+) -> bool:
     """Place a container that is not managed; False if it is unknown or cannot be placed.
+
+    ``cause``, ``operation``: what its update and its record say.
 
     :raises PlacementRefused, BudgetSpent: as the policy.
     """
@@ -558,10 +583,29 @@ def manage(state: State, container_id: str) -> bool:
     managed = placed(grant, decision.placement, decision.why)
     state.put(managed)
     give_places(state, decision, grant.container)
-    state.record("adopt", container_id, managed, grant.since_s)
+    state.record(operation, container_id, managed, grant.since_s)
     reconcile(state)
     told = state.told.get(container_id, Told(None))
-    state.tell(container_id, told._replace(cpus=None, cause="taken under management by command"))
+    state.tell(container_id, told._replace(cpus=None, cause=cause))
+    return True
+
+
+def place_waiting(state: State) -> bool:
+    """Place the first of the containers that were made while it was not known which CPUs are owned; False: there is none.
+
+    One that the policy refuses stays where it is.
+    """
+    waiting = (g for g in state.grants.values() if g.stance is Management.WAITING and g.life in LIVING)
+    grant = min(waiting, key=lambda g: (g.since_s, g.key), default=None)
+    if grant is None:
+        return False
+    why = "the policy has no place for it"
+    try:
+        if manage(state, grant.key, "it is known now which CPUs are owned", LATE):
+            return True
+    except (PlacementRefused, BudgetSpent) as refusal:
+        why = str(refusal)
+    state.put(replace(grant, stance=Management.UNTOUCHED, why=f"not placed: {why}"))
     return True
 
 

@@ -23,6 +23,7 @@ from cri_proxy.cri.messages import (
     write_update_delta,
 )
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.model import Management
 from cri_proxy.engine.report import path_of
 from cri_proxy.engine.state import MESSAGE_CHARS
 from cri_proxy.front_ends.events import EventStream
@@ -37,6 +38,7 @@ from cri_proxy.relay.interception import (
     intercepted,
 )
 from cri_proxy.relay.status import Code
+from cri_proxy.services.books import CALL_WAIT_S
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import EventCount
 from policies.machine.cpus import format_cpus
@@ -130,6 +132,19 @@ class InterceptedCall:
             f"cri-resmgr: {self.method} could not be decided ({reason}) and {self.namespace} fails closed",
         )
 
+    async def may_decide(self, seconds: float = CALL_WAIT_S) -> bool:
+        """Wait until it is known which CPUs are owned, at most so long; whether there is an engine to ask then.
+
+        It may be another one than before: ``reset-policy`` has come between.
+        """
+        node_state = self.node_state
+        if node_state.enforcing:
+            await node_state.books.known(self.method, seconds)
+        engine = node_state.active()
+        if engine is not None and engine is not self.engine:
+            self.engine, self.placer = engine, Placer(engine)
+        return engine is not None
+
     def note_company(self, others: tuple[str, ...]) -> list[str]:
         """Have it known that a container is not alone on CPUs which it owns; the others in words."""
         paths = [path_of(self.engine, key) for key in others]
@@ -161,16 +176,26 @@ class CreateContainer(InterceptedCall):
     creation: Optional[Creation] = None
 
     async def decide(self, message: bytes) -> Outcome:
-        node_state, engine = self.node_state, self.engine
-        request = read_create(message, engine.pods, node_state.memory_bytes)
-        container = request.container
-        self.namespace = container.pod.namespace
-        self.fields.update(container=container.path, attempt=container.attempt)
-        container = await look_up(node_state, engine, container, request.constraint, request.uses)
-        if node_state.active() is not engine:  # it was replaced meanwhile
-            return Forward()
+        node_state, books = self.node_state, self.node_state.books
+        while True:
+            if not await self.may_decide():
+                return Forward()
+            engine, question = self.engine, books.question
+            request = read_create(message, engine.pods, node_state.memory_bytes)
+            container = request.container
+            self.namespace = container.pod.namespace
+            self.fields.update(container=container.path, attempt=container.attempt)
+            container = await look_up(node_state, engine, container, request.constraint, request.uses)
+            if node_state.active() is engine and question == books.question:
+                break  # else it was replaced meanwhile, or is in question
         started = time.perf_counter()
-        creation = self.placer.create(container, request.constraint, node_state.clock(), node_state.enforcing)
+        creation = self.placer.create(
+            container,
+            request.constraint,
+            node_state.clock(),
+            node_state.enforcing,
+            node_state.meanwhile(engine),
+        )
         node_state.metrics.decision_seconds.observe(time.perf_counter() - started)
         self.creation, self.outcome = creation, creation.outcome
         self.fields["describe"] = creation.describe
@@ -194,6 +219,8 @@ class CreateContainer(InterceptedCall):
             return
         self.creation.created(container_id, self.node_state.clock())
         self.fields["id"] = container_id
+        if self.creation.admission.stance is Management.WAITING or self.engine is not self.node_state.engine:
+            self.node_state.on_doubt()  # a look places it, or finds it for an engine that has come meanwhile
         # Its place is durable; by that and the runtime's list it is found should this be lost.
         self.node_state.save_together()
         await self.node_state.limits_lifted()
@@ -220,6 +247,12 @@ class UpdateContainerResources(InterceptedCall):
         node_state = self.node_state
         request = read_update(message)
         self.fields["id"] = request.container_id
+        if not await self.may_decide():
+            return Forward()
+        if node_state.enforcing and not node_state.books.are_true:
+            self.outcome = "untouched: waiting"  # a comparison places it by what it has then
+            node_state.on_doubt()
+            return Forward()
         if grant := self.engine.grants.get(request.container_id):
             self.namespace = grant.container.pod.namespace
             self.fields["container"] = grant.container.path
@@ -294,7 +327,8 @@ class RestorePod(InterceptedCall):
     async def done(self, message: bytes) -> None:
         made = read_restore(self.message, message, self.node_state.memory_bytes)
         self.fields.update(containers=len(made))
-        await self._restores.place(self.engine, made)
+        if await self.may_decide() and self.node_state.books.are_true:
+            await self._restores.place(self.engine, made)
         # Those that the reply names and the request does not are the next comparison's.
         named = len(parse(cri.RestorePodResponse, message).restored_containers)
         self.is_placed = len(made) == named and all(key in self.engine.grants for key in made)
@@ -324,8 +358,8 @@ class UpdatePodSandboxResources(InterceptedCall):
                 sum_pod_size(request.resources, request.overhead),
                 memory_limit_of(request.resources),
             )
-            now_s, enforcing = self.node_state.clock(), self.node_state.enforcing
-            self.engine.resize_pod(request.pod_sandbox_id, size, memory, now_s, enforcing)
+            now_s, gives_cpus = self.node_state.clock(), self.node_state.gives_cpus
+            self.engine.resize_pod(request.pod_sandbox_id, size, memory, now_s, gives_cpus)
             await self.node_state.saved()
 
 
@@ -356,7 +390,7 @@ class StartContainer(_AboutContainer):
         if not node_state.enforcing or (grant is not None and not grant.exclusive):
             return outcome
         ends_at_s = node_state.clock() + node_state.shrink_wait_s
-        await node_state.compared(node_state.shrink_wait_s)
+        await self.may_decide(node_state.shrink_wait_s)
         grant = self.engine.grants.get(self.container_id)
         if grant is None or not grant.exclusive:
             return outcome

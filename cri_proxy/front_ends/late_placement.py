@@ -157,6 +157,7 @@ class Arrivals:
         self._looked = Path(services.config["state.directory"]) / LOOKED
         self._since_ns = _recent_ns(self._looked)
         services.reconciler.welcome = self.welcome
+        services.reconciler.place_late = self.place_late
 
     @property
     def count(self) -> int:
@@ -184,13 +185,13 @@ class Arrivals:
     async def welcome(
         self, engine: Engine, found: Mapping[str, UnannouncedContainer]
     ) -> Mapping[str, UnannouncedContainer]:
-        """Place those that run and did not before; returns those to adopt. Created ones are waited for."""
+        """Those that ran before, which are to be adopted."""
         running = {key: each for key, each in found.items() if each.is_running}
         async with self._first:
             if engine is not self._engine:
                 since_ns, self._since_ns = self._since_ns, None
                 # What the daemon before has placed and not saved is not to be told from what came after it.
-                if since_ns is None or self._services.reconciler.is_newer:
+                if since_ns is None or self._services.node_state.books.are_behind:
                     older = list(running)
                 else:
                     older = await self._older(running, since_ns)
@@ -198,8 +199,11 @@ class Arrivals:
         adopted = {key: each for key, each in running.items() if key in self._ran_before}
         if adopted:
             self._services.log.info("what ran before keeps what it has", containers=len(adopted))
-        await self._late_placement.place(engine, [a for key, a in running.items() if key not in adopted])
         return adopted
+
+    async def place_late(self, engine: Engine, found: Mapping[str, UnannouncedContainer]) -> None:
+        """Place those that run and did not before. Created ones are waited for."""
+        await self._late_placement.place(engine, [each for each in found.values() if each.is_running])
 
     async def _older(self, running: Mapping[str, UnannouncedContainer], since_ns: int) -> list[str]:
         """Those that started before a time. Where that is not known the runtime is asked; 0: it is not told either."""
@@ -279,10 +283,13 @@ class Restores:
     async def welcome(
         self, engine: Engine, found: Mapping[str, UnannouncedContainer]
     ) -> Mapping[str, UnannouncedContainer]:
-        """Of the containers without a record those to adopt; what a restore has left is placed."""
-        left = {key: a for key, a in found.items() if a.container.pod.uid in self._left - self._under_way}
-        await self._late_placement.place(engine, left.values())
-        self._left -= {each.container.pod.uid for each in left.values()}
-        # Those of a pod that is being restored are placed when the reply comes.
-        not_ours = left.keys() | {k for k, a in found.items() if a.container.pod.uid in self._under_way}
-        return {key: each for key, each in found.items() if key not in not_ours}
+        """Of the containers without a record those to adopt: all but those of restores."""
+        restored = self._left | self._under_way
+        return {key: each for key, each in found.items() if each.container.pod.uid not in restored}
+
+    async def place_left(self, engine: Engine, found: Mapping[str, UnannouncedContainer]) -> None:
+        """Place what restores have left. Those of a pod that is being restored are placed when the reply comes."""
+        over = self._left - self._under_way
+        left = [each for each in found.values() if each.container.pod.uid in over]
+        await self._late_placement.place(engine, left)
+        self._left -= {each.container.pod.uid for each in left}

@@ -118,12 +118,20 @@ class Placer:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def create(self, container: Container, constraint: Constraint, now_s: float, enforce: bool) -> Creation:
-        """A container is to be created; ``constraint``: the cpuset and mems that its request has.
+    def create(
+        self,
+        container: Container,
+        constraint: Constraint,
+        now_s: float,
+        enforce: bool,
+        meanwhile: Optional[frozenset[int]] = None,
+    ) -> Creation:
+        """A container is to be created; ``constraint``: the cpuset and mems that its request has; ``meanwhile``: as
+        ``Engine.admit`` has it.
 
         :raises PlacementRefused: the request is to be refused. :raises BudgetSpent: it goes through as it is.
         """
-        return Creation(self.engine, self.engine.admit(container, constraint, now_s, enforce))
+        return Creation(self.engine, self.engine.admit(container, constraint, now_s, enforce, meanwhile))
 
     def create_late(self, found: UnannouncedContainer, now_s: float, enforce: bool) -> None:
         """A container is there already: it is placed as if it were being created, and told that.

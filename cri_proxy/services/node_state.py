@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
 
 from bpf.kernel.clock import boot_time_s
-from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import NO_ORDERS, ContainerRecord, DecisionRecord, Orders
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.quotas import Quotas
+from cri_proxy.services.books import Books
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Journal
 from cri_proxy.state.writer import TOGETHER_S, StateWriter
+from policies.machine.cpus import NO_CPUS
 from policies.model import Constraint, Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
@@ -61,11 +61,12 @@ class NodeState:
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
     #: Called before a request with a cpuset is decided; waited for. Kubelet has written down before what it gives alone.
     on_fence: Callable[[], Awaitable[None]] = _nothing
-    #: Not set yet: records of the daemon before are taken for what containers were told.
-    _compared: Optional[asyncio.Event] = None
     #: The engine whose records were compared last.
     _known: Optional[Engine] = None
     _later: Optional[asyncio.TimerHandle] = None
+
+    def __post_init__(self) -> None:
+        self.books = Books(self.metrics)
 
     @property
     def engine(self) -> Optional[Engine]:
@@ -79,9 +80,25 @@ class NodeState:
     def enforcing(self) -> bool:
         return self.mode == ENFORCE
 
+    @property
+    def gives_cpus(self) -> bool:
+        """Whether containers may be given CPUs now."""
+        return not self.still()
+
+    def still(self) -> str:
+        """Why no container is given other CPUs now, in a sentence; "" = it may be."""
+        if not self.enforcing:
+            return f"in mode {self.mode} nothing is moved"
+        return self.books.sentence()
+
     def switch(self, mode: str) -> None:
         """Change the mode. While it is not enforce nothing is written to the runtime and the cgroups but what gives back."""
-        self.mode = mode
+        was_off, self.mode = self.mode == OFF, mode
+        if mode == OFF:
+            self.books.confirm()  # nothing is decided by them
+            self.updates.let_go()
+        elif was_off and self.engine is not None:
+            self.expect_comparison("in mode off nothing was noted")
         self.updates.switch(gives_back=not self.enforcing)
 
     def set_orders(self, orders: Orders) -> None:
@@ -94,34 +111,37 @@ class NodeState:
         """The engine, if it is to be asked: not degraded and not in mode off."""
         return None if self.mode == OFF else self.engine
 
-    def expect_comparison(self) -> None:
-        """What containers were told is known from the records of the daemon before only, until ``note_compared``.
+    def expect_comparison(self, why: str, may_be_owned: Optional[frozenset[int]] = None) -> None:
+        """What runs and what containers were told is known from records only, until ``note_compared``: nothing is given
+        out, and what containers lack by these records is not sent before.
 
-        What they lack by that is not sent before.
+        ``may_be_owned``: the CPUs that may have owners besides what the records say; None = that is not known.
         """
-        self._compared = asyncio.Event()
-        self.updates.hold()
+        if self.mode != OFF:
+            self.books.doubt(why, may_be_owned)
+            self.updates.hold()
 
     def note_compared(self, is_done: bool = True) -> None:
         """What containers have was compared with the runtime and the cgroups; ``is_done`` False: that could not be done,
         and what they lack is sent all the same."""
         if is_done:
             self._known = self.engine
-        if self._compared is not None and not self._compared.is_set():
-            self.updates.let_go()
-            if is_done:
-                self._compared.set()
+        self.updates.let_go()
+        if is_done and not self.books.are_true:
+            self.books.confirm()
 
     @property
     def has_compared(self) -> bool:
         """Whether what runs was compared with the records of this engine once."""
         return self.engine is self._known
 
-    async def compared(self, seconds: float) -> None:
-        """Wait until it was, at most so long."""
-        if self._compared is not None and not self._compared.is_set():
-            with contextlib.suppress(asyncio.TimeoutError):
-                await wait_within(seconds, self._compared.wait())
+    def meanwhile(self, engine: Engine) -> Optional[frozenset[int]]:
+        """The CPUs for a container that is to be made now, if it is not known which are owned: none may own these but by
+        the records. None: the books are true."""
+        if self.books.are_true:
+            return None
+        owned = self.books.may_be_owned
+        return NO_CPUS if owned is None else engine.host.usable - owned
 
     def fails_closed(self, namespace: str) -> bool:
         """Whether requests of a namespace are refused rather than passed when we cannot decide."""

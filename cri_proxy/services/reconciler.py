@@ -34,7 +34,15 @@ from cri_proxy.engine.resources import (
     size_read,
     with_quota,
 )
-from cri_proxy.engine.resync import Listing, Resync, UnannouncedContainer, merged, resync_slices, unknown_ids
+from cri_proxy.engine.resync import (
+    Listing,
+    Resync,
+    UnannouncedContainer,
+    merged,
+    names_in_doubt,
+    resync_slices,
+    unknown_ids,
+)
 from cri_proxy.node.cgroups import Cgroups, Cpusets
 from cri_proxy.runtime import RuntimeClient, gather_limited
 from cri_proxy.services.node_state import NodeState
@@ -55,6 +63,7 @@ _Item = TypeVar("_Item")
 Welcome = Callable[
     [Engine, Mapping[str, UnannouncedContainer]], Awaitable[Mapping[str, UnannouncedContainer]]
 ]
+PlaceLate = Callable[[Engine, Mapping[str, UnannouncedContainer]], Awaitable[None]]
 
 
 async def adopt_all(
@@ -62,6 +71,10 @@ async def adopt_all(
 ) -> Mapping[str, UnannouncedContainer]:
     """Where creates pass through us: what was not announced keeps what it has."""
     return found
+
+
+async def _leave(engine: Engine, found: Mapping[str, UnannouncedContainer]) -> None:
+    pass
 
 
 class Reconciler:
@@ -74,9 +87,9 @@ class Reconciler:
         self._lock = asyncio.Lock()
         #: What is done with containers that were not announced.
         self.welcome: Welcome = adopt_all
-        #: Whether the daemon before has ended with records that were not saved: what runs is right, the first time.
-        self.is_newer = False
-        #: Called once that is over and written, with how many containers were taken over as they run.
+        #: What is done with those of them that were not adopted, once it is known which CPUs are owned.
+        self.place_late: PlaceLate = _leave
+        #: Called once records that were behind are right and written, with how many containers were taken over as they run.
         self.taken_over: Callable[[int], None] = lambda number: None
         #: The cgroup of each container, looked up once; None: it has none that can be read.
         self._paths: dict[str, Optional[str]] = {}
@@ -112,6 +125,7 @@ class Reconciler:
 
     async def _run(self, engine: Engine, in_motion: Collection[str], with_cpusets: bool) -> Resync:
         node_state = self._node_state
+        question = node_state.books.question
         listed_at_s, then = node_state.clock(), dict(engine.grants)
         seen = {c.id: _seen(c, engine.pods) for c in await self._runtime.containers()}
         await self._exit_codes(engine, seen)
@@ -131,7 +145,7 @@ class Reconciler:
             await self._pod_sizes(engine)
         known = {key: g.container for key, g in engine.grants.items()} if with_cpusets else {}
         await self._held(engine, {**known, **details}, seen)
-        is_newer = self.is_newer and with_cpusets
+        is_newer = node_state.books.are_behind and with_cpusets
         is_first = with_cpusets and not node_state.has_compared
         listing = Listing(
             seen, listed_at_s, details, then, in_motion, node_state.enforcing, is_newer, there, is_first
@@ -145,15 +159,25 @@ class Reconciler:
             parts.append(part)
             await asyncio.sleep(0)
         if is_newer and engine is node_state.active():
-            self.is_newer = False
+            node_state.books.are_behind = False
             await node_state.store.settled()
             self.taken_over(len(parts[0].adopted))
-        if with_cpusets and parts:
+        if with_cpusets and engine is node_state.active() and question == node_state.books.question:
             node_state.note_compared()
+        if node_state.books.are_true and engine is node_state.active():
+            await self._place_waiting(engine)
+            await self.place_late(engine, {key: each for key, each in found.items() if key not in adopted})
         self._paths = {key: path for key, path in self._paths.items() if key in seen}
         self._outside = {key: where for key, where in self._outside.items() if key in seen}
         self._explained = {key: found for key, found in self._explained.items() if key in seen}
         return merged(parts)
+
+    async def _place_waiting(self, engine: Engine) -> None:
+        """Place what was made before it was known which CPUs are owned."""
+        node_state = self._node_state
+        while node_state.gives_cpus and engine is node_state.active() and engine.place_waiting():
+            node_state.save()
+            await asyncio.sleep(0)
 
     def _tell(self, result: Resync, grants: Mapping[str, ContainerRecord]) -> None:
         """``grants``: those before and after it, by the keys in ``result``."""
@@ -297,8 +321,16 @@ class Reconciler:
         self._missing, self._refused = missing - self._missing, self._refused & listed.keys()
 
     async def _cgroups_of(self, engine: Engine, seen: dict[str, ListedContainer]) -> None:
-        """The cpusets and resources of all containers we have records of: by their cgroups, else by the runtime."""
-        live = [s for s in seen.values() if s.id in engine.grants and not s.exited]
+        """The cpusets and resources of all containers we have records of: by their cgroups, else by the runtime.
+
+        Of those, too, whose creates are in doubt: where they are is not where they were to be, if that was changed since.
+        """
+        doubted = names_in_doubt(engine)
+        live = [
+            s
+            for s in seen.values()
+            if not s.exited and (s.id in engine.grants or (s.pod_uid, s.name, s.attempt) in doubted)
+        ]
         told = await self._told([s.id for s in live if s.id not in self._paths])
         # Hundreds of small files: read outside the event loop.
         found = await asyncio.to_thread(lambda: {s.id: self._look_at(s.id) for s in live})
@@ -354,8 +386,8 @@ class Reconciler:
     def _resize_pod(
         self, engine: Engine, key: str, size: Optional[PodSize], memory_limit_bytes: int = 0
     ) -> None:
-        enforcing, now_s = self._node_state.enforcing, self._node_state.clock()
-        engine.resize_pod(key, size, memory_limit_bytes, now_s, enforcing)
+        gives_cpus, now_s = self._node_state.gives_cpus, self._node_state.clock()
+        engine.resize_pod(key, size, memory_limit_bytes, now_s, gives_cpus)
 
     def _is_news(self, engine: Engine, container_id: str, limits: Optional[CgroupReading]) -> bool:
         """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""

@@ -134,8 +134,9 @@ class Updates:
 
     def let_go(self) -> None:
         """Send again."""
-        self._is_held = False
-        self.wake()
+        if self._is_held:
+            self._is_held = False
+            self.wake()
 
     def begin(self, container_id: str) -> Optional[CpusetUpdate]:
         """The update of a container, which goes out now; ``end`` must follow. None = there is nothing to tell it."""
@@ -170,7 +171,7 @@ class Updates:
             return not waiting
 
         if waiting:
-            await self._until(is_over, seconds)
+            await self.until(is_over, seconds)
 
     def _lacks(self, container_id: str) -> bool:
         return self.engine is not None and self.engine.lacks(container_id, self.gives_back)
@@ -193,11 +194,12 @@ class Updates:
             others.difference_update(gone.difference(engine.not_alone(container_id, gone)))
             return not others
 
-        await self._until(is_over, seconds)
+        await self.until(is_over, seconds)
         return engine.not_alone(container_id)
 
-    async def _until(self, is_over: Callable[[str], bool], seconds: float) -> None:
-        """Wait until something makes an end that is said to the listeners."""
+    async def until(self, is_over: Callable[[str], bool], seconds: float) -> None:
+        """Wait until ``is_over`` is true of a container whose update begins or has ended, or of "" where the engine has
+        changed; at most ``seconds``."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def listen(container_id: str) -> None:

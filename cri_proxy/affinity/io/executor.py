@@ -192,8 +192,8 @@ class Mover:
     def _stopped(self, engine: Engine) -> str:
         """Why nothing may be moved in this engine (any more); "" = it may."""
         node_state = self._services.node_state
-        if not node_state.enforcing:
-            return f"in mode {node_state.mode} nothing is moved"
+        if still := node_state.still():
+            return still
         if node_state.orders.freeze:
             return FROZEN
         return "" if engine is node_state.active() else "the engine was replaced meanwhile"

@@ -117,6 +117,8 @@ class AffinityController:
             return FROZEN
         if not node_state.enforcing or node_state.engine is None:
             return f"mode {node_state.mode}" if node_state.engine is not None else "the daemon is degraded"
+        if not node_state.gives_cpus:
+            return node_state.still()
         return f"the picture of the traffic is old: {frozen}" if (frozen := self.traffic().frozen) else ""
 
     # ------------------------------------------------------------------ by itself
@@ -292,10 +294,8 @@ class AffinityController:
         engine = node_state.active()
         if engine is None:
             raise CannotRebalance("the daemon passes bytes only: see cri-resmgr status")
-        if not (dry_run or node_state.enforcing):
-            raise CannotRebalance(
-                f"in mode {node_state.mode} nothing is moved; --dry-run shows what would be"
-            )
+        if not (dry_run or node_state.gives_cpus):
+            raise CannotRebalance(f"{node_state.still()}; --dry-run shows what would be")
         if node_state.orders.freeze and not dry_run:
             raise CannotRebalance(f"{FROZEN}; --dry-run shows what would be moved")
         return engine

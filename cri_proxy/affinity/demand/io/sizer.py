@@ -223,7 +223,7 @@ class DemandSizer:
         samples = await self._look(due)
         for key, sample in samples.items():
             self.controller.sample(key, sample, key in fired)
-        if engine is node_state.engine and node_state.enforcing:
+        if engine is node_state.engine and node_state.gives_cpus:
             await self._carry_out(engine, self.controller.decide(node_state.clock()))
         await self._note_uses(engine)
         now_s = node_state.clock()
@@ -318,7 +318,7 @@ class DemandSizer:
             self._make(engine, resize)
             node_state.save()
             await asyncio.sleep(0)  # some milliseconds each, after which calls are relayed
-            if engine is not node_state.engine or not node_state.enforcing:
+            if engine is not node_state.engine or not node_state.gives_cpus:
                 return
         if resizes:
             self._follow_engine(engine)

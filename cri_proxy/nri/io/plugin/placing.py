@@ -24,7 +24,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, read_fence
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import CpusetUpdate
+from cri_proxy.engine.model import CpusetUpdate, Management
 from cri_proxy.front_ends.late_placement import look_up
 from cri_proxy.front_ends.placer import Creation, Decided, Placer, Resize
 from cri_proxy.nri import containers as reader
@@ -32,6 +32,7 @@ from cri_proxy.nri.containers import write_update
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed
 from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
+from cri_proxy.services.books import EVENT_WAIT_S
 from cri_proxy.services.node_state import NodeState
 from policies.model import Constraint, Pod, PodSize
 
@@ -205,8 +206,8 @@ class NriPlacing:
         told.fields["id"] = request.pod.id
         engine, told_sizes = self._node_state.active(), self._sizes.pop(request.pod.id, None)
         if engine is not None and told_sizes is not None:
-            now_s, enforcing = self._node_state.clock(), self._node_state.enforcing
-            engine.resize_pod(request.pod.id, *told_sizes, now_s, enforcing)
+            now_s, gives_cpus = self._node_state.clock(), self._node_state.gives_cpus
+            engine.resize_pod(request.pod.id, *told_sizes, now_s, gives_cpus)
             self._node_state.save()
 
     async def stop_pod_sandbox(self, request: Any, told: Told) -> None:
@@ -229,8 +230,9 @@ class NriPlacing:
     # ------------------------------------------------------------------ a create
 
     async def create_container(self, request: Any, told: Told) -> Optional[Message]:
-        node_state, engine = self._node_state, self._node_state.active()
+        node_state = self._node_state
         told.fields["id"], told.namespace = request.container.id, request.pod.namespace
+        engine = await self._asked(told)
         if engine is None:
             self.on_unasked()
             return None
@@ -246,7 +248,9 @@ class NriPlacing:
         # 2. Its place.
         with node_state.updates.held():
             now_s = node_state.clock()
-            creation = Placer(engine).create(container, read.constraint, now_s, node_state.enforcing)
+            creation = Placer(engine).create(
+                container, read.constraint, now_s, node_state.enforcing, node_state.meanwhile(engine)
+            )
             node_state.metrics.decision_seconds.observe(node_state.clock() - now_s)
             # 3. The answer, with updates of containers that make room, before it is made.
             with self._answering(self._creating, request.container.id, creation) as flying:
@@ -257,6 +261,12 @@ class NriPlacing:
                     adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
                 )
                 return reply
+
+    async def _asked(self, told: Told) -> Optional[Engine]:
+        """The engine, once it is known which CPUs are owned, or that takes too long; None: there is none to ask."""
+        if self._node_state.enforcing and self._node_state.active() is not None:
+            await self._node_state.books.known(told.method, EVENT_WAIT_S)
+        return self._node_state.active()
 
     def _note_failed_starts(self, engine: Engine, container: tuple[str, str]) -> None:
         """Kubelet makes the next attempt of a container that never started: its start has failed.
@@ -280,6 +290,8 @@ class NriPlacing:
         if flying is None:
             return
         flying.request.created(container_id, node_state.clock())
+        if flying.request.admission.stance is Management.WAITING:
+            node_state.on_doubt()
         self._carried(flying, is_taken=True)
         grant = flying.request.engine.grants.get(container_id)
         if grant is not None:
@@ -300,13 +312,18 @@ class NriPlacing:
     # ------------------------------------------------------------------ an update
 
     async def update_container(self, request: Any, told: Told) -> Optional[Message]:
-        node_state, engine = self._node_state, self._node_state.active()
+        node_state = self._node_state
         key = told.fields["id"] = request.container.id
         linux = reader.cri_resources(request.linux_resources)
         if self._sender.is_ours(key, linux):
             told.outcome = "ours"
             return None
+        engine = await self._asked(told)
         if engine is None:
+            return None
+        if node_state.enforcing and not node_state.books.are_true:
+            told.outcome = "untouched: waiting"  # a comparison places it by what it has then
+            node_state.on_doubt()
             return None
         if grant := engine.grants.get(key):
             told.namespace = grant.container.pod.namespace

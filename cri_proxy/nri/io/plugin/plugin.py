@@ -267,9 +267,14 @@ class NriPlugin:
 
     async def _follow(self, snapshot: Optional[Snapshot]) -> None:
         await self._is_up.wait()
+        services = self._services
+        # Records that are behind give way to what runs, and of that the runtime tells more, if it can be asked.
+        is_next = services.node_state.books.are_behind and bool(services.runtime.api)
         try:
-            if snapshot is not None:
-                await follow_snapshot(self._services.node_state, snapshot, self._arrivals.welcome)
+            if snapshot is not None and not is_next:
+                await follow_snapshot(
+                    services.node_state, snapshot, self._arrivals.welcome, self._arrivals.place_late
+                )
         except Exception:
             self._services.log.error("what the runtime runs could not be gone through", exc_info=True)
         finally:

@@ -38,7 +38,7 @@ from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscrip
 from cri_proxy.nri.ttrpc import PeerCall
 from cri_proxy.relay.status import Code
 from cri_proxy.services.node_state import NodeState
-from cri_proxy.services.reconciler import Welcome
+from cri_proxy.services.reconciler import PlaceLate, Welcome
 from policies.model import BudgetSpent, PlacementRefused
 
 #: The plugin library's timeout of RegisterPlugin (pkg/stub), seconds.
@@ -308,17 +308,20 @@ class Snapshot:
         return not request.more
 
 
-async def follow_snapshot(node_state: NodeState, snapshot: Snapshot, welcome: Welcome) -> Resync:
+async def follow_snapshot(
+    node_state: NodeState, snapshot: Snapshot, welcome: Welcome, place_late: PlaceLate
+) -> Resync:
     """Bring the records in line with a snapshot, in slices between which events pass.
 
     Called after the host was answered: it gives two seconds on nodes with hundreds of containers. Only what started while
-    no events came is moved, by ``welcome``; cgroups are compared in the next round of the reconciler, which the caller
+    no events came is moved, by ``place_late``; cgroups are compared in the next round of the reconciler, which the caller
     asks for.
     """
     engine = node_state.active()
     if engine is None:
         return Resync()
     _note_pods(engine, snapshot.pods, node_state.log)
+    question = node_state.books.question
     seen = reader.read_seen(snapshot.containers, engine.pods, engine.grants)
     found = await _details(node_state, engine, snapshot, seen)
     _leave_out(found, snapshot.ended)
@@ -337,6 +340,11 @@ async def follow_snapshot(node_state: NodeState, snapshot: Snapshot, welcome: We
         if engine is not node_state.active():
             break
         _leave_out(details, snapshot.ended)
+    if engine is node_state.active() and question == node_state.books.question:
+        node_state.books.confirm()
+    if engine is node_state.active():
+        _leave_out(found, snapshot.ended)
+        await place_late(engine, {key: each for key, each in found.items() if key not in adopted})
     return merged(parts)
 
 

@@ -195,5 +195,8 @@ async def test_a_container_that_ends_while_a_snapshot_is_followed_is_not_taken_f
         await getattr(scene.placing, end)(scene.request(), Told(end))
         return found
 
-    await follow_snapshot(scene.state, snapshot, welcome)
+    async def place_late(engine: Engine, found: Any) -> None:
+        assert not found
+
+    await follow_snapshot(scene.state, snapshot, welcome, place_late)
     assert "own" not in scene.engine.grants
