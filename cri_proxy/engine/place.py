@@ -588,17 +588,20 @@ def _placed_around(
 
 def _new_place(state: State, newcomer: Resident, grant: ContainerRecord) -> Optional[Placement]:
     """Where a mover fits and is no worse off than now, without CPUs of the newcomer; None if that is nowhere."""
+    # One that would have too few CPUs where it is stays near its memory.
+    left, wanted = len(grant.cpus - newcomer.exclusive) * 1000, wanted_milli(grant.container)
+    is_short = left < wanted and not grant.exclusive
+    near = grant.placement.home or None if is_short else None
     try:
-        anew = state.place(state.request(grant.container, grant.constraint, grant.key))
+        anew = state.place(state.request(grant.container, grant.constraint, grant.key, near=near))
     except (PlacementRefused, BudgetSpent):
         return None
     place = anew.placement
     if not anew.fits or not place.cpus or anew.others:
         return None
-    # One that would have too few CPUs where it is may be at a wider level, as if it were created now.
-    left, wanted = len(grant.cpus - newcomer.exclusive) * 1000, wanted_milli(grant.container)
-    is_starved = not place.exclusive and left < wanted <= len(place.cpus) * 1000
-    if is_worse(place, grant.placement) and not is_starved:
+    # It may be at a wider level, as if it were created now.
+    has_all = is_short and not place.exclusive and wanted <= len(place.cpus) * 1000
+    if is_worse(place, grant.placement) and not has_all:
         return None
     # A mover that takes CPUs of the newcomer for itself has not made room.
     return place if place.exclusive.isdisjoint(newcomer.cpus) else None
