@@ -3,7 +3,8 @@
 PODS pods of a real containerd are replaced one by one through the daemon by WORKERS workers, each of which then makes and
 removes a pod past the daemon, which is what its calls are held against, and asks both ways what kubelet asks every so
 often. Three NRI plugins are connected, an observer sees the traffic of some of the pods, and every minute another
-connection floods the daemon. A gate before the runtime tells the runtime's own share of each call.
+connection floods the daemon. A gate before the runtime tells the runtime's own share of each call, and a watch over the
+daemon's event loop which of its steps were long, and what they did.
 
 Exit code 1: it could not run, a call failed, the daemon ended, or the books are wrong afterwards. Times and memory are
 reported only.
@@ -32,6 +33,7 @@ import grpc.aio
 
 from bench.figures import cpu_s, machine_line, print_row, process, resident_mb
 from bench.floods import FLOODS
+from bench.loop_watch import read_steps, step_lines
 from bench.soak_figures import (
     Call,
     Flooded,
@@ -341,12 +343,13 @@ async def run(seconds: float, floods: list[str], minute_s: float) -> int:
         stack.push_async_callback(observer.close)
         agent = Agent(gate, TWO_NODES, {**AS_BY_DEFAULT, "affinity": {"socket": str(observer.socket)}})
         stack.push_async_callback(agent.close)
-        stack.callback(keep, daemon=agent.log_file, observer=observer.log_file, gate=notes)
+        steps = folder / "steps.jsonl"
+        stack.callback(keep, daemon=agent.log_file, observer=observer.log_file, gate=notes, steps=steps)
         direct = Way("direct", await stack.enter_async_context(CriClient(str(containerd.socket))))
         stack.push_async_callback(remove_all_pods, direct.client)
         ours = Way("ours", await stack.enter_async_context(CriClient(agent.socket)))
         await observer.start()
-        await agent.start()
+        await agent.start(command=(sys.executable, "-m", "bench.loop_watch", str(steps)))
         plugins = await stack.enter_async_context(plugins_of(agent))
         assert agent.process is not None and observer.process is not None
         pids = {"daemon": agent.process.pid, "observer": observer.process.pid}
@@ -371,6 +374,7 @@ async def run(seconds: float, floods: list[str], minute_s: float) -> int:
         ]
         await soak.empty()
         lines += await soak.check_books(plugins)
+        lines += step_lines(read_steps(steps))
         return report(soak, notes, lines)
 
 
