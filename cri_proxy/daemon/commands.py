@@ -103,6 +103,7 @@ class Commands:
         services.health.note("state", services.store.problem)
         if (engine := node_state.active()) is not None:
             services.health.note("invariants", unmet_in_short(engine))
+            await asyncio.sleep(0)  # calls pass in between
         document: dict[str, Any] = {
             "version": VERSION,
             "form": form_of(pipe, node),

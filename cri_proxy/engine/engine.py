@@ -92,7 +92,7 @@ class Engine(State):
     pinned_outside, pinning_plan = place.outside, place.plan_of_pins
     sized_sets, shrunk = sizing.sized_sets, sizing.shrunk
     lacks, any_lacks, lacking = telling.lacks, telling.any_lacks, telling.lacking
-    pending, not_alone = telling.pending, telling.not_alone
+    pending, not_alone, all_not_alone = telling.pending, telling.not_alone, telling.all_not_alone
 
     @property
     def traffic(self) -> Traffic:

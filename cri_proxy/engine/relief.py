@@ -19,16 +19,18 @@ from policies.model import BudgetSpent, Decision, PlacementRefused, wanted_milli
 
 #: How long a container that was moved stays where it is, in seconds.
 REST_S = 60.0
+#: Each costs a decision, half a millisecond.
+TRIES = 16
 
 
 def relieve(state: State, now_s: float) -> int:
     """Move containers that can have more of what is theirs elsewhere; asked every few seconds. Returns how many were moved,
-    at most ``placement.max_moves``: there may be more."""
-    moved = 0
-    # What is in vain for one is so for others like it.
-    in_vain: set[object] = set()
+    at most ``placement.max_moves``: there may be more. Tries TRIES kinds of them, and the others the next time."""
+    moved = tried = 0
+    # What is in vain for one is so for others like it, until all have been tried once.
+    in_vain = state.beyond_relief
     for grant in list(_lacking(state, now_s)) if state.max_moves else ():
-        if moved == state.max_moves:
+        if moved == state.max_moves or tried == TRIES:
             break
         container = grant.container
         kind = (
@@ -40,6 +42,7 @@ def relieve(state: State, now_s: float) -> int:
         )
         if kind in in_vain:
             continue
+        tried += 1
         decision = _better(state, grant)
         if decision is None:
             in_vain.add(kind)
@@ -49,6 +52,8 @@ def relieve(state: State, now_s: float) -> int:
         state.put(now)
         state.record("mend", grant.key, now, now_s)
         moved += 1
+    else:
+        in_vain.clear()
     if moved:
         reconcile(state)
     return moved

@@ -237,9 +237,11 @@ def _explained(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
 
 def not_alone(engine: Engine) -> dict[str, list[str]]:
     """By name the containers on whose own CPUs others may still be, which are to leave them, with those."""
-    owners = [grant for grant in engine.grants.values() if grant.exclusive] if engine.lacking() else []
-    found = {grant.container.path: engine.not_alone(grant.key) for grant in owners}
-    return {path: sorted(path_of(engine, key) for key in others) for path, others in found.items() if others}
+    found = engine.all_not_alone() if engine.lacking() else {}
+    return {
+        path_of(engine, key): sorted(path_of(engine, other) for other in others)
+        for key, others in found.items()
+    }
 
 
 def move_rows(engine: Engine, key: str, now_s: float) -> list[dict[str, Any]]:

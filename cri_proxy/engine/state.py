@@ -149,6 +149,8 @@ class State:
         #: What owners of containers should hear of; the daemon's own, which outlives this engine.
         self.notable = NotableEvents()
         self.node = self.new_node(host)
+        #: Kinds of containers that were found no better place since all were tried: ``relief.py`` alone works with them.
+        self.beyond_relief: set[object] = set()
         #: By owner of CPUs: the circumstances in which it could give none of them to another, and the ways that were tried.
         #: ``invariants.py`` alone works with it.
         self.in_vain: dict[str, tuple[Any, set[tuple[str, int]]]] = {}

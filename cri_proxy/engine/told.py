@@ -258,6 +258,20 @@ def not_alone(state: State, key: str, among: Optional[Iterable[str]] = None) -> 
     return tuple(sorted(other for other in on if other != key))
 
 
+def all_not_alone(state: State) -> dict[str, tuple[str, ...]]:
+    """The same for every container that owns CPUs others are to leave, by key."""
+    leaving: dict[frozenset[int], list[str]] = {}
+    for key, left, _ in _leavers(state, {*state.unsettled, *state.under_way}):
+        leaving.setdefault(left, []).append(key)  # many leave the same
+    found = {}
+    for key, grant in state.grants.items() if leaving else ():
+        if grant.exclusive:
+            on = [k for left, keys in leaving.items() if not left.isdisjoint(grant.exclusive) for k in keys]
+            if others := tuple(sorted(other for other in on if other != key)):
+                found[key] = others
+    return found
+
+
 # ---------------------------------------------------------------------- telling
 
 

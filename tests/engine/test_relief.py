@@ -10,18 +10,21 @@ import pytest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import ContainerRecord, Life, Management
-from cri_proxy.engine.relief import REST_S
+from cri_proxy.engine.relief import REST_S, TRIES
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import (
     NO_CONSTRAINT,
     Constraint,
     Container,
+    Decision,
     Placement,
     PlacementPreferences,
+    PlacementRequest,
     Qos,
     wanted_milli,
 )
+from policies.node import Node
 from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S
 from tests.scenes import engine_on, host_of, make_container, run, told
@@ -291,3 +294,31 @@ def test_that_it_is_squeezed_outlives_a_restart() -> None:
     heir.restore(node.grants.values(), [], [], node.history, {})
     assert heir.relieve(100.0) == 2
     assert told(heir.pending()).keys() <= {"small", "large"}
+
+
+def test_a_look_tries_a_few_kinds_and_the_next_looks_the_others() -> None:
+    asked: list[str] = []
+
+    class Counting(Hygon):
+        def place(self, node: Node, request: PlacementRequest) -> Decision:
+            asked.append(request.container.name)
+            return super().place(node, request)
+
+    host = host_of(HYGON_7285_2S)
+    policy = Counting(host.topology, PlacementSettings())
+    node = engine_on(host, policy=policy, options=EngineOptions(max_moves=4))
+    run(node, own("all", 124), "all")
+    names = [f"small-{number}" for number in range(3 * TRIES - 1)]
+    for number, name in enumerate(names):
+        run(node, make_container(name, limit=5 + number / 100, request=0.1), name)
+    for _ in range(2):
+        looks = []
+        for now_s in range(3):
+            asked.clear()
+            assert node.relieve(float(now_s)) == 0
+            looks.append(len(asked))
+        assert looks == [TRIES, TRIES, TRIES - 1]
+    node.remove("all")
+    while node.relieve(1000.0):
+        pass
+    assert all(node.grants[name].placement.level == "ccx" for name in names)

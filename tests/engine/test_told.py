@@ -179,18 +179,20 @@ def test_one_on_its_way_counts_as_what_is_lacking_and_is_not_sent_twice() -> Non
 
 def test_others_wait_for_one_that_does_not_answer_and_not_for_one_that_never_does() -> None:
     engine, _ = two_steps()
-    assert engine.not_alone("app") == ()
+    assert engine.not_alone("app") == () and engine.all_not_alone() == {}
     owner = Placement(SET("6"), level="core", home=SET("6"), exclusive=SET("6"))
     with engine.quiet():
         engine.adopt(replace(grant(Management.PLACED, owner), key="own"))
         engine.saw("own", cpus=SET("2"))
         engine.unanswered("app")
         assert engine.not_alone("own") == ("app",)
+        assert engine.all_not_alone() == {"own": ("app",)}
         assert [update.id for update in engine.pending()] == ["app"]
         engine.begin_update("app")
         engine.unanswered("app")  # twice running
         assert {update.id for update in engine.pending()} == {"app", "own"}
         assert engine.not_alone("own") == ("app",)
+        assert engine.all_not_alone() == {"own": ("app",)}
 
 
 def test_owners_that_change_places_do_not_wait_for_each_other_for_ever() -> None:
