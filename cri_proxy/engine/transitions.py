@@ -242,6 +242,7 @@ def cancel(state: State, ticket_id: str, now_s: float, reason: str = "refused by
                 state.put(altered(state.grants[key], displaced=grant.displaced))
     # What was set aside has not followed the changes since.
     state.node.owned_before = owned = state.owned_before.pop(ticket_id, {})
+    owned = {**{name: group.own for name, group in state.node.groups.items()}, **owned}
     reconcile(state, force=bool(ticket.replaces))
     state.node.owned_before, groups = {}, state.node.groups
     # What another request has now is given back when that is taken back, too.
