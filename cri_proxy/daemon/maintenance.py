@@ -215,25 +215,24 @@ class Maintenance:
         engine = node_state.active()
         if engine is not None:
             engine.tick(node_state.clock())
-            if node_state.enforcing and is_compared:
+            # Nothing is to change because a daemon starts: containers move from an engine's second round on.
+            may_move = engine is self._known and node_state.gives_cpus
+            self._known = engine if node_state.books.are_true else None
+            if may_move and is_compared:
                 engine.relieve(node_state.clock())
             node_state.save()
             if full:
                 self._follow_quotas(engine)
-                await self._mend(engine)
+                await self._mend(engine, may_move)
         services.health.note("state", services.store.problem)
         # A runtime that is away is looked at when it is back.
         doubts = engine is not None and any(ticket.in_doubt for ticket in engine.tickets.values())
         return not services.runtime.is_connected or (is_compared and not doubts)
 
-    async def _mend(self, engine: Engine) -> None:
-        """What must never be is mended, where that can be, and calls pass in between; what is left of it is a reason.
-
-        Not in the first round of an engine: nothing is to change because a daemon starts.
-        """
-        node_state, is_first = self._services.node_state, engine is not self._known
-        self._known = engine if node_state.books.are_true else None
-        if node_state.gives_cpus and not is_first:
+    async def _mend(self, engine: Engine, may_move: bool) -> None:
+        """What must never be is mended, where that can be, and calls pass in between; what is left of it is a reason."""
+        node_state = self._services.node_state
+        if may_move:
             for broken in engine.mend_slices(node_state.clock()):
                 node_state.save()
                 if broken:

@@ -81,7 +81,10 @@ async def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_moves_n
             assert updates(runtime) == sent
             after = await _check_all_is_known(agent, runtime)
             for key in untouched & set(after):
-                assert after[key]["cpus"] == before[key]["cpus"], f"restart {stop_at} forgot a place"
+                # A round later, as without a restart, one that was squeezed may go back.
+                goes_back = after[key]["why"].startswith("squeezed no more")
+                is_there = after[key]["cpus"] == before[key]["cpus"]
+                assert is_there or goes_back, f"restart {stop_at} forgot a place"
 
 
 async def _kill_in_the_middle(

@@ -27,6 +27,7 @@ from tests.functional.conftest import (
     counter,
     cpus_of,
     create_exclusive,
+    resyncs,
     run_guaranteed,
     until,
 )
@@ -226,7 +227,9 @@ async def test_an_nri_answer_that_comes_too_late_is_none_and_its_container_is_pl
     agent.write_config({"nri": {"plugin": {"socket": str(path)}}, "constants": {"state_wait_s": 3600}})
     async with ScriptedHost(path) as host:
         await agent.start(command=PLUGIN)
-        await until(agent, lambda status: status["nri"]["connected"])
+        await until(
+            agent, lambda status: status["nri"]["connected"] and resyncs(status) and not status["books"]
+        )
         pod, container = as_told(runtime, run_without_us(runtime, "late", cpu_limit=4000, running=False))
         disk.hang()
         assert await host.create(pod, container) == nri.CreateContainerResponse()
@@ -251,7 +254,9 @@ async def test_an_nri_update_that_is_answered_too_late_is_followed_by_what_the_r
     agent.write_config({"nri": {"plugin": {"socket": str(path)}}, "constants": {"state_wait_s": 3600}})
     async with ScriptedHost(path) as host:
         await agent.start(command=PLUGIN)
-        await until(agent, lambda status: status["nri"]["connected"])
+        await until(
+            agent, lambda status: status["nri"]["connected"] and resyncs(status) and not status["books"]
+        )
         pod, container = as_told(runtime, run_without_us(runtime, "late", cpu_limit=4000, running=False))
         record = runtime.containers[container.id]
         small = (await host.create(pod, container)).adjust.linux.resources.cpu.cpus
