@@ -389,7 +389,7 @@ def _reconcile_placed(
     cpus = NO_CPUS if back is None or back.group else _free_again(state, back, grant, barred, own)
     stays = state.orders.freeze and grant.stance is Management.PLACED
     if back is not None and cpus and not stays:
-        back = _on_usable_mems(state, replace(back, cpus=cpus), grant)
+        back = _on_usable_mems(state, altered(back, cpus=cpus), grant)
         state.put(placed(grant, back, "its first place is there again"))
         return
     # 2. The same domain, as far as it may be used now.
@@ -415,8 +415,7 @@ def _reconcile_placed(
         anew = _place_anew(state, grant)
     if anew is not None and anew.placement.cpus:
         kept = keep_memory(state, placement if placement.cpus else first, anew.placement, grant.constraint)
-        moved = placed(grant, kept, f"its CPUs are gone: {anew.why}")
-        state.put(replace(moved, displaced=first))
+        state.put(placed(grant, kept, f"its CPUs are gone: {anew.why}", first))
     elif grant.stance is Management.PLACED:
         _leave_untouched(state, grant, first)
 
@@ -494,13 +493,13 @@ def _place_anew(state: State, grant: ContainerRecord, may_own: bool = True) -> O
     if not may_own:
         container = replace(container, preferences=replace(container.preferences, ownership="shared"))
     with state.without([grant.key]):
-        request = replace(
-            state.request(grant.container, grant.constraint, grant.key, near=was), container=container
-        )
+        request = state.request(grant.container, grant.constraint, grant.key, near=was)
+        if not may_own:
+            request = replace(request, container=container)
         for _ in range(2):
             try:
                 decision = state.place(request)
-                return replace(decision, why=note + decision.why)
+                return replace(decision, why=note + decision.why) if note else decision
             except PlacementRefused as refusal:
                 request = replace(request, container=without_demands(container))
                 note = f"{refusal}, so without what it demands: "
@@ -513,10 +512,11 @@ def _free_again(
     state: State, place: Placement, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
 ) -> frozenset[int]:
     """The CPUs of the place it had before, if all of that can be had again; else none."""
-    with state.without([grant.key]):  # what it owns with a group others own as well
-        others = state.node.exclusive - own
-    if not place.exclusive.isdisjoint(others | barred):
-        return NO_CPUS
+    if place.exclusive:
+        with state.without([grant.key]):  # what it owns with a group others own as well
+            others = state.node.exclusive - own
+        if not place.exclusive.isdisjoint(others | barred):
+            return NO_CPUS
     # As it is without it where it is now: what it owns there decides what others, and so its first place, may share.
     with state.without([grant.key] if grant.exclusive else ()):
         cpus = effective(state, place, grant.constraint, own)
@@ -604,14 +604,16 @@ def _charged_on_both(old: Placement, new: Placement, kept: frozenset[int]) -> tu
     return tuple((n, size) for n, size in sizes.items() if size)
 
 
-def placed(grant: ContainerRecord, placement: Placement, why: str) -> ContainerRecord:
-    """The grant, managed and in this place."""
-    return replace(
+def placed(
+    grant: ContainerRecord, placement: Placement, why: str, displaced: Optional[Placement] = None
+) -> ContainerRecord:
+    """The grant, managed and in this place; ``displaced``: the one it goes back to."""
+    return altered(
         grant,
         stance=Management.PLACED,
         placement=placement,
         runs_on=NO_CPUS,
-        displaced=None,
+        displaced=displaced,
         repairs=(),
         why=why,
         is_outgrown=False,
