@@ -6,10 +6,11 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
-from typing import Optional
+from functools import cached_property
+from typing import Optional, TypeVar
 
 from cri_proxy.cri.device_hints import Use
 from cri_proxy.engine.engine import Engine
@@ -37,6 +38,8 @@ ORPHAN_S = 20.0
 #: other CPUs takes longer: a go ends with the one by which it has changed so many records.
 SLICE = 50
 RECORDS = 300
+
+_Item = TypeVar("_Item")
 
 
 @frozen
@@ -138,9 +141,9 @@ def merged(parts: Iterable[Resync]) -> Resync:
 def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Resync]:
     """The same in slices, so that calls can pass in between (design rule 13): each ends with the SLICEth container, or with
     the one by which it has changed RECORDS records."""
-    seen = listing.seen
+    seen, rivals = listing.seen, _Rivals(listing.seen)
     if listing.is_newer:
-        yield _take_over(engine, listing, now_s)
+        yield from _take_over(engine, listing, rivals, now_s)
     yield from _resolve_tickets(engine, listing, now_s)
     latest = _latest_attempts(seen.values())
     yield from _remove_gone(engine, listing, latest)
@@ -150,7 +153,7 @@ def resync_slices(engine: Engine, listing: Listing, now_s: float) -> Iterator[Re
     while followed < len(items):
         slice_ = items[followed : followed + SLICE]
         dead = _never_run(engine, slice_, latest)
-        done, found = _follow_all(engine, slice_, dead, listing, now_s)
+        done, found = _follow_all(engine, slice_, dead, listing, rivals, now_s)
         followed += done
         yield found
 
@@ -196,19 +199,20 @@ def _is_gone(grant: ContainerRecord, listing: Listing) -> bool:
     return is_older and grant.key not in listing.seen
 
 
-def _take_over(engine: Engine, listing: Listing, now_s: float) -> Resync:
+def _take_over(engine: Engine, listing: Listing, rivals: _Rivals, now_s: float) -> Iterator[Resync]:
     def adoption(item: ListedContainer, container: Container, owned: frozenset[int]) -> ContainerRecord:
-        return _adoption(engine, item, container, now_s, listing.seen, owned)
+        return _adoption(engine, item, container, now_s, rivals, owned)
 
-    adopted = take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption)
-    for key in adopted:
-        _follow_memory(engine, listing.seen[key], at_rest=True)
-    return Resync(adopted=adopted)
+    for adopted in take_over(engine, listing.seen, listing.details, listing.listed_at_s, adoption):
+        for key in adopted:
+            _follow_memory(engine, listing.seen[key], at_rest=True)
+        yield Resync(adopted=adopted)
 
 
 def _follow_all(
-    engine: Engine, items: Iterable[ListedContainer], dead: Collection[str], listing: Listing, now_s: float
-) -> tuple[int, Resync]:
+    engine: Engine, items: Iterable[ListedContainer], dead: Collection[str], listing: Listing, rivals: _Rivals,
+    now_s: float
+) -> tuple[int, Resync]:  # fmt: skip
     """Judge containers, but for the ``dead``, until a slice is over; how many that were, and what was found."""
     drifted: list[str] = []
     resized: list[str] = []
@@ -240,7 +244,7 @@ def _follow_all(
         elif not item.exited and item.id in listing.details:
             container = listing.details[item.id]
             owned = engine.node.exclusive
-            engine.adopt(_adoption(engine, item, container, now_s, listing.seen, owned))
+            engine.adopt(_adoption(engine, item, container, now_s, rivals, owned))
             _follow_memory(engine, item, at_rest=True)
             # Its next containers' requests will not say what its runtime handler is.
             if item.sandbox_id not in engine.pods:
@@ -535,7 +539,7 @@ def _adoption(
     item: ListedContainer,
     container: Container,
     now_s: float,
-    listing: Mapping[str, ListedContainer],
+    rivals: _Rivals,
     owned: frozenset[int],
 ) -> ContainerRecord:
     """The record of a container that runs without one: it keeps what it has. ``owned``: what others own."""
@@ -565,7 +569,7 @@ def _adoption(
     may_own = engine.policy.owns_exclusively
     if may_own and claimed and claimed <= cpus and claimed.isdisjoint(taken):
         exclusive = claimed
-    elif may_own and cpus.isdisjoint(taken) and _looks_exclusive(container, item, listing):
+    elif may_own and cpus.isdisjoint(taken) and _looks_exclusive(container, item, rivals):
         exclusive = cpus
     return replace(
         grant,
@@ -575,9 +579,7 @@ def _adoption(
     )
 
 
-def _looks_exclusive(
-    container: Container, item: ListedContainer, listing: Mapping[str, ListedContainer]
-) -> bool:
+def _looks_exclusive(container: Container, item: ListedContainer, rivals: _Rivals) -> bool:
     """Guaranteed, whole CPUs, as many as its cpuset has, and on no other container's cpuset.
 
     Containers without a cpuset say nothing: they were kept off no CPU.
@@ -586,10 +588,28 @@ def _looks_exclusive(
     whole = container.qos is Qos.GUARANTEED and request > 0 and request % 1000 == 0
     if not whole or not item.cpus or len(item.cpus) * 1000 != request:
         return False
-    # One that was created and not started is on its CPUs by name only.
-    rivals = (s for s in listing.values() if s.running or not item.running)
-    others = (s for s in rivals if s.id != item.id and not s.exited and s.cpus)
-    return all(item.cpus.isdisjoint(s.cpus or NO_CPUS) for s in others)
+    return not rivals.are_on(item.cpus, item)
+
+
+class _Rivals:
+    """The cpusets of the containers of a list, and how many have each: few, of many containers."""
+
+    def __init__(self, seen: Mapping[str, ListedContainer]) -> None:
+        self._seen = seen
+
+    @cached_property
+    def _sets(self) -> tuple[Counter[frozenset[int]], Counter[frozenset[int]]]:
+        there = [s for s in self._seen.values() if s.cpus and not s.exited]
+        running = Counter(s.cpus for s in there if s.running and s.cpus)
+        return running, Counter(s.cpus for s in there if s.cpus)
+
+    def are_on(self, cpus: frozenset[int], item: ListedContainer) -> bool:
+        """Whether another container than one that has these CPUs is on any of them."""
+        # One that was created and not started is on its CPUs by name only.
+        found = self._sets[0 if item.running else 1]
+        return any(
+            not cpus.isdisjoint(theirs) and count > (theirs == cpus) for theirs, count in found.items()
+        )
 
 
 # ---------------------------------------------------------------------- after an end with records that were not saved
@@ -605,10 +625,11 @@ Adoption = Callable[[ListedContainer, Container, frozenset[int]], ContainerRecor
 def take_over(
     engine: Engine, seen: Mapping[str, ListedContainer], details: Mapping[str, Container], listed_at_s: float,
     adoption: Adoption
-) -> tuple[str, ...]:  # fmt: skip
-    """Bring the records in line with what runs; ``details``: containers by id that are not in the records.
+) -> Iterator[tuple[str, ...]]:  # fmt: skip
+    """Bring the records in line with what runs, in slices; ``details``: containers by id that are not in the records.
 
-    Returns the ids of the adopted. What the others were told last is what they run on.
+    Yields the ids of the adopted; nothing is to be sent before the last slice. What the others were told last is what they
+    run on.
     """
     live = [item for item in seen.values() if not item.exited]
     details = {**details, **_made_otherwise(engine, live)}
@@ -616,18 +637,36 @@ def take_over(
     gone, tickets = _gone(engine, seen, unknown, details, listed_at_s)
     owned = _owned(engine, {*gone, *(ticket.key for ticket in tickets)})
     found = [adoption(item, details[item.id], owned) for item in unknown]
-    engine.take_over(gone, tickets, found)
-    for grant in found:
-        if grant.container.pod.id not in engine.pods:
-            engine.add_pod(grant.container.pod)
-    outdated = [item for item in live if is_outdated(engine, item)]
-    for item in outdated:
-        grant = engine.grants[item.id]
-        engine.adopt(adoption(item, grant.container, _owned(engine, {item.id})))
+    # 1. What is not so any more goes, and what owns CPUs comes, at once; then what shares them.
+    owners = [grant for grant in found if grant.exclusive]
+    engine.take_over(gone, tickets, owners)
+    yield tuple(_with_pod(engine, grant) for grant in owners)
+    for part in _parts([grant for grant in found if not grant.exclusive]):
+        part = [grant for grant in part if grant.key not in engine.grants]  # calls have passed since
+        for grant in part:
+            engine.adopt(grant)
+        yield tuple(_with_pod(engine, grant) for grant in part)
+    # 2. What runs elsewhere than its record says is where it runs.
+    for items in _parts([item for item in live if is_outdated(engine, item)]):
+        outdated = [item for item in items if is_outdated(engine, item)]
+        for item in outdated:
+            engine.adopt(adoption(item, engine.grants[item.id].container, _owned(engine, {item.id})))
+        yield tuple(item.id for item in outdated)
     for update in engine.lacking():
         if update.id in seen and seen[update.id].cpus == engine.grants[update.id].cpus:
             engine.saw(update.id, **told_by(engine.grants[update.id], engine.told[update.id])._asdict())
-    return tuple(item.id for item in [*unknown, *outdated])
+
+
+def _with_pod(engine: Engine, grant: ContainerRecord) -> str:
+    """The id of a container whose pod is known from now on."""
+    if grant.container.pod.id not in engine.pods:
+        engine.add_pod(grant.container.pod)
+    return grant.key
+
+
+def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), SLICE):
+        yield items[start : start + SLICE]
 
 
 def _made_otherwise(engine: Engine, live: Iterable[ListedContainer]) -> dict[str, Container]:

@@ -161,7 +161,7 @@ class Reconciler:
         if is_newer and engine is node_state.active():
             node_state.books.are_behind = False
             await node_state.store.settled()
-            self.taken_over(len(parts[0].adopted))
+            self.taken_over(sum(len(part.adopted) for part in parts))
         if with_cpusets and engine is node_state.active() and question == node_state.books.question:
             node_state.note_compared()
         if node_state.books.are_true and engine is node_state.active():

@@ -796,6 +796,19 @@ def test_a_slice_judges_few_containers_and_changes_few_records_whatever_it_finds
     assert broken_invariants(engine) == [] and not engine.tickets
 
 
+def test_what_is_taken_over_comes_in_slices_and_what_owns_cpus_first() -> None:
+    node, heir = _many("topology-aware", 300), _many("topology-aware", 0)
+    owners = {key: grant.exclusive for key, grant in node.grants.items() if grant.exclusive}
+    items = {key: seen(key, grant.container, format_cpus(grant.cpus)) for key, grant in node.grants.items()}
+    details = {key: grant.container for key, grant in node.grants.items()}
+    first, *others = resync_slices(heir, Listing(items, 100.0, details, is_newer=True), 100.0)
+    assert len(owners) == 60 and set(first.adopted) == owners.keys()
+    assert max(len(part.adopted) for part in others) == SLICE
+    assert sorted(merged([first, *others]).adopted) == sorted(items)
+    assert {key: grant.exclusive for key, grant in heir.grants.items() if grant.exclusive} == owners
+    assert {key: grant.cpus for key, grant in heir.grants.items()} == {k: s.cpus for k, s in items.items()}
+
+
 def test_between_slices_calls_may_pass() -> None:
     containers = {f"c{i:03}": make_container(f"c{i}", limit=2) for i in range(2 * SLICE)}
     engine = engine_on(VM_NO_CACHE_INFO)
