@@ -207,6 +207,14 @@ class NodeState:
         self.save()
         await self.store.settled()
 
+    async def written(self) -> None:
+        """Wait until all records are durable, those too that are written some time later, after the records that requests
+        wait for; not longer than a call may wait for that."""
+        await self.store.settled()
+        if self.engine is not None and self.engine.derived:
+            self.save_derived()
+            await self.store.settled()
+
     def follow_quotas(self, changed: Optional[Iterable[str]] = None) -> None:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
         if self.engine is not None and self.quotas is not None and self.enforcing:

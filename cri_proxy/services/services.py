@@ -164,9 +164,9 @@ def make_parts(
     supervisor = supervisor or Supervisor()
     store = StateWriter(Store(Path(config["state.directory"])), metrics, log, supervisor)
     updates = Updates(runtime, metrics, log)
-    updates.written = store.settled
     updates.supervisor = supervisor
     node_state = NodeState(store, updates, metrics, log)
+    updates.written = node_state.written
     node_state.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()

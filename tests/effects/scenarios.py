@@ -376,5 +376,8 @@ def _scenarios(policies: dict[str, tuple[str, ...]]) -> list[Scenario]:
 
 DISKS = ("quick", "slow")
 #: Those that tell most; and all there are.
-SCENARIOS = _scenarios({"lifting": DISKS, "hygon": ("slow",), "exclusive": ("quick",)})
+SCENARIOS = [
+    *_scenarios({"lifting": DISKS, "hygon": ("slow",), "exclusive": ("quick",)}),
+    Scenario("second container", "balloons", "slow"),
+]
 EVERY_SCENARIO = _scenarios({name: DISKS for name in POLICIES if name != "hosting"})
