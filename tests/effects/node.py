@@ -282,6 +282,8 @@ class _Channel:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        #: Whether its daemon has been killed: what its tasks still do as they end reaches no runtime.
+        self.is_over = False
 
     @property
     def is_connected(self) -> bool:
@@ -290,6 +292,8 @@ class _Channel:
     async def unary(
         self, method: str, message: bytes, timeout_s: Optional[float] = None, metadata: Any = ()
     ) -> bytes:
+        if self.is_over:
+            raise RpcError(Code.UNAVAILABLE, "the daemon has been killed")
         effects.before(effects.CALL, method)
         short = method.rpartition("/")[2]
         if self._world.is_away:
@@ -468,7 +472,7 @@ class Life:
         daemon.rounds._afterwards = _nothing
         services = daemon.services
         services.store._thread = _Jobs(DISK_S[self._disk])  # type: ignore[assignment]
-        services.runtime.channel = _Channel(world)  # type: ignore[assignment]
+        services.runtime.channel = self._channel = _Channel(world)  # type: ignore[assignment]
         services.cgroups.proc = folder / "proc"
         services.node_state.clock = asyncio.get_running_loop().time
         daemon._front = self._front_end(services)
@@ -489,6 +493,8 @@ class Life:
 
     def _end(self, loop: Loop) -> None:
         async def end() -> None:
+            if hasattr(self, "_channel"):
+                self._channel.is_over = True
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
