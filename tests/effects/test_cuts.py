@@ -82,8 +82,9 @@ def test_a_kill_before_any_effect_leaves_what_the_next_daemon_brings_in_order(sc
             found = Life(cut.world).play(partial(check, late=cut.late))
         except Exception as error:
             raise AssertionError(cut.name) from error
+        finally:
+            cut.world.close()
         problems += [f"{cut.name}: {sentence}" for sentence in found]
-        cut.world.close()
     assert not problems, "\n".join(problems)
 
 
