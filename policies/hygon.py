@@ -87,7 +87,7 @@ class Hygon(Policy):
             note = f"{reserved}; "
         shared = self.place_shared(node, request)
         # A container that should own CPUs and has none does not fit, wherever it is.
-        decided = replace(shared, why=note + shared.why, fits=shared.fits and not ask.full)
+        decided = altered(shared, why=note + shared.why, fits=shared.fits and not ask.full)
         return self._noted(decided, container)
 
     def _noted(self, decision: Decision, container: Container) -> Decision:

@@ -62,6 +62,10 @@ CRITERIA = (
 Key = tuple[int, int, float, int, int, int]
 
 
+#: As many origins are remembered with the distances from them: hundreds of containers may go elsewhere together.
+FAR_KEPT = 64
+
+
 @dataclass(frozen=True)
 class RungDomain:
     """One place a rung offers: leaves (indices), their nodes, and the sum of distances between those nodes.
@@ -133,6 +137,8 @@ class Ladder:
         order = [name for level in levels for name in (("nccx", level) if level == "numa" else (level,))]
         self._order = {level: rank for rank, level in enumerate(order)}
         self._own_rank: dict[tuple[int, str], int] = {}
+        #: By leaves of a pod and nodes that a container comes from: how far the site of some leaves is.
+        self._far: dict[tuple[frozenset[int], frozenset[int]], dict[tuple[int, ...], int]] = {}
 
     def climb(self, capacity: Capacity, node: Node, want: Climb) -> RungChoice:
         """Find the site for a container.
@@ -270,7 +276,7 @@ class Ladder:
     def _keys(self, capacity: Capacity, want: Climb, sites: list[RungDomain]) -> list[Key]:
         """Of each site what comes before the number of containers; what is not asked for is not looked at."""
         none, pod, affinity = [0] * len(sites), want.pod_leaves, want.affinity
-        outside = none if pod is None else [self._outside(want, pod, s) for s in sites]
+        outside = none if pod is None else self._outside(want, pod, sites)
         used = [int(not _is_unused(capacity, s.leaves, want)) for s in sites] if want.milli_used > 0 else none
         costs = [0.0] * len(sites)
         if affinity is not None:
@@ -281,17 +287,27 @@ class Ladder:
             zip(outside, used, costs, hints, spreads, capacity.shares_nano([s.leaves for s in sites]))
         )
 
-    def _outside(self, want: Climb, pod: frozenset[int], site: RungDomain) -> int:
-        """How far a site is from the pod's leaves; 0: it is within them, or around them."""
+    def _outside(self, want: Climb, pod: frozenset[int], sites: list[RungDomain]) -> list[int]:
+        """How far each site is from the pod's leaves; 0: it is within them, or around them."""
+        known = self._far.get((pod, want.origin))
+        if known is None:
+            if len(self._far) >= FAR_KEPT:
+                self._far.clear()
+            known = self._far[pod, want.origin] = {}
+        found = []
+        for site in sites:
+            far = known.get(site.leaves)
+            if far is None:
+                far = known[site.leaves] = self._distance(want.origin, pod, site)
+            found.append(far)
+        return found
+
+    def _distance(self, origin: frozenset[int], pod: frozenset[int], site: RungDomain) -> int:
         leaves = frozenset(site.leaves)
         if leaves <= pod or pod <= leaves:
             return 0
         # Placed anew: of the other domains those near its memory come first.
-        return (
-            max(min(self.topology.distance(o, n) for o in want.origin) for n in site.nodes)
-            if want.origin
-            else 1
-        )
+        return max(min(self.topology.distance(o, n) for o in origin) for n in site.nodes) if origin else 1
 
 
 def _decided_by(

@@ -14,12 +14,12 @@ size beside those: a pool that is empty now may be filled again, and the kernel 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Optional
 
 from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import Constraint, Container, Decision, Placement, kept_once
+from policies.model import Constraint, Container, Decision, Placement, altered, kept_once
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -171,7 +171,7 @@ def with_memory(
 ) -> Decision:
     """The decision for CPUs that are chosen, with the memory nodes that go with them."""
     memory = memory_of(node, place.cpus, container, settings, constraint)
-    placed = replace(place, mems=memory.nodes, memory_charge=memory.charge)
+    placed = altered(place, mems=memory.nodes, memory_charge=memory.charge)
     return Decision(placed, f"{why}; {memory.why}" if memory.why else why, fits)
 
 

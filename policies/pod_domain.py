@@ -12,6 +12,9 @@ from policies.machine.topology import Domain, Topology
 from policies.model import Affinity, Container, Resident, wanted_milli
 from policies.node import NANO_PER_MILLI, Capacity, Node
 
+#: As many homes are remembered with their leaves: many containers have one home, and go elsewhere together.
+HOMES_KEPT = 256
+
 
 class PodDomains:
     """The domains of one machine by size, to find the P of a container's pod in."""
@@ -19,10 +22,18 @@ class PodDomains:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._by_size = _by_size(topology)
+        self._leaves: dict[frozenset[int], frozenset[int]] = {}
 
     def leaves_of(self, home: frozenset[int]) -> frozenset[int]:
         """The leaves that some CPUs are in."""
-        return frozenset(i for i, leaf in enumerate(self.topology.leaves) if not leaf.cpus.isdisjoint(home))
+        found = self._leaves.get(home)
+        if found is None:
+            leaves = enumerate(self.topology.leaves)
+            found = frozenset(i for i, leaf in leaves if not leaf.cpus.isdisjoint(home))
+            if len(self._leaves) >= HOMES_KEPT:
+                self._leaves.clear()
+            self._leaves[home] = found
+        return found
 
     def find(
         self,
