@@ -65,8 +65,9 @@ def broken_invariants(engine: EngineView) -> list[str]:
             # It may go from one group to another: what it owned there it may share until it is gone from there.
             twin = engine.grants.get(twins.get(grant.key, ""))
             selves = {container} if twin is None else {container, _owner(twin, target)}
+            to_be_its_own = _to_be_its_own(engine, grant)
             for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
-                others = owners[cpu] - selves
+                others = owners[cpu] - selves - ({KUBELET_KEY} if cpu in to_be_its_own else set())
                 if others:
                     problems.append(f"CPU {cpu} is exclusive to {min(others)} and shared by {container}")
     problems += _broken_books(engine)
@@ -130,7 +131,7 @@ def rival_claims(engine: EngineView) -> dict[str, frozenset[int]]:
     for grant in engine.grants.values():
         owner = _owner(grant, target)
         theirs = frozenset(cpu for cpu in grant.exclusive if best.get(cpu, owner) != owner)
-        if theirs and grant.stance is not Management.KUBELET:
+        if theirs and grant.stance is not Management.KUBELET and theirs - _to_be_its_own(engine, grant):
             found[grant.key] = theirs
     return found
 
@@ -152,9 +153,18 @@ def _owner(grant: ContainerRecord, target: Mapping[str, str]) -> str:
 
 
 def _is_one_container(engine: EngineView, cpu: int, target: Mapping[str, str]) -> bool:
-    """Whether a CPU has two owners only since its container, while it is resized, goes from a group to CPUs of its own."""
-    holders = {target.get(grant.key, grant.key) for grant in engine.grants.values() if cpu in grant.exclusive}
-    return len(holders) == 1 and cpu not in _unclaimed(engine)
+    """Whether a CPU has two owners only since its container, while it is resized, goes from a group to CPUs of its own, or
+    since kubelet has written down that it is the container's alone."""
+    holding = [grant for grant in engine.grants.values() if cpu in grant.exclusive]
+    holders = {target.get(grant.key, grant.key) for grant in holding}
+    return len(holders) == 1 and (
+        cpu not in _unclaimed(engine) or all(cpu in _to_be_its_own(engine, grant) for grant in holding)
+    )
+
+
+def _to_be_its_own(engine: EngineView, grant: ContainerRecord) -> frozenset[int]:
+    """What kubelet has written down that a container has alone: it will say so next."""
+    return engine.host.kubelets(grant.container, grant.key) or NO_CPUS
 
 
 def _broken_books(engine: EngineView) -> list[str]:

@@ -125,15 +125,17 @@ def _twins(state: State, owned: Mapping[str, frozenset[int]]) -> dict[str, froze
 
 
 def _to_be_kubelets(state: State) -> dict[str, frozenset[int]]:
-    """By key of a container that runs elsewhere: the CPUs that kubelet's file says are its own, and no other owns."""
+    """By key of a container that is there: the CPUs that kubelet's file says are its own, and no other owns."""
     found: dict[str, frozenset[int]] = {}
     for name, cpus in state.host.kubelet_exclusive.items():
-        its = [state.grants[key] for key in state.names.get(name, (name[1],)) if key in state.grants]
-        for grant in its:
-            if grant.stance is not Management.KUBELET:
-                found[grant.key] = frozenset(
-                    c for c in cpus if state.node.claimants(c) <= 1 + sum(c in g.exclusive for g in its)
-                )
+        for key in state.names.get(name, (name[1],)):
+            grant = state.grants.get(key)
+            if grant is None or grant.life is Life.CREATING or grant.stance is Management.KUBELET:
+                continue
+            own = [grant, *(state.grants[t.key] for t in state.tickets.values() if t.target == key)]
+            found[key] = frozenset(
+                c for c in cpus if state.node.claimants(c) <= 1 + sum(c in g.exclusive for g in own)
+            )
     return found
 
 

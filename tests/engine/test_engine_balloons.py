@@ -419,7 +419,7 @@ def test_what_a_container_would_own_in_mode_observe_is_not_its_next_attempts_if_
     engine = balloons_on(HYGON_7285_2S, DB, replace(WEB, prefer_new_balloons=True))
     seen = engine.admit(asks("observed", 1), NO_CONSTRAINT, 0.0, enforce=False)
     engine.bind(seen.ticket, "observed", 0.0)
-    run(engine, asks("w", 1, "web"), "w")
+    run(engine, asks("w", 1, "web"), "w", within=constraint("0"))
     before = engine.grants["w"].exclusive
     assert before & seen.decision.placement.exclusive
     run(engine, again(asks("observed", 1), 1), "next")

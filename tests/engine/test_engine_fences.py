@@ -16,7 +16,18 @@ from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, Qos, Resources
 from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
-from tests.scenes import Number, constraint, engine_on, host_of, make_container, make_pod, run, told
+from tests.scenes import (
+    Number,
+    Owning,
+    constraint,
+    engine_on,
+    host_of,
+    make_container,
+    make_pod,
+    run,
+    told,
+    topology,
+)
 
 
 def admit(
@@ -432,3 +443,15 @@ def test_old_kubelets_name_a_container_by_its_id_once_it_runs() -> None:
     assert format_cpus(engine.grants["id-1"].cpus) == "0-3"  # it is told by kubelet
     admission = engine.resize("id-1", guaranteed().resources, constraint("1-2"), 1.0)
     assert admission is not None and admission.stance is Management.KUBELET
+
+
+def test_an_owner_that_kubelet_has_given_some_of_its_cpus_keeps_them_until_it_is_told() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO, policy=Owning(topology(VM_NO_CACHE_INFO)))
+    engine.is_static = False
+    own = replace(guaranteed(cpus=2), qos=Qos.GUARANTEED)
+    first = run(engine, own, "own").exclusive
+    assert len(first) == 2
+    engine.kubelet_gives(own, format_cpus(first))
+    assert (engine.grants["own"].exclusive, broken_invariants(engine)) == (first, [])
+    assert engine.mend(1.0).broken == ()
+    assert engine.grants["own"].exclusive == first
