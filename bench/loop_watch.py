@@ -181,17 +181,17 @@ def step_lines(steps: Sequence[LoopStep], most: int = 5) -> list[str]:
 def main() -> None:
     file = Path(sys.argv[1])
     meter = Meter(file)
-    try:
+    with contextlib.suppress(ImportError):
         from cri_proxy.light_imports import without_tls
 
         with without_tls():
             import uvloop
 
         uvloop.run = partial(uvloop.run, loop_factory=watched(uvloop.Loop, meter))
-    except ImportError:
-        policy = asyncio.DefaultEventLoopPolicy()
-        policy._loop_factory = watched(asyncio.SelectorEventLoop, meter)
-        asyncio.set_event_loop_policy(policy)
+    # Without it, or where asyncio's own is asked for.
+    policy = asyncio.DefaultEventLoopPolicy()
+    policy._loop_factory = watched(asyncio.SelectorEventLoop, meter)
+    asyncio.set_event_loop_policy(policy)
     sys.argv = ["cri-resmgr", *sys.argv[2:]]
     from cri_proxy.launcher import main as run
 
