@@ -56,13 +56,17 @@ class ToldAtOnce(Engine):
     is_static = True
     #: What kubelet has written down, by pod uid and container name.
     given: Mapping[tuple[str, str], frozenset[int]] = MappingProxyType({})
+    #: Those that are elsewhere, or on more CPUs, by what kubelet has written down before the request at hand.
+    moved_by_kubelet: frozenset[str] = frozenset()
 
     def _write_down(self, container: Container, resources: Resources, constraint: Constraint) -> None:
         asked, request, name = constraint.asked.cpus, resources.milli_request, name_of(container)
         is_whole = container.qos is Qos.GUARANTEED and container.pod_share is None and request > 0
         if self.is_static and asked:
             is_own = is_whole and len(asked) * 1000 == request
+            before = {update.id for update in self.lacking()}
             self._give({**self.given, name: asked if is_own else NO_CPUS})
+            self.moved_by_kubelet = frozenset(update.id for update in self.lacking()) - before
 
     def kubelet_gives(self, container: Container, cpus: str) -> None:
         """Have kubelet's file say that these CPUs are a container's alone; "": none are."""
@@ -103,7 +107,7 @@ class ToldAtOnce(Engine):
     def _admitted(self, admission: Admission) -> Admission:
         if self.is_quiet or self.undo is not None:
             return admission
-        before = self.tell_all(lambda update: update.shrink)
+        before = self.tell_all(lambda update: update.shrink or update.id in self.moved_by_kubelet)
         waiting = self.tickets[admission.ticket].waiting
         after = sorted((u for u in self.lacking() if u.id in waiting), key=lambda update: update.id)
         values = {each.name: getattr(admission, each.name) for each in fields(admission)}

@@ -389,7 +389,8 @@ def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset
     limits; and how much they ask for: of two places the one where fewer notice.
     """
     capacity = node.capacity()
-    owned = node.exclusive if milli_shared else NO_CPUS
+    # An adopted container may name CPUs that the machine does not have.
+    owned = node.exclusive & node.topology.cpus.keys() if milli_shared else NO_CPUS
     siblings = frozenset().union(*[node.topology.core_mates(cpu) for cpu in owned])
 
     def squeeze(cpus: frozenset[int]) -> tuple[int, ...]:

@@ -470,6 +470,18 @@ def test_an_adopted_container_whose_resize_is_refused_is_told_what_it_has_lost_m
     assert told(updates)["app"] == format_cpus(home - node.grants["x"].exclusive)
 
 
+def test_cpus_that_the_machine_does_not_have_are_in_no_owners_way() -> None:
+    node = engine(VM_NO_CACHE_INFO)
+    there = Placement(home=frozenset([4000]), exclusive=frozenset([4000]))
+    node.adopt(
+        ContainerRecord(
+            "app", own("app", 1), there, Management.ADOPTED, life=Life.RUNNING, runs_on=frozenset([4000])
+        )
+    )
+    mixed = replace(own("mixed", 1), resources=Resources(1500, 1500))
+    assert run(node, mixed, "mixed").exclusive
+
+
 def test_a_container_without_a_record_does_not_own_what_a_record_says_is_anothers(node) -> None:
     mine = run(node, own("app", 1), "app").exclusive
     stranger = own("stranger", 1)

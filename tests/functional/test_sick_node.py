@@ -127,9 +127,9 @@ async def test_a_runtime_that_stays_away_is_a_reason_until_it_is_there(runtime) 
     await runtime.stop()
     async with new_agent(runtime) as agent:
         await agent.start()
-        status = await until(agent, lambda status: status["degraded"])
+        status = await until(agent, lambda status: "runtime" in status["degraded"])
         reason = f"the runtime is not there: {runtime.socket}: No such file or directory"
-        assert status["degraded"] == {"runtime": reason}
+        assert {key: why for key, why in status["degraded"].items() if key != "books"} == {"runtime": reason}
         await runtime.start()
         await until(agent, lambda status: not status["degraded"])
 
@@ -141,9 +141,9 @@ async def test_a_runtime_that_accepts_and_says_nothing_is_told_from_one_that_is_
         silent.listen(100)
         async with new_agent(runtime) as agent:
             await agent.start()
-            status = await until(agent, lambda status: status["degraded"])
+            status = await until(agent, lambda status: "runtime" in status["degraded"])
             where = f"it accepts connections at {runtime.socket} and says nothing"
-            assert status["degraded"] == {"runtime": f"the runtime does not answer: {where}"}
+            assert status["degraded"]["runtime"] == f"the runtime does not answer: {where}"
 
 
 @pytest.mark.parametrize(
