@@ -7,6 +7,7 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property
@@ -610,6 +611,14 @@ class _Rivals:
         return any(
             not cpus.isdisjoint(theirs) and count > (theirs == cpus) for theirs, count in found.items()
         )
+
+
+def only_ones(cpusets: Iterable[frozenset[int]]) -> frozenset[int]:
+    """The CPUs of those cpusets that have none in common with another: as of ``_looks_exclusive``, their containers may
+    own them."""
+    sets = list(cpusets)
+    count = Counter(cpu for cpus in sets for cpu in cpus)
+    return frozenset().union(*[cpus for cpus in sets if all(count[cpu] == 1 for cpu in cpus)])
 
 
 # ---------------------------------------------------------------------- after an end with records that were not saved

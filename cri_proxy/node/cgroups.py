@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Union
@@ -15,6 +17,8 @@ from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
 KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")
 
+#: Of a container, in the name of its cgroup: as containerd and CRI-O make it.
+_ID = re.compile(r"[0-9a-f]{64}")
 #: cgroup v1 tells a memory limit of which there is none as all pages that can be counted: 2^63 bytes, less a page.
 NO_MEMORY_LIMIT = 1 << 62
 
@@ -117,6 +121,22 @@ class Cgroups:
         found, of_child = self.configured(own), self.configured(child)
         is_childs = found is not None and not found.cpus and of_child is not None and of_child.cpus
         return child if is_childs else own
+
+    def own_cpusets(self, ids: Collection[str]) -> dict[str, frozenset[int]]:
+        """The cpusets of containers' own cgroups, by the ids in their names, below kubelet's; those not found are left out.
+
+        Reads directories and nothing of any process: some 20 us a container. Blocks.
+        """
+        found: dict[str, frozenset[int]] = {}
+        kubepods = self.kubepods()
+        for folder, names, _ in os.walk(f"{self.base}{kubepods}") if kubepods else ():
+            for name in tuple(names):
+                has_id = _ID.search(name)
+                if has_id and has_id.group() in ids:
+                    names.remove(name)  # what a container has below says nothing of it
+                    if (cpus := _read(f"{folder}/{name}/cpuset.cpus")) is not None:
+                        found[has_id.group()] = cpus
+        return found
 
     def is_populated(self, path: str) -> bool:
         """Whether a process runs in a cgroup or in any below it."""

@@ -52,6 +52,11 @@ class Books:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show)
 
+    def narrow(self, question: int, may_be_owned: frozenset[int]) -> None:
+        """What is in question since ``question`` is in question for these CPUs alone."""
+        if self.why and question == self.question:
+            self.may_be_owned = may_be_owned
+
     def confirm(self) -> None:
         """They were compared with what runs; or nothing is decided by them now (mode off)."""
         self.why, self.may_be_owned = "", None

@@ -21,6 +21,7 @@ from cri_proxy.engine.resync import (
     Listing,
     Resync,
     merged,
+    only_ones,
     resync_slices,
     unknown_ids,
 )
@@ -869,3 +870,8 @@ def test_one_that_waited_when_the_daemon_ended_is_found_with_what_it_has() -> No
     engine.saw("app", cpus=frozenset())  # as ``restore`` leaves it
     found = look(engine, seen("app", APP, "0-1"))
     assert (found.drifted, told(found.updates)) == ((), {"app": "0-3"})
+
+
+def test_cpusets_that_have_no_cpu_in_common_with_another_may_be_owned() -> None:
+    sets = [parse_cpus(cpus) for cpus in ("0-3", "4-7", "6-9", "10", "20-29", "20-29", "")]
+    assert format_cpus(only_ones(sets)) == "0-3,10"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime, Script
@@ -169,6 +170,29 @@ async def test_a_start_gives_no_cpu_of_a_container_that_it_knows_nothing_of(runt
     assert found["newest"] == runtime.cpuset(newest) and found["first"] == runtime.cpuset(first)
     if state == "unsaved":
         assert (found["late"], found["saved"]) == (runtime.cpuset(old), "100-103")
+
+
+async def test_where_cgroups_tell_what_may_be_owned_a_create_that_gives_up_waiting_is_made_beside_it(
+    runtime, node
+) -> None:
+    asks = {"qos": "guaranteed", "cpu_request": 4000, "cpu_limit": 4000}
+    cpusets = {"alone": "96-99", "one": "0-31,64-95", "two": "0-31,64-95", "anywhere": ""}
+    ids = {name: run_without_us(runtime, name, cpuset=cpus, **asks) for name, cpus in cpusets.items()}
+    for number, (name, cpus) in enumerate(cpusets.items()):
+        cgroup = node.folder / "cgroup/kubepods" / f"pod{number}" / f"cri-containerd-{ids[name]}.scope"
+        cgroup.mkdir(parents=True)
+        (cgroup / "cpuset.cpus").write_text(f"{cpus}\n")
+    script = held(runtime)
+    await node.start()
+    await in_question(node)
+    async with CriClient(node.socket) as client:
+        newest = await asyncio.wait_for(await beginning(client, "newest"), HANG_S)
+        # It shares what no container may own, and owns nothing yet.
+        assert cpus_of(runtime, newest) == frozenset(range(128)) - parse_cpus("96-99")
+        await client.start(newest)
+        let_go(script)
+        found = await own(node, "alone", "newest")
+    assert (found["alone"], found["newest"]) == ("96-99", runtime.cpuset(newest))
 
 
 async def test_mode_off_is_a_time_of_which_nothing_is_known(runtime, node) -> None:

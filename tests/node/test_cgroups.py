@@ -333,3 +333,20 @@ def test_in_a_cgroup_namespace_of_our_own_paths_are_told_from_the_mount(
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cgroup").write_text(f"0::{told}\n")
     assert tree.of_process(7) == expected
+
+
+def test_own_cpusets_are_found_by_ids_whatever_the_driver_and_below_containers_nothing_is_read(
+    tmp_path: Path,
+) -> None:
+    ids = [f"{number:064x}" for number in range(5)]
+    for path, cpus in {
+        f"kubepods.slice/kubepods-podu.slice/cri-containerd-{ids[0]}.scope": "0-3\n",
+        f"kubepods.slice/kubepods-podu.slice/cri-containerd-{ids[0]}.scope/crio-{ids[1]}.scope": "7\n",
+        f"kubepods.slice/kubepods-besteffort.slice/kubepods-podv.slice/crio-{ids[2]}.scope": "\n",
+        f"kubepods.slice/podw/{ids[3]}": "rubbish\n",
+        f"system.slice/cri-containerd-{ids[4]}.scope": "5\n",
+    }.items():
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "cpuset.cpus").write_text(cpus)
+    assert Cgroups(tmp_path).own_cpusets(set(ids)) == {ids[0]: frozenset(range(4)), ids[2]: frozenset()}
+    assert Cgroups(tmp_path / "system.slice").own_cpusets(set(ids)) == {}
