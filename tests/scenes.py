@@ -6,10 +6,10 @@ telling value: no limit, no request, a pod of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, cast
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Host
@@ -245,6 +245,20 @@ def engine_on(
     """A ``ToldAtOnce``."""
     host = where if isinstance(where, Host) else host_of(where)
     return ToldAtOnce(host, policy or Hygon(host.topology, settings), options or EngineOptions())
+
+
+def listen_in(engine: Any, heard: Callable[[PlacementRequest], None]) -> None:
+    """Have each question of an engine to its policy heard before it is answered; what that raises is the answer.
+
+    A policy may be compiled, and then has no subclass in Python.
+    """
+    place = engine.place
+
+    def asked(request: PlacementRequest) -> Decision:
+        heard(request)
+        return cast(Decision, place(request))
+
+    engine.place = asked
 
 
 def run(

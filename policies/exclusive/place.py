@@ -390,7 +390,7 @@ def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset
     """
     capacity = node.capacity()
     # An adopted container may name CPUs that the machine does not have.
-    owned = node.exclusive & node.topology.cpus.keys() if milli_shared else NO_CPUS
+    owned = [cpu for cpu in node.exclusive if cpu in node.topology.cpus] if milli_shared else []
     siblings = frozenset().union(*[node.topology.core_mates(cpu) for cpu in owned])
 
     def squeeze(cpus: frozenset[int]) -> tuple[int, ...]:

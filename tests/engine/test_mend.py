@@ -15,8 +15,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.hygon import TopologyAware
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from policies.model import NO_CONSTRAINT, Decision, PlacementRefused, PlacementRequest, Qos, Resources
-from policies.node import Node
+from policies.model import NO_CONSTRAINT, PlacementRefused, PlacementRequest, Qos, Resources
 from policies.settings import PlacementSettings
 from tests.machines import HYGON_7285_2S
 from tests.scenes import (
@@ -25,6 +24,7 @@ from tests.scenes import (
     dump,
     engine_on,
     host_of,
+    listen_in,
     make_container,
     make_pod,
     run,
@@ -232,29 +232,23 @@ def test_containers_that_have_the_whole_machine_are_not_crowded_out() -> None:
 # ---------------------------------------------------------------------- the work it takes
 
 
-class Counting(TopologyAware):
-    """``asked``: how often an owner was to have another CPU for one of its own."""
+class Listener:
+    """``asked``: how often an owner was to have another CPU for one of its own; ``is_stubborn``: none gets one."""
 
-    asked = 0
+    def __init__(self, is_stubborn: bool) -> None:
+        self.is_stubborn, self.asked = is_stubborn, 0
 
-    def place(self, node: Node, request: PlacementRequest) -> Decision:
+    def __call__(self, request: PlacementRequest) -> None:
         self.asked += request.keep is not None
-        return super().place(node, request)
-
-
-class Stubborn(Counting):
-    """Gives none another one."""
-
-    def place(self, node: Node, request: PlacementRequest) -> Decision:
-        decision = super().place(node, request)
-        if request.keep is not None:
+        if request.keep is not None and self.is_stubborn:
             raise PlacementRefused("it stays where it is")
-        return decision
 
 
-def crowd(policy: Counting, owners: int, crowded: int) -> Engine:
+def crowd(listener: Listener, owners: int, crowded: int) -> Engine:
     """Owners of a CPU each, and containers each of which may run on one of these CPUs only."""
-    node = engine_on(host_of(policy.topology), policy=policy)
+    host = host_of(HYGON_7285_2S)
+    node = engine_on(host, policy=TopologyAware(host.topology, TOPOLOGY_AWARE))
+    listen_in(node, listener)
     node.is_quiet = True
     for index in range(owners):
         own(node, f"own-{index}", 1)
@@ -268,38 +262,38 @@ def crowd(policy: Counting, owners: int, crowded: int) -> Engine:
 
 
 def test_where_no_cpu_is_free_none_is_looked_for() -> None:
-    policy = Stubborn(topology(HYGON_7285_2S), TOPOLOGY_AWARE)
-    node = crowd(policy, 126, 60)
+    listener = Listener(is_stubborn=True)
+    node = crowd(listener, 126, 60)
     for cpu in sorted(node.node.usable - node.node.exclusive):
         run(node, make_container(f"log-{cpu}", request=0.1), f"log-{cpu}", within=constraint(str(cpu)))
     version = node.version
     assert len(node.mend(10.0).broken) == 60
-    assert (policy.asked, node.version) == (0, version)
+    assert (listener.asked, node.version) == (0, version)
 
 
 def test_what_was_in_vain_is_tried_again_when_a_cpu_has_come_free_and_not_before() -> None:
-    policy = Stubborn(topology(HYGON_7285_2S), TOPOLOGY_AWARE)
-    node = crowd(policy, 100, 40)
+    listener = Listener(is_stubborn=True)
+    node = crowd(listener, 100, 40)
     history = len(node.history)
     for _ in range(3):
         assert len(node.mend(10.0).broken) == 40
-        assert policy.asked == 40
+        assert listener.asked == 40
     assert len(node.history) == history  # of what was tried nothing is told
     node.remove("own-99")
     node.mend(11.0)
-    assert policy.asked == 80
+    assert listener.asked == 80
     run(node, make_container("newcomer", limit=2, request=0.1), "newcomer")
     node.mend(12.0)
-    assert policy.asked == 80
+    assert listener.asked == 80
 
 
-@pytest.mark.parametrize("made", [Stubborn, Counting])
-def test_a_slice_tries_a_few_ways_and_helps_one_container_at_most(made: type[Counting]) -> None:
-    policy = made(topology(HYGON_7285_2S), TOPOLOGY_AWARE)
-    node = crowd(policy, 60, 40)
+@pytest.mark.parametrize("is_stubborn", [True, False])
+def test_a_slice_tries_a_few_ways_and_helps_one_container_at_most(is_stubborn: bool) -> None:
+    listener = Listener(is_stubborn)
+    node = crowd(listener, 60, 40)
     left = 40
     for _ in node.mend_slices(10.0):
-        assert policy.asked <= TRIES and left - len(crowded_out(node)) <= 1
+        assert listener.asked <= TRIES and left - len(crowded_out(node)) <= 1
         assert broken_invariants(node) == []
-        policy.asked, left = 0, len(crowded_out(node))
-    assert left == (40 if made is Stubborn else 0)
+        listener.asked, left = 0, len(crowded_out(node))
+    assert left == (40 if is_stubborn else 0)

@@ -17,17 +17,14 @@ from policies.model import (
     NO_CONSTRAINT,
     Constraint,
     Container,
-    Decision,
     Placement,
     PlacementPreferences,
-    PlacementRequest,
     Qos,
     wanted_milli,
 )
-from policies.node import Node
 from policies.settings import EngineOptions, PlacementSettings
 from tests.machines import EPYC_NPS1_1S, HYGON_7285_2S
-from tests.scenes import engine_on, host_of, make_container, run, told
+from tests.scenes import engine_on, host_of, listen_in, make_container, run, told
 
 OWNING = PlacementPreferences(ownership="exclusive")
 
@@ -298,15 +295,10 @@ def test_that_it_is_squeezed_outlives_a_restart() -> None:
 
 def test_a_look_tries_a_few_kinds_and_the_next_looks_the_others() -> None:
     asked: list[str] = []
-
-    class Counting(Hygon):
-        def place(self, node: Node, request: PlacementRequest) -> Decision:
-            asked.append(request.container.name)
-            return super().place(node, request)
-
     host = host_of(HYGON_7285_2S)
-    policy = Counting(host.topology, PlacementSettings())
+    policy = Hygon(host.topology, PlacementSettings())
     node = engine_on(host, policy=policy, options=EngineOptions(max_moves=4))
+    listen_in(node, lambda request: asked.append(request.container.name))
     run(node, own("all", 124), "all")
     names = [f"small-{number}" for number in range(3 * TRIES - 1)]
     for number, name in enumerate(names):

@@ -15,7 +15,8 @@ from tests.machines import HYGON_7285_2S, machine
 #: Between fork and exec: the descriptors from 3 on, and whose they are (sd_listen_fds(3)).
 _HAND_OVER = """
 import os, sys
-given = [os.dup2(int(word), 100 + at) for at, word in enumerate(sys.argv[1].split(","))]
+from fcntl import F_DUPFD, fcntl
+given = [fcntl(int(word), F_DUPFD, 10) for word in sys.argv[1].split(",")]  # numbers that are free
 for at, descriptor in enumerate(given):
     os.dup2(descriptor, 3 + at)
     os.close(descriptor)
