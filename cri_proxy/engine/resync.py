@@ -7,7 +7,6 @@ went on while it was fetched): what was bound after ``listed_at_s`` is not judge
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property

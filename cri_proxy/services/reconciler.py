@@ -183,7 +183,9 @@ class Reconciler:
         live = {key for key, item in seen.items() if not item.exited}
         sets = await asyncio.to_thread(self._cgroups.own_cpusets, live)
         if sets.keys() == live:
-            self._node_state.books.narrow(question, only_ones(sets.values()))
+            # One that was created and not started is in no owner's way.
+            running = [cpus for key, cpus in sets.items() if seen[key].running]
+            self._node_state.books.narrow(question, only_ones(running) | only_ones(sets.values()))
 
     async def _place_waiting(self, engine: Engine) -> None:
         """Place what was made before it was known which CPUs are owned."""

@@ -178,6 +178,8 @@ async def test_where_cgroups_tell_what_may_be_owned_a_create_that_gives_up_waiti
     asks = {"qos": "guaranteed", "cpu_request": 4000, "cpu_limit": 4000}
     cpusets = {"alone": "96-99", "one": "0-31,64-95", "two": "0-31,64-95", "anywhere": ""}
     ids = {name: run_without_us(runtime, name, cpuset=cpus, **asks) for name, cpus in cpusets.items()}
+    cpusets["created"] = "96-99"  # and not started: it is in no owner's way
+    ids["created"] = run_without_us(runtime, "created", cpuset="96-99", running=False, **asks)
     for number, (name, cpus) in enumerate(cpusets.items()):
         cgroup = node.folder / "cgroup/kubepods" / f"pod{number}" / f"cri-containerd-{ids[name]}.scope"
         cgroup.mkdir(parents=True)
