@@ -2,7 +2,7 @@
 
 A whole daemon with the ``hygon`` policy in front of a fake runtime; pods as kubelet sends them, with its labels and
 annotations. Resident memory after the first 20, which touch all code, and after N more. Then of daemons that come to 20
-containers, and to as many more, which ran before: all of these are looked up at once.
+containers, and to as many more, which ran before: all of these are looked up at once, and how long that takes is told.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import tempfile
+import time
 from pathlib import Path
 
 from bench.figures import machine_line, print_row, process, resident_mb
@@ -76,7 +77,9 @@ async def compared(agent: Agent) -> int:
 
 async def main(containers: int) -> None:
     print(machine_line())
-    print_row("containers", "resident MB", "kB a container")
+    print_row(
+        "containers", "resident MB", "kB a container", "s from READY to the end of the first comparison"
+    )
     with tempfile.TemporaryDirectory(prefix="crb-") as folder:
         path = str(Path(folder) / "r.sock")
         with process("bench.create_cost", "--serve", path, "0"):
@@ -90,23 +93,25 @@ async def main(containers: int) -> None:
 async def grow(agent: Agent, socket: str, containers: int, name: str) -> None:
     """Memory with the first containers and with more, which come by ``socket``. An agent that does not run yet is started
     after them, each time."""
-    has_begun, found = agent.process is not None, list[float]()
+    has_begun, found, took_s = agent.process is not None, list[float](), list[str]()
     with contextlib.closing(Client(socket)) as client:
         for first, last in ((0, FIRST), (FIRST, FIRST + containers)):
             for number in range(first, last):
                 start_container(client, number)
             if not has_begun:
                 await agent.start()
+                ready_s = time.monotonic()
                 await compared(agent)
+                took_s.append(f"{time.monotonic() - ready_s:.2f}")
             await asyncio.to_thread(ask, agent.control, "status")
             assert agent.process is not None
             found.append(resident_mb(agent.process.pid))
             if not has_begun:
                 await agent.close()
                 agent = Agent(socket, machine(HYGON_7285_2S))
-    print_row(f"{FIRST} {name}", f"{found[0]:.1f}", "")
+    print_row(f"{FIRST} {name}", f"{found[0]:.1f}", "", *took_s[:1])
     more = (found[1] - found[0]) * 1024 / containers
-    print_row(f"{FIRST + containers} {name}", f"{found[1]:.1f}", f"{more:.1f}")
+    print_row(f"{FIRST + containers} {name}", f"{found[1]:.1f}", f"{more:.1f}", *took_s[1:])
 
 
 if __name__ == "__main__":
