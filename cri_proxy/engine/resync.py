@@ -612,12 +612,10 @@ class _Rivals:
         )
 
 
-def only_ones(cpusets: Iterable[frozenset[int]]) -> frozenset[int]:
-    """The CPUs of those cpusets that have none in common with another: as of ``_looks_exclusive``, their containers may
-    own them."""
-    sets = list(cpusets)
-    count = Counter(cpu for cpus in sets for cpu in cpus)
-    return frozenset().union(*[cpus for cpus in sets if all(count[cpu] == 1 for cpu in cpus)])
+def may_be_owned(seen: Mapping[str, ListedContainer]) -> frozenset[int]:
+    """The CPUs of containers that no other is on: as of ``_looks_exclusive``, they may own them."""
+    rivals, there = _Rivals(seen), [s for s in seen.values() if not s.exited]
+    return NO_CPUS.union(*[s.cpus for s in there if s.cpus and not rivals.are_on(s.cpus, s)])
 
 
 # ---------------------------------------------------------------------- after an end with records that were not saved

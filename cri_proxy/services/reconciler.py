@@ -38,9 +38,9 @@ from cri_proxy.engine.resync import (
     Listing,
     Resync,
     UnannouncedContainer,
+    may_be_owned,
     merged,
     names_in_doubt,
-    only_ones,
     resync_slices,
     unknown_ids,
 )
@@ -130,7 +130,7 @@ class Reconciler:
         listed_at_s, then = node_state.clock(), dict(engine.grants)
         seen = {c.id: _seen(c, engine.pods) for c in await self._runtime.containers()}
         if node_state.books.why and node_state.books.may_be_owned is None:
-            await self._narrow(engine, seen, question)
+            await self._narrow(seen, question)
         await self._exit_codes(engine, seen)
         unknown = unknown_ids(engine, seen.values())
         in_doubt = any(t.in_doubt and t.kind is TicketKind.CREATE for t in engine.tickets.values())
@@ -175,7 +175,7 @@ class Reconciler:
         self._explained = {key: found for key, found in self._explained.items() if key in seen}
         return merged(parts)
 
-    async def _narrow(self, engine: Engine, seen: Mapping[str, ListedContainer], question: int) -> None:
+    async def _narrow(self, seen: Mapping[str, ListedContainer], question: int) -> None:
         """Before any status is asked for: let what waits be made where no container's cpuset is its alone.
 
         Cgroups are read, which takes a hundredth of the time. Where one is not found, nothing is known.
@@ -183,9 +183,8 @@ class Reconciler:
         live = {key for key, item in seen.items() if not item.exited}
         sets = await asyncio.to_thread(self._cgroups.own_cpusets, live)
         if sets.keys() == live:
-            # One that was created and not started is in no owner's way.
-            running = [cpus for key, cpus in sets.items() if seen[key].running]
-            self._node_state.books.narrow(question, only_ones(running) | only_ones(sets.values()))
+            looked = {key: replace(seen[key], cpus=cpus) for key, cpus in sets.items()}
+            self._node_state.books.narrow(question, await asyncio.to_thread(may_be_owned, looked))
 
     async def _place_waiting(self, engine: Engine) -> None:
         """Place what was made before it was known which CPUs are owned."""
