@@ -68,6 +68,15 @@ class Unreachable(Exception):
     """No answer. A request that changes something may have been carried out."""
 
 
+#: The server will not take it, however often it is sent.
+HOPELESS = (400, 403, 404, 405, 413, 422)
+
+
+def asked_for(error: Exception) -> Optional[float]:
+    """The seconds that the server wants to be left alone for; None: it has not said."""
+    return getattr(error, "retry_after_s", None)
+
+
 def refusal(status: int, body: bytes, retry_after: str = "") -> ApiError:
     """Out of an answer: a Status object, or whatever a proxy in between has said."""
     try:

@@ -29,7 +29,7 @@ from cluster.agent.commands import (
 )
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
 from cluster.agent.io.log import TroubleLog, log
-from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
+from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import Spec, read_spec
 from cluster.agent.status import written
 from cluster.api import names
@@ -37,7 +37,7 @@ from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.pace import Backoff, WriteRate
-from cluster.kube.requests import ApiError
+from cluster.kube.requests import ApiError, asked_for
 from cri_api.control import ControlError
 from cri_api.supervisor import Supervisor
 

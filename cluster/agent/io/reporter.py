@@ -13,20 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from cluster.agent.events import EventCursor, PodEvents, Write
+from cluster.agent.events import EventCursor, add_row
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
 from cluster.agent.io.log import TroubleLog, log
-from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written, asked_for
+from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, status_of
 from cluster.api import names
 from cluster.api.fit import fit
+from cluster.kube.events import Events
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
+from cluster.kube.io.event_writer import EventWriter
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
-from cluster.kube.pace import Backoff, WriteRate
-from cluster.kube.requests import ApiError, Resource
+from cluster.kube.pace import WriteRate
+from cluster.kube.requests import HOPELESS, ApiError, Resource
 from cluster.topology import resource_topology
 from cluster.topology.resource_topology import (
     TopologyManager,
@@ -37,17 +39,12 @@ from cri_api.control import ControlError
 from cri_api.supervisor import Supervisor
 
 TOPOLOGIES = Resource(resource_topology.GROUP, resource_topology.VERSION, resource_topology.PLURAL)
-EVENTS = Resource("", "v1", "events", namespaced=True)
 
 #: Doctor takes a second of CPU: asked rarely, and at once where the daemon or its policy is another.
 DOCTOR_EVERY_S = 300.0
 #: Without the CRD of NodeResourceTopology it is tried again this rarely. Without the right to it, as after any failure:
 #: the operator gives a new node its rights while its agent is at work already.
 NO_TOPOLOGY_S = 600.0
-#: Events written between two looks at the daemon.
-EVENTS_A_ROUND = 20
-#: The server will not take it, however often it is sent.
-HOPELESS = (400, 403, 404, 405, 413, 422)
 FORBIDDEN = 403
 
 
@@ -84,7 +81,10 @@ class Reporter:
         self._trouble = ""
         self._asked = False
         self._cursor = EventCursor()
-        self._events = PodEvents(reporting.node, f"{int(clock.wall()):x}")
+        self._events = Events(names.AGENT, f"{int(clock.wall()):x}", reporting.node)
+        self._event_writer = EventWriter(
+            client, clock, self._events, lambda count: log("info", "events not written", count=count)
+        )
         self._status = Written(WriteRate(reporting.period_s))
         self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
         self._topology = Written(WriteRate(reporting.period_s))
@@ -93,8 +93,6 @@ class Reporter:
         self._daemon_said, self._api_said = TroubleLog("daemon"), TroubleLog("api server")
         self._topology_said = TroubleLog("node resource topology", "it is written", level="info")
         self._known_said = TroubleLog("schema", "all fields are written")
-        self._events_lost = 0
-        self._events_pace, self._events_backoff = WriteRate(0.0), Backoff()
 
     async def run(self) -> None:
         """Look and write, until cancelled."""
@@ -117,7 +115,11 @@ class Reporter:
         await self._look()
         self._doctor.look(self._report if not self._trouble else None)
         try:
-            asked = [await self._write_status(), await self._write_topology(), await self._write_events()]
+            asked = [
+                await self._write_status(),
+                await self._write_topology(),
+                await self._event_writer.round(),
+            ]
             # A round in which nothing was due has heard nothing; nor does another object's write end a status's trouble.
             if any(asked) and not self._status.has_failed:
                 self._api_said.well()
@@ -159,7 +161,7 @@ class Reporter:
             self._daemon_said.trouble(self._trouble)
             return
         for row in self._cursor.new_rows(self._report):
-            self._events.add(row, self._clock.stamp())
+            add_row(self._events, row, self._clock.stamp())
 
     def seen(self) -> AgentView:
         """All that is known now."""
@@ -250,47 +252,6 @@ class Reporter:
         except (OSError, ValueError):
             pass
         return reported_topology_manager(report)
-
-    async def _write_events(self) -> bool:
-        if self._events_pace.wait_s(self._clock.monotonic()) > 0:
-            return False
-        asked = False
-        for _ in range(EVENTS_A_ROUND):
-            write = self._events.next(self._clock.monotonic())
-            if write is None:
-                break
-            asked = True
-            try:
-                await self._write_event(write)
-            except (ApiError, *NO_ANSWER) as error:
-                delay_s = self._events_backoff.next(self._clock.random01(), asked_for(error))
-                self._events_pace.wait_longer(self._clock.monotonic(), delay_s)
-                raise
-            self._events_backoff.reset()
-        if self._events.lost != self._events_lost:
-            log("info", "events not written", count=self._events.lost - self._events_lost)
-            self._events_lost = self._events.lost
-        return asked
-
-    async def _write_event(self, write: Write) -> None:
-        namespace = write.happened.namespace
-        try:
-            if write.is_new:
-                await self._client.create(EVENTS, dict(write.body), namespace)
-            else:
-                await self._client.patch(EVENTS, write.name, dict(write.body), namespace=namespace)
-        except ApiError as error:
-            if error.status == 404 and not write.is_new:
-                self._events.gone(write)
-            elif error.status == 409 and write.is_new:
-                # An answer was lost on the way: it is there.
-                self._events.written(write, self._clock.monotonic())
-            elif error.status in HOPELESS:
-                self._events.dropped(write)
-            else:
-                raise
-            return
-        self._events.written(write, self._clock.monotonic())
 
 
 class _Doctor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Any, Optional
+from typing import Any
 
 from cluster.api import names
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.pace import Backoff, WriteRate
-from cluster.kube.requests import ApiError, Resource, Unreachable
+from cluster.kube.requests import ApiError, Resource, Unreachable, asked_for
 
 #: Nothing was heard of the server, or there is nothing to speak to it with.
 NO_ANSWER = (Unreachable, NoAccess)
@@ -62,8 +62,3 @@ class Written:
         self.writes += 1
         self.told, self._is_told = wanted, True
         return answer
-
-
-def asked_for(error: Exception) -> Optional[float]:
-    """The seconds that the server wants to be left alone for; None: it has not said."""
-    return getattr(error, "retry_after_s", None)

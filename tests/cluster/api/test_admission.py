@@ -103,7 +103,7 @@ REFUSED = [
     ("another node's topology", asked(host("b"), TOPOLOGY, named("a")), "system:node:b may not write"),
     ("another node's topology removed", asked(agent("b"), TOPOLOGY, named("a"), "DELETE"), "of node b may not write"),
     ("an event in another's name", asked(agent(), "events", event("b"), "CREATE"), "as its source.host"),
-    ("an event in kubelet's name", asked(agent(), "events", event("a", "kubelet"), "CREATE"), "as its source.host"),
+    ("an event in kubelet's name", asked(agent(), "events", event("a", "kubelet"), "CREATE"), "as its source.component"),
     ("an event from nowhere", asked(agent(), "events", event(None), "CREATE"), "as its source.host"),
     ("an event of a token without a node", asked(agent(None), "events", event(), "CREATE"), "as its source.host"),
     ("an event about a node", asked(agent(), "events", event(kind="Node"), "CREATE"), "about pods"),

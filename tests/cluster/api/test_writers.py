@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from cluster.agent.commands import AgentMemory, Refusals, acknowledgement
-from cluster.agent.events import PodEvents
+from cluster.agent.events import add_row
 from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, status_of
 from cluster.api import node_placement
 from cluster.api.fit import fit
+from cluster.api.names import AGENT
 from cluster.api.schema import faults
+from cluster.kube.events import Events
 from tests.cluster.agent.reports import cluster, group, happened, report
 from tests.cluster.api.cel import admits
 from tests.cluster.api.test_admission import POLICIES, agent, asked
@@ -51,15 +53,15 @@ def test_what_an_agent_says_of_its_spec_is_in_the_schema(state: str, trouble: st
 
 
 def test_the_events_of_an_agent_are_admitted_from_its_own_node_only() -> None:
-    events = PodEvents("a", "0123")
-    events.add(happened(), NOW)
+    events = Events(AGENT, "0123", "a")
+    add_row(events, happened(), NOW)
     write = events.next(0.0)
     assert write is not None
     body: dict[str, Any] = dict(write.body)
     assert admits(POLICIES, asked(agent("a"), "events", body, "CREATE")) == []
     assert admits(POLICIES, asked(agent("b"), "events", body, "CREATE")) != []
     events.written(write, 0.0)
-    events.add(happened(2), NOW)
+    add_row(events, happened(2), NOW)
     again = events.next(1.0)
     assert again is not None
     assert not again.is_new

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from cluster.agent.io.reporter import EVENTS, TOPOLOGIES
+from cluster.agent.io.reporter import TOPOLOGIES
 from cluster.agent.io.written import PLACEMENTS
 from cluster.api.names import API_VERSION, NODE_PLACEMENT
+from cluster.kube.io.event_writer import EVENTS
 from tests.agent import ROOT, Agent
 from tests.cluster.api_server import ApiServer, Call
 
