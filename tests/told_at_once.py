@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from cri_proxy.engine import resync as comparison
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Admission, CpusetUpdate, Host, Life
+from cri_proxy.engine.model import Admission, ContainerRecord, CpusetUpdate, Host, Life
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, parse_cpus
 from policies.model import Constraint, Container, Qos, Resources
@@ -58,6 +58,8 @@ class ToldAtOnce(Engine):
     given: Mapping[tuple[str, str], frozenset[int]] = MappingProxyType({})
     #: Those that are elsewhere, or on more CPUs, by what kubelet has written down before the request at hand.
     moved_by_kubelet: frozenset[str] = frozenset()
+    #: The records as they were when the last request came, once kubelet's news had been taken in.
+    as_asked: Mapping[str, ContainerRecord] = MappingProxyType({})
 
     def _write_down(self, container: Container, resources: Resources, constraint: Constraint) -> None:
         asked, request, name = constraint.asked.cpus, resources.milli_request, name_of(container)
@@ -67,6 +69,7 @@ class ToldAtOnce(Engine):
             before = {update.id for update in self.lacking()}
             self._give({**self.given, name: asked if is_own else NO_CPUS})
             self.moved_by_kubelet = frozenset(update.id for update in self.lacking()) - before
+        self.as_asked = dict(self.grants)
 
     def kubelet_gives(self, container: Container, cpus: str) -> None:
         """Have kubelet's file say that these CPUs are a container's alone; "": none are."""

@@ -275,15 +275,24 @@ def _place_anew(
 
 
 def _anew(
-    state: State, grant: ContainerRecord, keep: Optional[Placement], why: str, spares: bool = False
+    state: State,
+    grant: ContainerRecord,
+    keep: Optional[Placement],
+    why: str,
+    spares: bool = False,
+    past: frozenset[int] = NO_CPUS,
 ) -> Optional[ContainerRecord]:
-    """A container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU."""
+    """A container where the policy has it now; None if that finds nothing, or (``spares``) takes another's last CPU.
+
+    ``past``: CPUs that it may not have.
+    """
+    within = grant.constraint
+    if past:
+        within = replace(within, cpus=(state.node.usable if within.cpus is None else within.cpus) - past)
     with state.without([grant.key]):
         near = grant.placement.home or None
         try:
-            decision = state.place(
-                state.request(grant.container, grant.constraint, grant.key, near=near, keep=keep)
-            )
+            decision = state.place(state.request(grant.container, within, grant.key, near=near, keep=keep))
         except (PlacementRefused, BudgetSpent):
             return None
         if spares and emptied_by(state.node, decision.placement.exclusive - grant.exclusive):
@@ -386,6 +395,8 @@ def _swaps(state: State, key: str, cpu: int, needy: ContainerRecord, crowded: in
     )
     why = f"CPU {cpu} is needed by {needy.container.path}, which may run nowhere else"
     now = _anew(state, owner, keep, why, spares=True)
+    if now is not None and cpu in now.exclusive:  # the policy's best is what it had
+        now = _anew(state, owner, keep, why, spares=True, past=frozenset([cpu]))
     if now is None or len(now.exclusive) != len(owner.exclusive) or cpu in now.exclusive:
         return False
     state.put(now)

@@ -218,18 +218,19 @@ class Node_(RuleBasedStateMachine):
         resources = self._resources(request, limit, memory * machines.GIB)
         container = Container(pod_, name, attempt, qos, resources, preferences=preferences)
         within = self._fence(constraint, where, request, qos)
-        before = dict(self.engine.grants)
         try:
             admission = self.engine.admit(container, within, self.now_s, enforce)
         except PlacementRefused:
             assert "require" in (preferences.l3, preferences.numa) or preferences.l3 == "exclusive"
-            assert self.engine.grants == before
+            assert self.engine.grants == self.engine.as_asked
+            self._send(self.engine.tell_all())  # what kubelet has written down stands
             return
         assert bool(admission.placement.cpus) == (admission.stance is Management.PLACED)
         self._send(admission.before)
         if is_refused:
             self._send(self.engine.cancel(admission.ticket, self.now_s))
-            assert dict(self.engine.grants) == before, "a refused create has left a trace"
+            assert self.engine.grants == self.engine.as_asked, "a refused create has left a trace"
+            self._send(self.engine.tell_all())
             return
         self.calls.append(Call(admission, container, within))
         if at_once:
@@ -363,6 +364,7 @@ class Node_(RuleBasedStateMachine):
             admission = self.engine.resize(key, resources, within, self.now_s)
         except PlacementRefused:
             assert container.preferences != PlacementPreferences()
+            self._send(self.engine.tell_all())
             return
         if admission is None:
             return
