@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cri_proxy.view.web.io.server import MOST_CONNECTIONS, MOST_PAGES
+from cri_proxy.view.web.io.server import MODULES, MOST_CONNECTIONS, MOST_PAGES
 from cri_proxy.view.web.requests import HEADERS, MOST_HEAD
 from tests.agent import ROOT, Agent
 from tests.cri_client import CriClient
@@ -68,7 +68,8 @@ class Client:
 
 async def test_the_files_of_the_page_are_served_with_a_policy_that_they_keep(web: WebProcess) -> None:
     async with Client(web) as client:
-        for path, kind in (("/", "text/html"), ("/app.css", "text/css"), ("/app.js", "text/javascript")):
+        modules = [(f"/{name}.js", "text/javascript") for name in MODULES]
+        for path, kind in (("/", "text/html"), ("/app.css", "text/css"), *modules):
             status, headers, body = await client.ask(path, token=False)
             assert (status, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
             assert {name: headers[name] for name in HEADERS} == dict(HEADERS)

@@ -1,7 +1,7 @@
 """The page's HTTP/1.1 server, by asyncio's streams. What it answers and what it refuses is in ``requests.py``.
 
 The standard library's ``http.server`` has a thread for each connection, without a bound; no HTTP server is among what
-is installed besides. Three files and two questions do not need more than this.
+is installed besides. Some files and two questions do not need more than this.
 
 While a page is open the daemon's view socket is asked once in an interval (``Feed``), and pages are sent what has
 changed. All pages get the same bytes: a look costs the daemon the same however many of them there are, and nothing
@@ -63,10 +63,12 @@ HEAD_S = 15.0
 #: Names of containers are no longer (RFC 1123, three of them).
 MOST_NAME = 800
 
+#: The page's program, a module a subject.
+MODULES = ("app", "container", "lines", "machine", "past", "state", "stream", "tables", "timeline", "words")
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.css": ("app.css", "text/css; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in MODULES},
 }
 #: Gone, too slow, or cut off in a head.
 _NO_REQUEST = (OSError, asyncio.TimeoutError, EOFError)

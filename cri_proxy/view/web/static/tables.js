@@ -1,0 +1,181 @@
+// The panel beside the picture: tables, and the sheet of a container.
+
+import { choose, sheet } from "/container.js";
+import { boxes, shown } from "/machine.js";
+import { decisions, loadsAt } from "/past.js";
+import { draw, isFiltered, known, matches, view } from "/state.js";
+import { kindOf, show } from "/timeline.js";
+import { $, bytes, clock, cores, cpusOf, element, natural, path, percent, plural, short } from "/words.js";
+
+// Rows of a table that are shown; a search narrows it.
+const MOST_ROWS = 150;
+const FAR = ["same L3", "same NUMA node", "same socket", "farther"];
+
+export function openPanel(isOpen) {
+  document.body.dataset.drawer = isOpen ? "open" : "closed";
+  $("drawer").setAttribute("aria-expanded", String(isOpen));
+  draw();
+}
+
+export function drawPanel() {
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const isOn = tab.dataset.view === view.table && !view.chosen;
+    tab.setAttribute("aria-selected", String(isOn));
+    tab.tabIndex = tab.dataset.view === view.table ? 0 : -1;
+  }
+  const held = $("view");
+  held.setAttribute("aria-labelledby", view.chosen ? "sheet-name" : `tab-${view.table}`);
+  const inside = view.chosen ? sheet() : TABLES[view.table]();
+  if (!inside) return;
+  // What is the same stays, so that a reader, a selection or a focus in it does.
+  const sign = inside.textContent + view.chosen;
+  if (held.dataset.sign === sign) return;
+  held.dataset.sign = sign;
+  const focus = held.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const top = held.dataset.of === (view.chosen || view.table) ? held.scrollTop : 0;
+  held.dataset.of = view.chosen || view.table;
+  held.replaceChildren(inside);
+  held.scrollTop = top;
+  if (focus) held.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus();
+}
+
+const tile = (value, word) => element("div", { class: "tile" }, element("b", {}, value), element("span", {}, word));
+
+export function linkTo(id, text) {
+  if (!(id in shown)) return element("span", {}, text);
+  const made = element("button", { class: "link", type: "button", onclick: () => choose(id) }, text);
+  made.dataset.key = `to ${id} ${text}`;
+  return made;
+}
+
+export const nameOf = (id) => (shown[id] ? path(shown[id]) : id.slice(0, 13));
+
+function foundEdges() {
+  const found = Object.values(known.edges).filter((edge) => [edge.a, edge.b].some((id) => shown[id] && matches(shown[id])));
+  return found.sort((a, b) => b.bytes - a.bytes);
+}
+
+function foundDecisions() {
+  const isFound = (row) => {
+    if (!isFiltered()) return true;
+    const text = `${row.container} ${row.operation} ${row.why}`.toLowerCase();
+    return view.words.every((word) => text.includes(word)) && (!view.spaces.size || view.spaces.has(row.container.split("/")[0]));
+  };
+  return decisions().map((number, index) => ({ number, index, ...known.decisions[number] })).filter(isFound).reverse();
+}
+
+export const TABLES = {
+  overview() {
+    const rows = Object.values(shown);
+    const outer = known.machine.boxes.map((box) => known.zones[box.id]);
+    const sum = (key) => outer.reduce((all, zone) => all + (zone[key] ?? 0), 0);
+    const isPast = view.at >= 0;
+    const all = Object.values(loadsAt());
+    const edges = foundEdges();
+    const shares = [0, 0, 0, 0];
+    for (const edge of edges) shares[edge.far] += edge.bytes;
+    const traffic = shares.reduce((one, other) => one + other, 0);
+    const moves = foundDecisions().filter((row) => kindOf(row) !== "accent" && kindOf(row) !== "dim").slice(0, 8);
+    return element("div", {},
+      element("div", { class: "tiles" },
+        tile(String(rows.length), rows.length === 1 ? "container" : "containers"),
+        tile(all.length ? percent(all.reduce((one, other) => one + other, 0) / all.length) : "–", "load"),
+        tile(isPast ? "–" : String(cpusOf(known.node.exclusive).length), "exclusive CPUs"),
+        tile(isPast ? "–" : `${cores(sum("charged"))} / ${cores(sum("allocatable"))}`, "CPUs asked for"),
+        tile(bytes(traffic), isPast ? "traffic, now" : "traffic"),
+        tile(traffic ? percent(shares[0] / traffic) : "–", "of it in one L3")),
+      element("h3", {}, "How far traffic goes"),
+      traffic ? element("div", { class: "bar", "aria-hidden": "true" }, ...shares.map((part, far) => element("i", { class: `far${far}b`, style: { "--part": String(part / traffic) } })))
+        : element("p", { class: "note" }, known.node.traffic_note || "None."),
+      traffic ? element("ul", { class: "shares" }, ...shares.map((part, far) => element("li", {}, element("i", { class: `far${far}b` }), `${FAR[far]} ${percent(part / traffic)}`))) : null,
+      traffic ? element("h3", {}, "Heaviest traffic") : null,
+      element("ul", { class: "rows" }, ...edges.slice(0, 7).map((edge) => element("li", {},
+        element("span", { class: "what" }, linkTo(edge.a, short(shown[edge.a] ?? { name: "?", pod: "?" })), " – ", linkTo(edge.b, short(shown[edge.b] ?? { name: "?", pod: "?" }))),
+        element("span", { class: "number" }, `${bytes(edge.bytes)}, ${edge.where}`)))),
+      element("h3", {}, "Last moves, and why"),
+      moves.length ? element("ul", { class: "rows" }, ...moves.map((row) => element("li", {},
+        element("span", { class: "what" }, `${row.operation} `, row.container ? linkTo(row.id, row.container) : ""),
+        element("span", { class: "when" }, at(row.index)),
+        element("span", { class: "why short", title: movesText(row) }, movesText(row)))))
+        : element("p", { class: "note" }, "Nothing has moved."));
+  },
+  containers() {
+    const rows = Object.entries(shown).filter(([, row]) => matches(row));
+    const rates = new Map();
+    for (const edge of Object.values(known.edges)) for (const id of [edge.a, edge.b]) rates.set(id, (rates.get(id) ?? 0) + edge.bytes);
+    return table("containers", `${plural(rows.length, "container")}`, rows, [
+      ["Container", ([id, row]) => linkTo(id, path(row)), ([, row]) => path(row)],
+      ["Place", ([, row]) => `${row.box || "machine"}${row.own ? ", exclusive" : ""}`, ([, row]) => row.box],
+      ["CPUs", ([, row]) => cores(row.milli), ([, row]) => -row.milli, true],
+      ["Traffic", ([id]) => (rates.has(id) ? bytes(rates.get(id)) : "–"), ([id]) => -(rates.get(id) ?? 0), true],
+    ], ([id]) => id === view.chosen);
+  },
+  places() {
+    const rows = [...boxes].filter(([id]) => id in known.zones);
+    const count = new Map();
+    for (const row of Object.values(shown)) count.set(row.box, (count.get(row.box) ?? 0) + 1);
+    return table("places", `${plural(rows.length, "place")}; containers that are in no smaller one`, rows, [
+      ["Place", ([, box]) => box.row.names.join(" = "), ([id]) => id],
+      ["CPUs", ([, box]) => box.row.cpus, ([, box]) => -box.cpus.size],
+      ["Load", ([id]) => percent(known.zones[id].load), ([id]) => -(known.zones[id].load ?? 0), true],
+      ["Asked", ([id]) => `${cores(known.zones[id].charged)} / ${cores(known.zones[id].allocatable)}`, ([id]) => -known.zones[id].charged, true],
+      ["Exclusive", ([id]) => known.zones[id].exclusive || "–", ([id]) => -cpusOf(known.zones[id].exclusive).length],
+      ["Containers", ([id]) => String(count.get(id) ?? 0), ([id]) => -(count.get(id) ?? 0), true],
+    ]);
+  },
+  traffic() {
+    const rows = foundEdges();
+    if (!rows.length) return element("p", { class: "note" }, known.node.traffic_note || "None of what is searched.");
+    return table("traffic", `${plural(rows.length, "pair")} that exchange traffic, both directions`, rows, [
+      ["Between", (edge) => element("span", {}, linkTo(edge.a, nameOf(edge.a)), element("br"), linkTo(edge.b, nameOf(edge.b))), (edge) => nameOf(edge.a)],
+      ["Bytes", (edge) => bytes(edge.bytes), (edge) => -edge.bytes, true],
+      ["Msg/s", (edge) => String(edge.messages), (edge) => -edge.messages, true],
+      ["Where", (edge) => edge.where, (edge) => edge.far],
+    ]);
+  },
+  decisions() {
+    const rows = foundDecisions();
+    if (!rows.length) return element("p", { class: "note" }, known.node.decisions_note || "None of what is searched.");
+    return table("decisions", `${plural(rows.length, "decision")}, the last first; the time goes there`, rows, [
+      ["When", (row) => at(row.index), (row) => -row.index],
+      ["What", (row) => element("span", {}, `${row.operation} `, row.container ? linkTo(row.id, row.container) : "", element("br"), movesText(row), row.outcome ? ` – ${row.outcome}` : ""), (row) => row.operation],
+    ], (row) => row.index === view.at);
+  },
+};
+
+function movesText(row) {
+  const texts = row.cpus && row.container ? [`${row.level} ${row.cpus}`] : [];
+  for (const change of row.changes) texts.push(`${plural(change.ids.length, "container")} ${change.operation} to ${change.cpus || "all CPUs"}`);
+  return `${texts.join("; ")}${row.why ? ` – ${row.why}` : ""}`;
+}
+
+function at(index) {
+  const made = element("button", { class: "link time", type: "button", title: "Show this moment", onclick: () => show(index) }, clock.format(known.decisions[decisions()[index]].at * 1000));
+  made.dataset.key = `at ${decisions()[index]}`;
+  return made;
+}
+
+function table(name, caption, rows, columns, isChosen = () => false) {
+  const sort = view.sort[name];
+  if (sort) {
+    const key = columns[sort.column][2];
+    rows = [...rows].sort((a, b) => (typeof key(a) === "number" ? key(a) - key(b) : natural(key(a), key(b))) * (sort.isReversed ? -1 : 1));
+  }
+  const head = columns.map(([title, , , isNumber], column) => {
+    const button = element("button", { type: "button", onclick: () => sortBy(name, column) }, title);
+    button.dataset.key = `sort ${column}`;
+    const order = sort?.column === column ? (sort.isReversed ? "descending" : "ascending") : "none";
+    return element("th", { scope: "col", class: isNumber ? "number" : "", "aria-sort": order }, button);
+  });
+  const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", { class: isChosen(row) ? "chosen" : "" },
+    ...columns.map(([, cell, , isNumber]) => element("td", { class: isNumber ? "number" : "" }, cell(row)))));
+  const more = rows.length > MOST_ROWS ? element("p", { class: "note" }, `${rows.length - MOST_ROWS} more; a search narrows it.`) : null;
+  return element("div", {}, element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)), ...(more ? [more] : []));
+}
+
+function sortBy(name, column) {
+  const sort = view.sort[name];
+  view.sort[name] = { column, isReversed: sort?.column === column && !sort.isReversed };
+  $("view").dataset.sign = "";
+  draw();
+}
