@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Callable, Optional
 
 from cluster.api.names import DEGRADED, GROUP, NODE_PLACEMENTS, READY, VERSION
+from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
 from policies.machine.cpus import parse_cpus
 from policies.machine.domain_names import domain_text
@@ -253,7 +254,7 @@ class Kubectl:
 
         :raises KubectlFailed: it refuses, cannot be reached, or the login fails.
         """
-        return dict(json.loads(self._run("get", "--raw", where)))
+        return dict(read_json(self._run("get", "--raw", where)))
 
     def namespace(self) -> str:
         """The one of the context."""

@@ -18,6 +18,7 @@ from cluster.agent.spec import Override, PolicyDocument, Spec, read_spec, write_
 from cluster.agent.status import FALSE, TRUE, Condition
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED
+from cluster.api.reader import Fields, Unreadable
 from cluster.kube.known import not_written
 from policies.machine.domain_names import domain_text
 
@@ -47,7 +48,7 @@ class AgentMemory:
 def write_memory(memory: AgentMemory) -> str:
     """As JSON that a person can read."""
     document: dict[str, Any] = {
-        "spec": None if memory.spec is None else write_spec(memory.spec),
+        "spec": None if memory.spec is None or not memory.spec.is_known else write_spec(memory.spec),
         "policy": None if memory.policy is None else write_policy(memory.policy),
         "applied_at": memory.applied_at_s,
         "baseline": list(memory.baseline),
@@ -126,6 +127,8 @@ def next_command(
 
     The caller sends it, and then says ``done`` or ``Refusals.with_one``, and asks again with a new report.
     """
+    if not spec.is_known:
+        return None
     cluster = report.get("cluster") or {}
     for command in (
         _freeze(spec, cluster, memory, True),
@@ -155,7 +158,7 @@ def _policy(spec: Spec, cluster: Mapping[str, Any], memory: AgentMemory) -> Opti
     wanted = wanted_policy(spec, memory)
     there = cluster.get("policy")
     if wanted is None:
-        return None if there is None or (spec.policy is None and spec.wrong) else give(None)
+        return None if there is None else give(None)
     return None if _is_there(wanted, there) else give(wanted)
 
 
@@ -229,6 +232,8 @@ def done(
 
 def with_spec(memory: AgentMemory, spec: Spec) -> AgentMemory:
     """A spec was seen. Another policy than the one that was taken back gets its own try."""
+    if not spec.is_known:
+        return replace(memory, spec=spec)
     kept = spec.policy is not None and spec.policy.hash == memory.taken_back
     return replace(
         memory,
@@ -260,10 +265,16 @@ def taken_back(memory: AgentMemory, sign: str) -> AgentMemory:
 
 def recalled(memory: AgentMemory, node_placement: Mapping[str, Any]) -> AgentMemory:
     """The policy that an earlier process took back, from the status, where the agent's own file is lost."""
-    told = (node_placement.get("status") or {}).get("policy") or {}
-    if memory.spec is not None or told.get("state") != "TakenBack" or not told.get("hash"):
+    if memory.spec is not None:
         return memory
-    return replace(memory, taken_back=str(told["hash"]), why_taken_back=str(told.get("message") or ""))
+    try:
+        told = Fields(node_placement).fields("status").fields("policy")
+        policy_hash, state, why = (told.text(key, "") for key in ("hash", "state", "message"))
+    except Unreadable:
+        return memory
+    if state != "TakenBack" or not policy_hash:
+        return memory
+    return replace(memory, taken_back=policy_hash, why_taken_back=why)
 
 
 # ---------------------------------------------------------------------- acknowledgement
@@ -292,6 +303,8 @@ def _policy_status(
     spec: Spec, cluster: Mapping[str, Any], trouble: str, memory: AgentMemory, refusals: Refusals
 ) -> dict[str, Any]:
     policy = spec.policy
+    if not spec.is_known:
+        return {"state": "Pending", "message": spec.wrong}
     if policy is None:
         return {"state": "None"}
     state, message = _policy_state(policy, cluster, trouble, memory, refusals)
@@ -360,9 +373,11 @@ def config_applied(
 
 
 def _config_applied(spec: Spec, status: Mapping[str, Any], refusals: Refusals) -> Condition:
+    if not spec.is_known:
+        return Condition(CONFIG_APPLIED, FALSE, "Refused", spec.wrong)
     policy = status.get("policy") or {}
     named = f"policy {policy.get('name')} of generation {policy.get('generation')}"
-    sentences = list(spec.wrong)
+    sentences = [spec.wrong] if spec.wrong else []
     if policy.get("state") in ("Refused", "TakenBack", "Pending"):
         sentences.append(f"{named}: {policy.get('message', '')}")
     about_policy = give(spec.policy).about if spec.policy is not None else ""

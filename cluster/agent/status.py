@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY, SCHEMA_CURRENT
+from cluster.api.reader import Fields, Unreadable
 from cluster.kube.known import not_written
 from policies.machine.domain_names import domain_text
 
@@ -70,6 +71,8 @@ _PLACEMENT = (
 )
 #: Keys whose values are domains' names: node-0 is written as numa-0.
 _DOMAINS = ("name", "parent", "zone")
+_CONDITION = ("type", "status", "lastTransitionTime")
+_PROBLEM = ("severity", "check", "message", "hint")
 _MEMBER = ("namespace", "pod", "container")
 _REMOTE = (*_MEMBER, "address")
 #: What a container exchanges with one address of another node is told from so many bytes a second on, until it is half.
@@ -114,6 +117,39 @@ def shortened(text: str, most: int) -> str:
     """One line of at most ``most`` characters; three dots where something was left out."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def conditions_of(node_placement: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conditions of an object, of which later ones keep their times; [] where they cannot be read."""
+    try:
+        rows = list(Fields(node_placement).fields("status").rows("conditions"))
+        return [{key: row.text(key, "") for key in _CONDITION} for row in rows]
+    except Unreadable:
+        return []
+
+
+class WrittenBefore(NamedTuple):
+    """What an earlier process wrote: the daemon's ``instance``, ``judgedPolicy``, and doctor's answer, {} = none."""
+
+    instance: str = ""
+    judged: str = ""
+    doctor: Mapping[str, Any] = {}
+
+
+def written_before(node_placement: Mapping[str, Any]) -> WrittenBefore:
+    """Out of the object; nothing where its status cannot be read."""
+    try:
+        status = Fields(node_placement).fields("status")
+        doctor = status.fields("doctor")
+        problems = [{key: row.text(key, "") for key in _PROBLEM} for row in doctor.rows("problems")]
+        counts = {key: doctor.number(key, 0) for key in ("errors", "warnings")}
+        return WrittenBefore(
+            status.text("instance", ""),
+            status.text("judgedPolicy", ""),
+            {**counts, "problems": problems} if doctor else {},
+        )
+    except Unreadable:
+        return WrittenBefore()
 
 
 @dataclass(frozen=True)

@@ -20,5 +20,7 @@ AGENT_MANAGER, OPERATOR_MANAGER = AGENT, OPERATOR
 
 #: Conditions of a NodePlacement.
 READY, DEGRADED, CONFIG_APPLIED = "Ready", "Degraded", "ConfigApplied"
+#: The operator's; only where it is or was False: the operator cannot read the object, and leaves it as it is.
+READABLE = "Readable"
 #: Only where it is False: the server's schema is older than the agent, which names the fields not written.
 SCHEMA_CURRENT = "SchemaCurrent"

@@ -141,6 +141,9 @@ def _status() -> dict[str, Any]:
             "updated": number("Nodes that have it."),
             "ready": number("Of these, nodes that are ready."),
             "degraded": number("Of these, nodes that are degraded."),
+            "unread": number(
+                "Nodes whose NodePlacement the operator cannot read: it leaves them as they are."
+            ),
             "inChange": number("Nodes that are in the middle of the change."),
             "phase": text("How far it is.", enum=list(PHASES)),
             "hash": text("The hash of the configuration that is rolled out or in force."),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 from urllib.parse import quote, urlencode
+
+from cluster.kube.document import read_json
 
 
 class Resource(NamedTuple):
@@ -80,7 +81,7 @@ def asked_for(error: Exception) -> Optional[float]:
 def refusal(status: int, body: bytes, retry_after: str = "") -> ApiError:
     """Out of an answer: a Status object, or whatever a proxy in between has said."""
     try:
-        said: Any = json.loads(body)
+        said: Any = read_json(body)
     except ValueError:
         said = None
     wait = float(retry_after) if retry_after.isdecimal() else None

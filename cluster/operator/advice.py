@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import AFFINITY_ADVICE, API_VERSION
+from cluster.api.reader import Fields, Unreadable
 
 #: Less than this a second between owners is no reason to move any pod; an advice stays until the rate is half of it.
 LEAST_BYTES_PER_S = 1_000_000
@@ -82,30 +83,39 @@ def owner_of(namespace: str, pod: str) -> Optional[Owner]:
 
 
 def observed(node_placement: Mapping[str, Any]) -> NodeTraffic:
-    """The little that is needed of a NodePlacement, so that the whole need not be kept."""
-    status = node_placement.get("status") or {}
+    """The little that is needed of a NodePlacement, so that the whole need not be kept.
+
+    :raises Unreadable: it is none.
+    """
+    whole = Fields(node_placement)
+    status = whole.fields("status")
     pods: dict[Owner, int] = {}
-    for namespace, pod in {(row["namespace"], row["pod"]) for row in status.get("placements") or ()}:
+    for namespace, pod in {_pod(row) for row in status.rows("placements")}:
         owner = owner_of(namespace, pod)
         if owner is not None:
             pods[owner] = pods.get(owner, 0) + 1
     groups = []
-    for group in status.get("affinityGroups") or ():
-        owners = {owner_of(member["namespace"], member["pod"]) for member in group["members"]}
+    for group in status.rows("affinityGroups"):
+        owners = {owner_of(*_pod(member)) for member in group.rows("members")}
         named = frozenset(owner for owner in owners if owner is not None)
-        if len(named) > 1 and group["bytesPerSecond"] > 0:
-            groups.append((named, int(group["bytesPerSecond"])))
-    return NodeTraffic(node_placement["metadata"]["name"], pods, tuple(groups), _remote(status))
+        rate = group.number("bytesPerSecond")
+        if len(named) > 1 and rate > 0:
+            groups.append((named, rate))
+    return NodeTraffic(whole.fields("metadata").text("name"), pods, tuple(groups), _remote(status))
 
 
-def _remote(status: Mapping[str, Any]) -> tuple[tuple[Owner, str, int], ...]:
+def _pod(row: Fields) -> tuple[str, str]:
+    """Namespace and name; a container outside Kubernetes has neither."""
+    return row.text("namespace", ""), row.text("pod", "")
+
+
+def _remote(status: Fields) -> tuple[tuple[Owner, str, int], ...]:
     """Traffic of owners with addresses of other nodes, all pods of an owner together."""
     sums: dict[tuple[Owner, str], int] = {}
-    for row in status.get("remoteTraffic") or ():
-        owner = owner_of(row["namespace"], row["pod"])
+    for row in status.rows("remoteTraffic"):
+        owner, address, rate = owner_of(*_pod(row)), row.text("address"), row.number("bytesPerSecond")
         if owner is not None:
-            key = owner, str(row["address"])
-            sums[key] = sums.get(key, 0) + int(row["bytesPerSecond"])
+            sums[owner, address] = sums.get((owner, address), 0) + rate
     return tuple((owner, address, rate) for (owner, address), rate in sums.items())
 
 
@@ -350,15 +360,36 @@ class Between(NamedTuple):
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFacts:
-    """The little that is kept of a pod, as it is read."""
-    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    """The little that is kept of a pod, as it is read.
+
+    :raises Unreadable: it is none.
+    """
+    whole = Fields(pod)
+    metadata, spec = whole.fields("metadata"), whole.fields("spec")
     return PodFacts(
-        metadata.get("namespace", ""),
-        metadata["name"],
-        spec.get("nodeName", ""),
-        not spec.get("hostNetwork", False),
-        status.get("phase") in _ENDED,
+        metadata.text("namespace", ""),
+        metadata.text("name"),
+        spec.text("nodeName", ""),
+        not spec.flag("hostNetwork", False),
+        whole.fields("status").text("phase", "") in _ENDED,
     )
+
+
+def read_rates(advice: Mapping[str, Any]) -> Rates:
+    """What an AffinityAdvice says; one that cannot be read is written again."""
+    try:
+        status = Fields(advice).fields("status")
+        return Rates(status.number("bytesPerSecond", 0), status.number("remoteBytesPerSecond", 0))
+    except Unreadable:
+        return Rates()
+
+
+def scale_selector(scale: Mapping[str, Any]) -> str:
+    """``status.selector`` of an owner's scale; "" = it has none that can be read."""
+    try:
+        return Fields(scale).fields("status").text("selector", "")
+    except Unreadable:
+        return ""
 
 
 def holder_of(pods: Iterable[PodFacts]) -> Optional[Holder]:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
-from cluster.api.names import DEGRADED, READY
+from cluster.api.names import DEGRADED, READABLE, READY
+from cluster.api.reader import Fields, Object, Unreadable
+from cluster.api.schema import shown_key
+from cluster.kube.document import read_json
+
+Value = TypeVar("Value")
 
 #: Operators, and whether they need values.
 OPERATORS = {"In": True, "NotIn": True, "Exists": False, "DoesNotExist": False}
-
-
-class SelectorError(ValueError):
-    """The fault, beginning with the place inside the selector."""
 
 
 class Requirement(NamedTuple):
@@ -38,55 +39,36 @@ class Requirement(NamedTuple):
         return (labels.get(self.key) in self.values) == (self.operator == "In")
 
 
-def read_selector(found: Any) -> tuple[Requirement, ...]:
-    """The requirements of a LabelSelector; none, or an empty one, selects everything. SelectorError with the place."""
-    if found is None:
-        return ()
-    if not isinstance(found, Mapping):
-        raise SelectorError(
-            f": {json.dumps(found)} is not a label selector with matchLabels or matchExpressions"
-        )
-    for key in found:
+def read_selector(spec: Fields) -> tuple[Requirement, ...]:
+    """The requirements of ``nodeSelector``; none, or an empty one, selects everything.
+
+    :raises Unreadable: it is no LabelSelector; one with a key of a newer version may mean fewer nodes.
+    """
+    found = spec.fields("nodeSelector")
+    for key in found.found:
         if key not in ("matchLabels", "matchExpressions"):
-            raise SelectorError(f".{key}: no such key, known are matchLabels and matchExpressions")
-    return (*_labels(found.get("matchLabels") or {}), *_expressions(found.get("matchExpressions") or []))
+            raise Unreadable(
+                f"{found.place}.{shown_key(key)} is not known, expected matchLabels or matchExpressions"
+            )
+    labels = [
+        Requirement(key, "In", frozenset([value])) for key, value in found.labels("matchLabels").items()
+    ]
+    return (*labels, *map(_expression, found.rows("matchExpressions")))
 
 
 def selects(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
     return all(requirement.holds(labels) for requirement in requirements)
 
 
-def _labels(found: Any) -> list[Requirement]:
-    if not isinstance(found, Mapping):
-        raise SelectorError(f".matchLabels: {json.dumps(found)} is not a map of labels")
-    for key, value in found.items():
-        if not isinstance(value, str):
-            raise SelectorError(f".matchLabels.{key}: {json.dumps(value)} is not a text")
-    return [Requirement(key, "In", frozenset([value])) for key, value in found.items()]
-
-
-def _expressions(found: Any) -> list[Requirement]:
-    if not isinstance(found, list):
-        raise SelectorError(f".matchExpressions: {json.dumps(found)} is not a list")
-    return [_expression(f".matchExpressions[{index}]", each) for index, each in enumerate(found)]
-
-
-def _expression(place: str, found: Any) -> Requirement:
-    if not isinstance(found, Mapping) or not isinstance(found.get("key"), str) or not found["key"]:
-        raise SelectorError(f"{place}.key: the name of a label is missing")
-    operator = found.get("operator")
+def _expression(found: Fields) -> Requirement:
+    key, operator, values = found.text("key"), found.text("operator"), found.texts("values")
     if operator not in OPERATORS:
-        raise SelectorError(f"{place}.operator: {json.dumps(operator)} is not one of {', '.join(OPERATORS)}")
-    values = found.get("values") or []
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise SelectorError(f"{place}.values: {json.dumps(values)} is not a list of texts")
+        raise found.wrong("operator", operator, f"one of {', '.join(OPERATORS)}")
     if bool(values) != OPERATORS[operator]:
-        need = "at least one value" if OPERATORS[operator] else "no values"
-        raise SelectorError(f"{place}.values: {operator} takes {need}")
-    return Requirement(found["key"], operator, frozenset(values))
+        need = "at least one" if OPERATORS[operator] else "none"
+        raise Unreadable(f"{found.place}.values has {len(values)} values, {operator} takes {need}")
+    return Requirement(key, operator, frozenset(values))
 
-
-Object = Mapping[str, Any]
 
 #: The reasons for which a rollout is stopped and taken back, in the order in which they are told.
 ABORT_REASONS = ("ConfigRefused", "NotReady", "Degraded", "DoctorErrors")
@@ -141,6 +123,8 @@ class NodePlacement(NamedTuple):
     #: Hash of the document that the node had when its conditions and doctor were seen; None: the agent does not say.
     judged: Optional[str]
     notes: Notes
+    #: Its condition says that it cannot be read.
+    unread_said: bool = False
 
     @property
     def given_hash(self) -> str:
@@ -230,34 +214,44 @@ class PlacementPolicy:
 
 
 def read_policy(found: Object, refused: Any = None) -> PlacementPolicy:
-    """A PlacementPolicy from its object; whatever is wrong with it becomes its ``fault``, nothing is raised.
+    """A PlacementPolicy from its object. What is wrong with its spec or status becomes its ``fault``: it selects its
+    nodes still, and changes nothing there.
 
     ``refused`` is called with the config and gives one sentence for every key that no policy may set.
     """
-    metadata, spec = found["metadata"], found.get("spec") or {}
     faults: list[str] = []
-    selector = _selector(spec.get("nodeSelector"), faults)
-    priority = _integer(spec, "priority", 0, "spec.priority", faults)
-    rollout = _rollout(spec.get("rollout") or {}, faults)
-    config = spec.get("config")
-    if config is None:
-        config = {}
-    if not isinstance(config, Mapping):
-        faults.append(f"spec.config: {_shown(config)} is not a map of options")
-        config = {}
-    elif refused is not None:
+
+    def tried(how: Callable[[Fields], Value], fields: Fields, default: Value) -> Value:
+        try:
+            return how(fields)
+        except Unreadable as error:
+            faults.append(str(error))
+            return default
+
+    whole = Fields(found)
+    metadata = whole.fields("metadata")
+    spec = tried(lambda fields: fields.fields("spec"), whole, Fields({}, "spec"))
+    selector = tried(read_selector, spec, None)
+    priority = tried(lambda fields: fields.number("priority", 0), spec, 0)
+    asked = tried(lambda fields: fields.fields("rollout"), spec, Fields({}, "spec.rollout"))
+    most = tried(_max_unavailable, asked, Rollout().max_unavailable)
+    pause_s = tried(lambda fields: fields.number("pauseSeconds", PAUSE_S, least=0), asked, PAUSE_S)
+    abort_on: tuple[str, ...] = tried(_abort_on, asked, ABORT_REASONS)
+    config: Object = tried(lambda fields: fields.document("config"), spec, {})
+    if not faults and refused is not None:
         faults += refused(config)
     return PlacementPolicy(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        generation=int(metadata.get("generation", 1)),
-        hash=config_hash(config, rollout.abort_on),
+        name=metadata.text("name"),
+        uid=metadata.text("uid", ""),
+        generation=metadata.number("generation", 1),
+        hash=config_hash(config, abort_on),
         priority=priority,
         selector=selector,
-        rollout=rollout,
+        rollout=Rollout(most, float(pause_s), abort_on),
         config=config,
+        # Its status is the operator's own, which it writes again.
+        status=tried(_policy_status, whole, {}),
         fault=faults[0] if faults else "",
-        status=found.get("status") or {},
     )
 
 
@@ -268,64 +262,87 @@ def config_hash(config: Mapping[str, Any], abort_on: Sequence[str]) -> str:
 
 
 def read_node_placement(found: Object) -> NodePlacement:
-    """The value of a NodePlacement."""
-    metadata, status = found["metadata"], found.get("status") or {}
-    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
-    ready, degraded = conditions.get(READY, {}), conditions.get(DEGRADED, {})
+    """The value of a NodePlacement.
+
+    :raises Unreadable: it is none.
+    """
+    whole = Fields(found)
+    metadata, status = whole.fields("metadata"), whole.fields("status")
+    conditions = {each.text("type"): each for each in status.rows("conditions")}
+    ready, degraded = (conditions.get(kind, Fields({})) for kind in (READY, DEGRADED))
     complaint = ""
-    if ready.get("status", "True") != "True":
-        complaint = str(ready.get("message") or ready.get("reason") or "the agent says that it is not ready")
-    elif degraded.get("status") == "True":
-        complaint = str(
-            degraded.get("message") or degraded.get("reason") or "the agent says that it is degraded"
-        )
+    if ready.text("status", "True") != "True":
+        complaint = _said(ready) or "the agent says that it is not ready"
+    elif degraded.text("status", "") == "True":
+        complaint = _said(degraded) or "the agent says that it is degraded"
     return NodePlacement(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        given=_given((found.get("spec") or {}).get("policy")),
-        answer=_answer(status.get("policy")),
-        ready=ready["status"] == "True" if "status" in ready else None,
-        degraded=degraded.get("status") == "True",
+        name=metadata.text("name"),
+        uid=metadata.text("uid", ""),
+        given=_given(whole.fields("spec")),
+        answer=_answer(status),
+        ready=ready.text("status") == "True" if "status" in ready else None,
+        degraded=degraded.text("status", "") == "True",
         complaint=complaint,
-        doctor_errors=int((status.get("doctor") or {}).get("errors") or 0),
-        judged=str(status["judgedPolicy"]) if "judgedPolicy" in status else None,
+        doctor_errors=status.fields("doctor").number("errors", 0),
+        judged=status.text("judgedPolicy") if "judgedPolicy" in status else None,
         notes=read_notes(found),
+        unread_said=conditions[READABLE].text("status") == "False" if READABLE in conditions else False,
     )
+
+
+def _said(condition: Fields) -> str:
+    return condition.text("message", "") or condition.text("reason", "")
 
 
 def read_notes(found: Object) -> Notes:
     """The operator's notes; what a person has made unreadable counts as none."""
-    notes = raw_notes(found)
-    previous = notes.get("previous")
+    notes = Fields(raw_notes(found))
     return Notes(
-        changed_at=read_time(notes.get("changedAt")),
-        confirmed_at=read_time(notes.get("confirmedAt")),
-        previous=str(previous.get("hash", "")) if isinstance(previous, Mapping) else "",
-        failed=str(notes.get("failed") or ""),
-        unwell=notes.get("unwell") is True,
+        changed_at=read_time(notes.text("changedAt", "")),
+        confirmed_at=read_time(notes.text("confirmedAt", "")),
+        previous=notes.fields("previous").text("hash", ""),
+        failed=notes.text("failed", ""),
+        unwell="unwell" in notes and notes.flag("unwell"),
     )
 
 
 def raw_notes(found: Object) -> dict[str, Any]:
-    """The annotation as it is, with the whole document that the node goes back to (``previous``)."""
-    text = (found["metadata"].get("annotations") or {}).get(ROLLOUT_ANNOTATION, "")
+    """The annotation as it is, with the whole document that the node goes back to (``previous``); {} = there is none."""
+    text = Fields(found).fields("metadata").labels("annotations").get(ROLLOUT_ANNOTATION, "")
     try:
-        notes = json.loads(text) if text else {}
+        notes = read_json(text) if text else {}
+        return _checked(Fields(notes))
     except ValueError:
         return {}
-    return notes if isinstance(notes, dict) else {}
+
+
+def _checked(notes: Fields) -> dict[str, Any]:
+    """:raises Unreadable: these are no notes of an operator."""
+    for key in ("changedAt", "confirmedAt", "failed"):
+        notes.text(key, "")
+    notes.flag("unwell", False)
+    previous = notes.fields("previous")
+    if previous:
+        _policy_document(previous)
+    return dict(notes.found)
 
 
 def read_node(found: Object) -> KubernetesNode:
-    """The value of a Node."""
-    metadata = found["metadata"]
-    conditions = (found.get("status") or {}).get("conditions") or ()
+    """The value of a Node.
+
+    :raises Unreadable: it is none.
+    """
+    whole = Fields(found)
+    metadata = whole.fields("metadata")
+    conditions = whole.fields("status").rows("conditions")
     return KubernetesNode(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        labels=metadata.get("labels") or {},
+        name=metadata.text("name"),
+        uid=metadata.text("uid", ""),
+        labels=metadata.labels("labels"),
         # A node that has said nothing yet has no condition; one that was lost says Unknown.
-        ready=all(each.get("status") == "True" for each in conditions if each.get("type") == "Ready"),
+        ready=all(
+            each.text("status", "") == "True" for each in conditions if each.text("type", "") == "Ready"
+        ),
     )
 
 
@@ -348,69 +365,51 @@ def write_micro_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _given(policy: Any) -> Optional[Given]:
-    if not isinstance(policy, Mapping) or not policy.get("hash"):
+def _given(spec: Fields) -> Optional[Given]:
+    policy = spec.fields("policy")
+    return _policy_document(policy) if policy.text("hash", "") else None
+
+
+def _policy_document(policy: Fields) -> Given:
+    """Of ``spec.policy``, all of which is read: the operator may have to write it again."""
+    policy.document("config")
+    policy.texts("abortOn")
+    return Given(policy.text("name", ""), policy.number("generation", 0), policy.text("hash"))
+
+
+def _answer(status: Fields) -> Optional[PolicyStatus]:
+    if "policy" not in status:
         return None
-    return Given(str(policy.get("name", "")), int(policy.get("generation") or 0), str(policy["hash"]))
+    policy = status.fields("policy")
+    return PolicyStatus(policy.text("hash", ""), policy.text("state", ""), policy.text("message", ""))
 
 
-def _answer(policy: Any) -> Optional[PolicyStatus]:
-    if not isinstance(policy, Mapping):
-        return None
-    return PolicyStatus(
-        str(policy.get("hash") or ""), str(policy.get("state") or ""), str(policy.get("message") or "")
-    )
+def _policy_status(whole: Fields) -> Object:
+    status = whole.fields("status")
+    for each in status.rows("conditions"):
+        each.number("observedGeneration", 0)
+        for key in ("type", "status", "reason", "message", "lastTransitionTime"):
+            each.text(key, "")
+    for key in ("phase", "completedHash", "message"):
+        status.text(key, "")
+    return status.found
 
 
-def _selector(selector: Any, faults: list[str]) -> Optional[tuple[Requirement, ...]]:
-    try:
-        return read_selector(selector)
-    except SelectorError as error:
-        faults.append(f"spec.nodeSelector{error}")
-        return None
+def _abort_on(rollout: Fields) -> tuple[str, ...]:
+    if "abortOn" not in rollout:
+        return ABORT_REASONS
+    found = rollout.texts("abortOn")
+    for each in found:
+        if each not in ABORT_REASONS:
+            raise rollout.wrong("abortOn", each, f"a list of {', '.join(ABORT_REASONS)}")
+    return found
 
 
-def _integer(
-    found: Object, key: str, default: int, place: str, faults: list[str], least: Optional[int] = None
-) -> int:
-    value = found.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        bound = "" if least is None else f" of at least {least}"
-        faults.append(f"{place}: {_shown(value)} is not a whole number{bound}")
-        return default
-    return value
-
-
-def _rollout(found: Any, faults: list[str]) -> Rollout:
-    if not isinstance(found, Mapping):
-        faults.append(f"spec.rollout: {_shown(found)} is not a map")
-        return Rollout()
-    most = _max_unavailable(found.get("maxUnavailable", 1), faults)
-    pause_s = _integer(found, "pauseSeconds", PAUSE_S, "spec.rollout.pauseSeconds", faults, least=0)
-    abort_on = found.get("abortOn", list(ABORT_REASONS))
-    unknown = (
-        [each for each in abort_on if each not in ABORT_REASONS] if isinstance(abort_on, list) else [abort_on]
-    )
-    if unknown:
-        known = ", ".join(ABORT_REASONS)
-        faults.append(
-            f"spec.rollout.abortOn: {_shown(unknown[0])} is not a reason to stop; known are {known}"
-        )
-        abort_on = ABORT_REASONS
-    return Rollout(most, float(pause_s), tuple(abort_on))
-
-
-def _max_unavailable(value: Any, faults: list[str]) -> Union[int, str]:
+def _max_unavailable(rollout: Fields) -> Union[int, str]:
+    value = rollout.found.get("maxUnavailable", 1)
     if isinstance(value, str) and value[:-1].isascii() and value[:-1].isdigit() and value.endswith("%"):
-        if 1 <= int(value[:-1]) <= 100:
+        if len(value) <= 4 and 1 <= int(value[:-1]) <= 100:
             return value
     elif isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    faults.append(
-        f"spec.rollout.maxUnavailable: {_shown(value)} is neither a count of at least 1 nor a percentage from 1% to 100%"
-    )
-    return 1
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)[:80]
+    raise rollout.wrong("maxUnavailable", value, "a count of at least 1 or a percentage from 1% to 100%")

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import API_VERSION, NODE_PLACEMENT, OPERATOR
+from cluster.api.reader import Object, Skipped
 from cluster.operator import rollout
 from cluster.operator.objects import (
     ROLLOUT_ANNOTATION,
     KubernetesNode,
     NodePlacement,
-    Object,
     PlacementPolicy,
     raw_notes,
     read_node_placement,
@@ -64,21 +64,29 @@ def plan(
     placements: Mapping[str, NodePlacement],
     missing_since: Mapping[str, float],
     now: float,
+    unread: Mapping[str, Skipped] = {},
 ) -> ClusterPlan:
-    """The writes, from nothing but the objects (``missing_since`` only delays what is deleted)."""
+    """The writes, from nothing but the objects (``missing_since`` only delays what is deleted).
+
+    ``unread``: by its name each Node and NodePlacement that cannot be read; such a node is left as it is.
+    """
     resolution = resolve(policies.values(), nodes.values(), placements)
     ready = {node.name: node.ready for node in nodes.values()}
     targets: dict[str, list[NodePlacement]] = {name: [] for name in policies}
+    left: dict[str, list[Skipped]] = {name: [] for name in policies}
     desired = dict.fromkeys(policies, 0)
     for name, wanted in resolution.wanted.items():
         desired[wanted] += 1
+        if name in unread:
+            left[wanted].append(unread[name])
         if name in placements:
             targets[wanted].append(placements[name])
     statuses, changes, waking = [], [], []
     for name, policy in sorted(policies.items()):
         step = rollout.step(policy, targets[name], ready, now)
         conflicts = resolution.conflicts.get(name, ())
-        status = policy_status(View(policy, targets[name], desired[name], conflicts, ready, step), now)
+        view = View(policy, targets[name], desired[name], conflicts, ready, step, left[name])
+        status = policy_status(view, now)
         if status != policy.status:
             statuses.append(NewStatus(name, status, _news(policy, status)))
         changes += [NodeChange(policy, change) for change in step.changes]
@@ -90,7 +98,7 @@ def plan(
     ]
     leaving = rollout.removal(unwanted, len(nodes), now)
     changes += [NodeChange(None, change) for change in leaving.changes]
-    kept = collect(nodes.keys(), placements.values(), missing_since, now)
+    kept = collect(nodes.keys(), placements.values(), missing_since, now, unread)
     waking += [leaving.wake_at, kept.wake_at]
     wake_at = min((each for each in waking if each is not None), default=None)
     return ClusterPlan(kept.create, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at)
@@ -123,12 +131,17 @@ def collect(
     placements: Iterable[NodePlacement],
     missing_since: Mapping[str, float],
     now: float,
+    unread: Collection[str] = (),
 ) -> Housekeeping:
-    """Where not one Node is known nothing is deleted: a cluster has nodes, an empty answer is a mistake."""
+    """Where not one Node is known nothing is deleted: a cluster has nodes, an empty answer is a mistake.
+
+    ``unread``: Nodes and NodePlacements that are there, and cannot be read.
+    """
     placements = list(placements)
-    present = {each.name for each in placements}
-    create = tuple(sorted(set(nodes) - present))
-    orphans = [each for each in placements if each.name not in nodes] if nodes else []
+    create = tuple(sorted(set(nodes) - {each.name for each in placements} - set(unread)))
+    orphans = (
+        [each for each in placements if each.name not in nodes and each.name not in unread] if nodes else []
+    )
     since = {each.name: missing_since.get(each.name, now) for each in orphans}
     delete = tuple(each for each in orphans if now >= since[each.name] + GONE_S)
     waiting = [since[each.name] + GONE_S for each in orphans if each not in delete]

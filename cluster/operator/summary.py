@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cluster.api.names import API_VERSION, PLACEMENT_POLICY
+from cluster.api.reader import Skipped
 from cluster.operator.objects import NodePlacement, PlacementPolicy, write_time
 from cluster.operator.resolve import PolicyConflict
 from cluster.operator.rollout import RolloutStep, finished, has, in_change, trouble, well
@@ -29,6 +30,8 @@ class View(NamedTuple):
     conflicts: Sequence[PolicyConflict]
     ready: Mapping[str, bool]
     step: RolloutStep
+    #: Those of its nodes whose objects cannot be read.
+    unread: Sequence[Skipped] = ()
 
 
 def policy_status(view: View, now: float) -> dict[str, Any]:
@@ -46,6 +49,7 @@ def policy_status(view: View, now: float) -> dict[str, Any]:
         "updated": len(updated),
         "ready": sum(well(each, view.ready.get(each.name, False)) for each in updated),
         "degraded": len(troubled),
+        "unread": len(view.unread),
         "inChange": sum(in_change(each, now, policy.rollout.pause_s) for each in view.targets),
         "phase": phase,
         "message": message,
@@ -106,6 +110,14 @@ def conflict_sentence(policy: PlacementPolicy, conflicts: Sequence[PolicyConflic
     )
 
 
+def unread_sentence(unread: Sequence[Skipped]) -> str:
+    if not unread:
+        return ""
+    first = min(unread)
+    more = f"; and {len(unread) - 1} more nodes" if len(unread) > 1 else ""
+    return f"{first.name} is left as it is, as its NodePlacement cannot be read: {first.sentence}{more}"
+
+
 def _phase(view: View, updated: Sequence[NodePlacement], done: bool, now: float) -> tuple[str, str]:
     policy, step = view.policy, view.step
     if policy.fault:
@@ -123,7 +135,8 @@ def _phase(view: View, updated: Sequence[NodePlacement], done: bool, now: float)
         return "Complete", ""
     if not view.desired:
         return "Complete", "spec.nodeSelector: no node is selected"
-    return ("Waiting" if step.waits or done else "Progressing"), step.waits
+    waits = step.waits or unread_sentence(view.unread)
+    return ("Waiting" if waits or done else "Progressing"), waits
 
 
 def _stopped(view: View) -> bool:

@@ -31,7 +31,7 @@ from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import Spec, read_spec
-from cluster.agent.status import written
+from cluster.agent.status import conditions_of, written
 from cluster.api import names
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
@@ -195,13 +195,13 @@ class Commander:
         if not self._written.has_failed:
             self._api_said.well()
         self._to_read = False
-        spec = read_spec(found)
+        spec = read_spec(found, self._memory.spec)
         # Another spec is another try, for everything in it.
         self._refusals, self._sent = Refusals(self._refusals.instance), {}
         # An answer that is younger than the news is one change of the spec, not two.
         self._generation = spec.generation
         self._memory = commands.with_spec(commands.recalled(self._memory, found), spec)
-        self._written.told.setdefault("conditions", (found.get("status") or {}).get("conditions") or [])
+        self._written.told.setdefault("conditions", conditions_of(found))
         return CALM_S
 
     # ------------------------------------------------------------------ the daemon

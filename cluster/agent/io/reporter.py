@@ -18,7 +18,7 @@ from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient,
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import read_spec
-from cluster.agent.status import AgentView, status_of
+from cluster.agent.status import AgentView, conditions_of, status_of, written_before
 from cluster.api import names
 from cluster.api.fit import fit
 from cluster.kube.events import Events
@@ -138,11 +138,11 @@ class Reporter:
             found = await self._client.get(PLACEMENTS, self._reporting.node)
         except (ApiError, *NO_ANSWER):
             return
-        status = found.get("status") or {}
-        self._cursor.already_told(str(status.get("instance") or "-"))
-        self._status.told = {key: status[key] for key in ("conditions", "doctor") if status.get(key)}
+        before = written_before(found)
+        self._cursor.already_told(before.instance or "-")
+        self._status.told = {"conditions": conditions_of(found), "doctor": before.doctor}
         self._asked = _asks(found)
-        self._doctor.judged_hash = str(status.get("judgedPolicy") or "")
+        self._doctor.judged_hash = before.judged
 
     async def _follow(self) -> None:
         """Whether a spec asks for something, where nothing on this node carries it out."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Callable, NamedTuple, Optional
 
+from cluster.kube.document import read_json
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.connection import Connection, ResponseHead
 from cluster.kube.pace import Backoff
@@ -301,7 +302,7 @@ class Client:
         if answer.status >= 300:
             self._refuse(answer, said)
         try:
-            found = json.loads(said)
+            found = read_json(said)
         except ValueError:
             raise Unreachable(f"{self._access.server} answers with something else than JSON") from None
         if not isinstance(found, dict):
@@ -412,7 +413,7 @@ async def _lines(answer: ResponseHead, silence_s: float) -> AsyncIterator[bytes]
 
 def _news_of(line: bytes) -> tuple[str, dict[str, Any]]:
     try:
-        said = json.loads(line)
+        said = read_json(line)
         kind, found = said["type"], said["object"]
     except (ValueError, KeyError, TypeError):
         raise Unreachable(f"a watch says what is no event: {line[:60]!r}") from None

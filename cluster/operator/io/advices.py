@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from cluster.api.names import AFFINITY_ADVICES, GROUP, OPERATOR_MANAGER, VERSION
+from cluster.api.reader import read
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
@@ -15,13 +16,15 @@ from cluster.operator.advice import (
     Holder,
     NodeTraffic,
     Owner,
-    Rates,
+    PodFacts,
     addresses_wanted,
     advise,
     between,
     holder_of,
     owners_wanted,
     read_pod,
+    read_rates,
+    scale_selector,
 )
 
 ADVICES = Resource(GROUP, VERSION, AFFINITY_ADVICES)
@@ -72,7 +75,7 @@ class Advices:
     async def _round(self, traffic: list[NodeTraffic]) -> None:
         listed = await self._client.list(ADVICES)
         present = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
-        published = {name: _published(each.get("status") or {}) for name, each in present.items()}
+        published = {name: read_rates(each) for name, each in present.items()}
         remote = (await self._between(traffic)).rates
         wanted = owners_wanted(traffic, remote, published)
         selectors = {}
@@ -104,7 +107,10 @@ class Advices:
         for address in [*old[: LOOKUPS // 2], *new, *old[LOOKUPS // 2 :]][:LOOKUPS]:
             try:
                 found = await self._client.list(
-                    PODS, field_selector=f"status.podIP={address}", keep=read_pod, cached=True
+                    PODS,
+                    field_selector=f"status.podIP={address}",
+                    keep=lambda pod: read(pod, read_pod),
+                    cached=True,
                 )
             except ApiError as error:
                 # Without the right to read pods there is advice as far as owners share nodes.
@@ -112,7 +118,8 @@ class Advices:
                     raise
                 refused = str(error)
                 break
-            self._holders[address] = holder_of(found.get("items") or ()), now
+            pods = [pod for pod in found.get("items") or () if isinstance(pod, PodFacts)]
+            self._holders[address] = holder_of(pods), now
         made = between(traffic, {address: holder for address, (holder, _) in self._holders.items()})
         self._say_addresses(made, len(wanted), refused)
         return made
@@ -142,7 +149,7 @@ class Advices:
             scale = await self._client.get(
                 KINDS[owner.kind], owner.name, owner.namespace, subresource="scale"
             )
-            selector = str((scale.get("status") or {}).get("selector") or "")
+            selector = scale_selector(scale)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -162,7 +169,3 @@ class Advices:
         except ApiError as error:
             if error.status != 404:
                 raise
-
-
-def _published(status: Mapping[str, Any]) -> Rates:
-    return Rates(int(status.get("bytesPerSecond") or 0), int(status.get("remoteBytesPerSecond") or 0))

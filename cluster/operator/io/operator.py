@@ -2,15 +2,14 @@
 
 It remembers nothing that matters. Before each write the Lease is checked; before a node is changed the node is read
 once more, and the write fails if it has changed since.
-Of the objects of a watch only the values that it needs are kept (``Cache``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Optional, TypeVar
+from typing import Any, Optional
 
 from cluster.api.names import (
     GROUP,
@@ -21,18 +20,22 @@ from cluster.api.names import (
     PLACEMENT_POLICIES,
     VERSION,
 )
+from cluster.api.reader import Skipped
+from cluster.kube.events import Events
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
+from cluster.kube.io.event_writer import EventWriter
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
 from cluster.kube.requests import ApiError, Resource, Unreachable
 from cluster.operator.advice import observed
 from cluster.operator.io.advices import Advices
+from cluster.operator.io.cache import Cache
 from cluster.operator.io.leader import Leader
+from cluster.operator.io.unread import UnreadPlacements
 from cluster.operator.objects import (
     KubernetesNode,
     NodePlacement,
-    Object,
     PlacementPolicy,
     read_node,
     read_node_placement,
@@ -51,7 +54,6 @@ from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still
 from cluster.operator.summary import status_document
 from cri_api.supervisor import together
 
-Value = TypeVar("Value")
 NODES = Resource("", "v1", "nodes")
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
@@ -66,90 +68,6 @@ SILENCE_S = 5.0
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
 
 _DONE = {GIVE: "is given", TAKE_BACK: "is taken back from", REMOVE: "loses"}
-
-
-class CachedObject(NamedTuple):
-    """The part of one object that is kept."""
-
-    name: str
-    version: str
-    value: Any
-    #: Kept too; changes of it are no news.
-    beside: Any = None
-
-
-class Cache(Generic[Value]):
-    """Objects of one kind. Answers of our own writes are put in at once; older news that come after them are not.
-
-    Versions are compared as numbers, which Kubernetes allows for its own kinds and those of CRDs (KEP-5504).
-    """
-
-    def __init__(
-        self,
-        read: Callable[[Object], Value],
-        changed: asyncio.Event,
-        read_beside: Callable[[Object], Any] = lambda found: None,
-    ) -> None:
-        self.values: dict[str, Value] = {}
-        self.beside: dict[str, Any] = {}
-        #: The whole list has been read once.
-        self.synced = asyncio.Event()
-        self._versions: dict[str, str] = {}
-        self._read = read
-        self._changed = changed
-        self._read_beside = read_beside
-
-    def keep(self, found: Object) -> CachedObject:
-        """For the client, which calls it on each object as it is read."""
-        metadata = found["metadata"]
-        version = str(metadata.get("resourceVersion", ""))
-        return CachedObject(metadata["name"], version, self._read(found), self._read_beside(found))
-
-    def put(self, found: Object) -> Value:
-        """Take in a whole object of an answer; returns the kept part."""
-        kept = self.keep(found)
-        self._put(kept)
-        return kept.value  # type: ignore[no-any-return]
-
-    def drop(self, name: str) -> None:
-        """The object is gone."""
-        self._versions.pop(name, None)
-        self.beside.pop(name, None)
-        if self.values.pop(name, None) is not None:
-            self._changed.set()
-
-    async def follow(self, events: AsyncIterator[Any]) -> None:
-        """Take in a watch; it ends with the watch, that is never."""
-        async for event in events:
-            if event.kind == "SYNC":
-                self._replace(event.object)
-            elif event.kind == "DELETED":
-                self.drop(event.object.name)
-            else:
-                self._put(event.object)
-
-    def _put(self, kept: CachedObject) -> None:
-        if _older(kept.version, self._versions.get(kept.name, "")):
-            return
-        self._versions[kept.name] = kept.version
-        if kept.beside is not None:
-            self.beside[kept.name] = kept.beside
-        if self.values.get(kept.name) != kept.value:
-            self.values[kept.name] = kept.value
-            self._changed.set()
-
-    def _replace(self, whole: Iterable[CachedObject]) -> None:
-        whole = list(whole)
-        for name in set(self.values) - {kept.name for kept in whole}:
-            self.drop(name)
-        for kept in whole:
-            self._put(kept)
-        self.synced.set()
-        self._changed.set()
-
-
-def _older(one: str, other: str) -> bool:
-    return one.isdigit() and other.isdigit() and int(one) < int(other)
 
 
 @dataclass(frozen=True)
@@ -184,6 +102,9 @@ class Operator:
         self.policies: Cache[PlacementPolicy] = Cache(
             lambda found: read_policy(found, refused), self._changed
         )
+        events = Events(OPERATOR, f"{int(clock.wall()):x}")
+        self._events = EventWriter(client, clock, events, lambda lost: log(f"{lost} Events are not written"))
+        self._unread = UnreadPlacements(client, clock, events, log)
         self._advices = Advices(client, clock, self._leader.check, log)
         self._known = KnownFields(client, POLICIES, clock.monotonic)
         #: By policy: the status that was written last, and what the server had of it then.
@@ -245,12 +166,21 @@ class Operator:
     async def _pass(self) -> Optional[float]:
         """One plan and its writes; seconds until the next without news, 0 where it has to be made at once."""
         now = self._clock.wall()
-        made = plan(self.policies.values, self.nodes.values, self.placements.values, self._missing_since, now)
+        made = plan(
+            self.policies.values,
+            self.nodes.values,
+            self.placements.values,
+            self._missing_since,
+            now,
+            {**self.nodes.unread, **self.placements.unread},
+        )
         self._missing_since = made.missing_since
         # What an older schema makes of a status is no difference: it would be written for ever.
         made = replace(made, statuses=tuple(filter(self._is_other, made.statuses)))
         try:
             whole = await self._write(made)
+            await self._unread.round(self.placements, self._leader.check)
+            await self._events.round(self._leader.check)
             self._failures = 0
         except ApiError as error:
             return self._again(f"the API server says {error}")
@@ -324,7 +254,8 @@ class Operator:
             self.policies.drop(new.policy)
             self._told.pop(new.policy, None)
             return
-        self._told[new.policy] = (new.status, self.policies.put(answer).status)
+        kept = self.policies.put(answer)
+        self._told[new.policy] = (new.status, None if isinstance(kept, Skipped) else kept.status)
         if (left_out := self._known.left_out) != self._left_out:
             self._left_out = left_out
             if left_out:
@@ -340,7 +271,7 @@ class Operator:
             fresh = self.placements.put(found)
             node = self.nodes.values.get(name)
             ready = node is not None and node.ready
-            if not still(change, policy, fresh, ready):
+            if isinstance(fresh, Skipped) or not still(change, policy, fresh, ready):
                 self._changed.set()
                 return
             self._leader.check()

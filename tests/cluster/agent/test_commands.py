@@ -51,7 +51,7 @@ class Node:
         self.asked(**fields)
 
     def asked(self, **fields: Any) -> None:
-        self.spec = spec(**fields)
+        self.spec = read_spec({"metadata": {"generation": 3}, "spec": fields}, self.memory.spec)
         self.memory = commands.with_spec(self.memory, self.spec)
 
     def run(self) -> list[str]:
@@ -300,21 +300,38 @@ def test_an_override_that_was_refused_is_told_with_its_reason() -> None:
     ("fields", "sentence"),
     [
         ({"mode": 5}, "spec.mode is 5, expected a text"),
-        ({"freeze": "yes"}, "spec.freeze is 'yes', expected true or false"),
-        ({"overrides": "all"}, "spec.overrides is 'all', expected a list"),
-        ({"policy": {"config": {}}}, "spec.policy has no name or no hash, which the operator writes"),
-        ({"policy": policy(config=[1])}, "spec.policy.config is [1], expected fields"),
+        ({"freeze": "yes"}, 'spec.freeze is "yes", expected true or false'),
+        ({"overrides": "all"}, 'spec.overrides is "all", expected a list'),
+        ({"overrides": [{"pod": "web"}]}, "spec.overrides[0] has no zone, expected one"),
+        ({"policy": {"config": {}}}, "spec.policy has no name, expected one"),
+        ({"policy": policy(config=[1])}, "spec.policy.config is a list of 1, expected a mapping"),
     ],
 )
 def test_a_field_of_a_wrong_shape_is_one_sentence(fields: dict[str, Any], sentence: str) -> None:
-    assert spec(**fields).wrong == (sentence,)
+    assert spec(**fields).wrong == sentence
 
 
-def test_what_was_wrong_changes_nothing_on_the_node() -> None:
-    node = Node(policy=policy())
+@pytest.mark.parametrize(
+    "wrong", [{"policy": {"name": "x"}}, {"mode": 5}, {"overrides": [{}]}, {"freeze": "no"}]
+)
+def test_a_spec_that_cannot_be_read_changes_nothing_on_the_node(wrong: dict[str, Any]) -> None:
+    node = Node(policy=policy(), mode="observe", freeze=True, overrides=[OVERRIDE])
     node.run()
-    node.asked(policy={"name": "x"})
+    node.asked(**wrong)
     assert node.run() == []
+    assert node.condition()[:2] == ("False", "Refused") and node.condition()[2].startswith("spec.")
+    assert node.told()["policy"]["state"] == "Applied"
+
+
+def test_an_agent_that_has_never_read_a_spec_leaves_the_node_as_it_finds_it() -> None:
+    node = Node(policy=policy(), mode="observe", freeze=True, overrides=[OVERRIDE])
+    node.run()
+    node.memory = AgentMemory()
+    node.asked(mode=5)
+    assert node.run() == []
+    assert node.told()["policy"] == {"state": "Pending", "message": "spec.mode is 5, expected a text"}
+    # Nor does its next life know more.
+    assert read_memory(write_memory(node.memory)).spec is None
 
 
 def test_memory_of_another_version_is_read_by_what_it_has_in_common() -> None:

@@ -45,9 +45,8 @@ def test_an_agent_changes_what_its_node_says_and_nothing_that_is_asked_of_it() -
     }
 
 
-def test_an_operator_writes_no_node_and_no_status_of_nodes_and_gives_no_rights() -> None:
+def test_an_operator_writes_no_node_and_gives_no_rights() -> None:
     held = rights("cri-resmgr-operator")
-    assert ("cri-resmgr.io", "nodeplacements/status", "patch") not in held
     assert {verb for _, resource, verb in held if resource == "nodes"} == {"get", "list", "watch"}
     assert "rbac.authorization.k8s.io" not in {group for group, _, _ in held}
 

@@ -132,6 +132,7 @@ class Api:
         force: bool = True,
         namespace: str = "",
         subresource: str = "",
+        metadata_only: bool = False,
     ) -> dict[str, Any]:
         key = (resource.plural, name)
         await self._begin("apply", key)
@@ -225,7 +226,11 @@ def _take_away(found: dict[str, Any], before: dict[str, Any], now: dict[str, Any
 
 def _merge(found: dict[str, Any], new: dict[str, Any]) -> None:
     for key, value in new.items():
-        if isinstance(value, dict) and isinstance(found.get(key), dict):
+        if key == "conditions":
+            # A list of which each writer has its own rows, by their type.
+            rows = {each.get("type"): each for each in [*found.get(key, ()), *copy.deepcopy(value)]}
+            found[key] = list(rows.values())
+        elif isinstance(value, dict) and isinstance(found.get(key), dict):
             _merge(found[key], value)
         elif key != "resourceVersion":
             found[key] = copy.deepcopy(value)

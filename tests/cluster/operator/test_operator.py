@@ -154,7 +154,7 @@ def test_a_policy_that_no_node_can_have_is_told_and_nothing_is_written_to_nodes(
         await asyncio.sleep(30)
         status = api.all("placementpolicies")["p"]["status"]
         assert status["phase"] == "Invalid"
-        assert status["message"].startswith("spec.nodeSelector.labels: no such key")
+        assert status["message"].startswith("spec.nodeSelector.labels is not known")
         assert "policy" not in api.all("nodeplacements")["n0"]["spec"]
         await running.close()
 

@@ -270,7 +270,7 @@ def test_a_policy_with_a_fault_changes_nothing_and_keeps_its_nodes(cluster) -> N
     shown = status(cluster)
     assert shown["phase"] == "Invalid"
     assert shown["message"] == (
-        "spec.rollout.maxUnavailable: 0 is neither a count of at least 1 nor a percentage from 1% to 100%"
+        "spec.rollout.maxUnavailable is 0, expected a count of at least 1 or a percentage from 1% to 100%"
     )
 
 
