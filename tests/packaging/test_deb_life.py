@@ -47,9 +47,13 @@ def test_installed_it_runs_with_its_own_modules_only(root: Root, install: Callab
 def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: bool) -> None:
     if systemd:
         root.pretend_systemd()
-    before = root.files()
+    # What there is before it is changed is kept beside it.
+    root.run("sh", "-c", "groupadd --system of-a-test && groupdel of-a-test")
+    before, groups = root.files(), [root.read(name) for name in ("/etc/group", "/etc/gshadow")]
     install()
     assert root.files() > before
+    # As systemd-sysusers does, where it is.
+    root.run("groupadd", "--system", "cri-resmgr-view")
     root.write("/var/lib/cri-resmgr/state.db", "state")
     root.write("/etc/cri-resmgr/fallback.cfg", "policy:\n  Active: none\n")
     root.write("/run/cri-resmgr/control.sock", "")
@@ -63,6 +67,7 @@ def test_purge_leaves_nothing(root: Root, install: Callable[..., str], systemd: 
     assert {name.partition("/")[0] for name in root.files() - before} == {"etc", "var"}
     root.run("dpkg", "--purge", "cri-resmgr")
     assert root.files() == before
+    assert [root.read(name) for name in ("/etc/group", "/etc/gshadow")] == groups
     if systemd:
         asked = root.asked_of_systemd()
         assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,14 @@ async def test_a_first_install_starts_nothing_and_a_removal_gives_containers_the
     left = {name for name in root.files() - before if name.startswith(("usr", "run/cri"))}
     # These folders are the distribution's, but not on a Debian without systemd.
     assert left - {"usr/bin/systemctl"} <= {"usr/share/licenses", "usr/lib/sysusers.d"}
+
+
+def test_units_call_only_programs_that_a_small_system_has(root: Root, install: Callable[..., str]) -> None:
+    install()
+    units = "".join(path.read_text() for path in root.path.glob("usr/lib/systemd/system/cri-res*"))
+    programs = set(re.findall(r"^Exec\w+=[-@:+!]*(\S+)", units, re.MULTILINE))
+    assert programs == {"/usr/bin/cri-resmgr", "/bin/sh"}
+    assert [program for program in programs if not (root.path / program.lstrip("/")).exists()] == []
 
 
 def test_upgrade_and_downgrade_restart_it_and_keep_state_and_configuration(
