@@ -1,4 +1,6 @@
-"""Builds a package: ``build.py deb|rpm [--python 3.11] [--architecture aarch64] [--release 1]``; it is put in dist/.
+"""Builds packages: ``build.py deb|rpm [--python 3.11] [--architecture aarch64] [--release 1]``; they are put in dist/.
+
+Without ``--python``: debs for the releases of Debian and Ubuntu, an rpm for this machine's Python.
 
 The same commit gives the same package: its date is that of the commit (or SOURCE_DATE_EPOCH).
 """
@@ -18,6 +20,7 @@ from architectures import ARCHITECTURES, X86_64, named
 from prepare import prepare
 from sources import REPOSITORY
 from stage import Target
+from told import say
 
 from cri_proxy.version import VERSION
 
@@ -25,29 +28,39 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 def main(arguments: list[str]) -> int:
-    """Build, print the file's name."""
+    """Build, print the files' names."""
     parser = argparse.ArgumentParser(prog="build.py", description=__doc__)
     parser.add_argument("kind", choices=["deb", "rpm"])
-    parser.add_argument("--python", help="Python of the machines it is for (default: that of this one)")
+    parser.add_argument("--python", help="Python of the machines it is for")
     parser.add_argument("--architecture", default=X86_64.name, help="that of the machines it is for")
     parser.add_argument("--release", default="1", help="the package's release of this version")
     parser.add_argument("--dist", type=Path, default=REPOSITORY / "dist", help="the folder it is put in")
     parser.add_argument("--quick", action="store_true", help="packed loosely, in a third of the time")
     options = parser.parse_args(arguments)
-    python = options.python or system_python()
+    pythons = [options.python] if options.python else default_pythons(options.kind, system_python())
     architecture = named(options.architecture)
     os.environ["SOURCE_DATE_EPOCH"] = str(source_date())
     os.umask(0o022)
     options.dist.mkdir(parents=True, exist_ok=True)
     build = debian.build if options.kind == "deb" else redhat.build
-    # Side by side with others that build.
-    with tempfile.TemporaryDirectory(prefix="cri-resmgr-package-") as work:
-        # An rpm comes with the package to rebuild it from, on whichever architecture.
-        architectures = [architecture] if options.kind == "deb" else ARCHITECTURES
-        prepare(python, architectures, Path(work) / "prepared")
-        target = Target(python, architecture, VERSION, options.release, options.quick)
-        print(build(Path(work), target, options.dist.resolve()))
+    # An rpm comes with the package to rebuild it from, on whichever architecture.
+    architectures = [architecture] if options.kind == "deb" else ARCHITECTURES
+    for python in pythons:
+        say(
+            f"{options.kind} for Python {python} on {architecture.name}: half a minute, and what is made once"
+        )
+        # Side by side with others that build.
+        with tempfile.TemporaryDirectory(prefix="cri-resmgr-package-") as work:
+            prepare(python, architectures, Path(work) / "prepared")
+            target = Target(python, architecture, VERSION, options.release, options.quick)
+            print(build(Path(work), target, options.dist.resolve()), flush=True)
     return 0
+
+
+def default_pythons(kind: str, here: str) -> list[str]:
+    """The Pythons (``3.11``) that packages are built for where none is asked for; ``here``: this machine's."""
+    wanted = {here, *debian.PYTHONS} if kind == "deb" else {here}
+    return sorted(wanted, key=lambda python: int(python.partition(".")[2]))
 
 
 def system_python() -> str:

@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
+from told import run, say
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 CACHE = REPOSITORY / ".cache"
@@ -104,7 +106,7 @@ def compile_modules(root: Path, python: str, target: Path) -> str:
 
     Returns why there are none, in a sentence; "" = there are.
 
-    :raises SystemExit: the sources cannot be compiled; what mypyc or the compiler said is printed.
+    :raises SystemExit: the sources cannot be compiled; the log has what mypyc or the compiler said.
     """
     interpreter = with_headers(python)
     if interpreter is None:
@@ -158,11 +160,13 @@ def with_headers(python: str) -> Optional[str]:
 def _build(root: Path, python: str, interpreter: str, made: Path) -> None:
     tools = CACHE / f"{'-'.join(TOOLS)}-py{python}"
     if not tools.is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        say(f"fetching mypyc for Python {python}, some 15 MB; kept for the next build")
+        pip = [sys.executable, "-m", "pip", "install", "--progress-bar=off", "--disable-pip-version-check"]
         only = ["--only-binary=:all:", "--python-version", python]
         scratch = tools.with_name(f"{tools.name}.new")
         shutil.rmtree(scratch, ignore_errors=True)
-        subprocess.run([*pip, *only, "--target", str(scratch), *TOOLS], check=True)
+        words = [*pip, *only, "--target", str(scratch), *TOOLS]
+        run(words, f"pip-mypyc-{python}", f"{' and '.join(TOOLS)} cannot be fetched")
         scratch.rename(tools)
     with tempfile.TemporaryDirectory(prefix="cri-resmgr-mypyc-") as folder:
         work = Path(folder)
@@ -181,9 +185,9 @@ def _build(root: Path, python: str, interpreter: str, made: Path) -> None:
             "LDFLAGS": "-s",
         }
         command = [interpreter, "-s", __file__, "--here"]
-        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"packaging: mypyc failed for Python {python}\n{done.stdout}{done.stderr}")
+        count = sum(map(len, names.values()))
+        say(f"compiling {count} modules for Python {python}, two minutes or so; kept for these sources")
+        run(command, f"mypyc-{python}", f"mypyc failed for Python {python}", work, environment)
         scratch = made.with_name(f"{made.name}.new")
         shutil.rmtree(scratch, ignore_errors=True)
         for path in _made_below(work):

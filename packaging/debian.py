@@ -15,9 +15,12 @@ from pathlib import Path
 
 from sources import REPOSITORY
 from stage import DOCS, Target, clamp_times, stage
+from told import say
 
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 SOURCES = REPOSITORY / "packaging" / "deb"
+#: Of Debian 12, Ubuntu 24.04 and Debian 13: a deb is built for each.
+PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def build(work: Path, target: Target, dist: Path) -> Path:
@@ -29,6 +32,7 @@ def build(work: Path, target: Target, dist: Path) -> Path:
     _control(root, version, target)
     clamp_times(root)
     package = dist / f"cri-resmgr_{version}_{target.architecture.debian}.deb"
+    say(f"packing {package.name}: some 10 s")
     packing = ["-Zgzip", "-z1"] if target.is_quick else ["-Zxz"]
     command = ["dpkg-deb", "--root-owner-group", *packing, "--build", str(root), str(package)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

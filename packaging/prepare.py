@@ -22,6 +22,7 @@ import vendor
 from architectures import Architecture
 from sources import OUR_PACKAGES, REPOSITORY, files_below
 from stage import compiled_site
+from told import run, say
 
 #: What was fetched, for the next build.
 CACHE = REPOSITORY / ".cache"
@@ -44,6 +45,7 @@ def prepare(python: str, architectures: Sequence[Architecture], target: Path) ->
         (site / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(REPOSITORY / source, site / source)
     _compiled(python, architectures, target)
+    say("writing the manual, completions, the chart and the sample configuration: seconds")
     allowed = [
         sys.executable,
         "-m",
@@ -74,7 +76,7 @@ def _compiled(python: str, architectures: Sequence[Architecture], target: Path) 
         else:
             said = f"nothing is compiled here for {architecture.name}"
         if said:
-            print(f"packaging: {said}: the package runs from source", file=sys.stderr)
+            say(f"{said}: the package runs from source")
 
 
 def vendored_list(sites: Sequence[Path], licences: Path) -> str:
@@ -109,8 +111,17 @@ def vendored_list(sites: Sequence[Path], licences: Path) -> str:
 def _protobufs(site: Path) -> None:
     tools = CACHE / f"{PROTOC}-py{sys.version_info.major}.{sys.version_info.minor}"
     if not (tools / "grpc_tools").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--target", str(tools), PROTOC], check=True)
+        say("fetching protoc, some 3 MB; kept for the next build")
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--progress-bar=off",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
+        run([*pip, "--target", str(tools), PROTOC], "pip-protoc", f"{PROTOC} cannot be fetched")
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{REPOSITORY}", f"--python_out={site}"]
     protos = [str(found) for found in sorted((REPOSITORY / "cri_api").glob("*.proto"))]
     subprocess.run([*protoc, *protos], check=True, env={**os.environ, "PYTHONPATH": str(tools)})

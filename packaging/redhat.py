@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 from architectures import X86_64, Architecture
 from sources import REPOSITORY, files_below
 from stage import Target, clamp_times
+from told import run, say
 
 SPEC = REPOSITORY / "packaging" / "rpm" / "cri-resmgr.spec"
 #: What ``stage.py`` reads.
@@ -22,7 +21,7 @@ SOURCES = ("packaging", "systemd", "docs", "cri_api/affinity.proto", "README.md"
 def build(work: Path, target: Target, dist: Path) -> Path:
     """The package's file in ``dist``, and beside it the one to rebuild it from; ``work`` has what was prepared.
 
-    :raises SystemExit: rpmbuild failed; what it said is printed.
+    :raises SystemExit: rpmbuild failed; the log has what it said.
     """
     top = work / "rpm"
     (top / "SOURCES").mkdir(parents=True)
@@ -38,6 +37,7 @@ def build(work: Path, target: Target, dist: Path) -> Path:
     # The package to rebuild from keeps the spec with its macros expanded, paths too, and a number of it is in the
     # other one where both are built at once. It has the modules of every architecture, so one is enough for all:
     # rpm writes the architecture it was made on into it, which is the same one wherever it is made.
+    say("packing the rpm and the one to rebuild it from: some 30 s")
     _rpmbuild("-bb", top, str(top), target, target.architecture)
     _rpmbuild("-bs", top, ".", target, X86_64)
     (package,) = top.glob(f"RPMS/{target.architecture.name}/*.rpm")
@@ -57,9 +57,7 @@ def _rpmbuild(what: str, folder: Path, top: str, target: Target, architecture: A
     defines = [word for name, value in defined.items() for word in ("--define", f"{name} {value}")]
     # Debian has what BuildRequires names, but no database of rpms that would say so.
     command = ["rpmbuild", what, "--nodeps", "--target", architecture.name, *defines, f"SPECS/{SPEC.name}"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"packaging: rpmbuild failed\n{done.stdout}{done.stderr}")
+    run(command, f"rpmbuild-{target.architecture.name}", "rpmbuild failed", folder)
 
 
 def _source_tar(prepared: Path, folder: str, target: Path) -> None:

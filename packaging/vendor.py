@@ -14,7 +14,6 @@ import configparser
 import hashlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Optional
 
 from architectures import ARCHITECTURES, Architecture, named
+from told import run, say
 
 HERE = Path(__file__).resolve().parent
 #: What is never imported: tests, sources of what is compiled, type stubs. A folder's or a file's name, or its ending.
@@ -71,6 +71,9 @@ def fetch(python: str, architecture: Architecture, folder: Path) -> list[Path]:
         sys.exit(f"packaging: PYTHON={python}: there is no {lock.name}; there are those for {known}")
     wanted = locked_digests(lock.read_text(), architecture)
     if _digests(folder) != wanted:
+        say(
+            f"fetching the wheels of Python {python} on {architecture.name}, some 15 MB; kept for the next build"
+        )
         shutil.rmtree(folder, ignore_errors=True)
         arguments = ["--require-hashes", "--no-deps", "--requirement", str(lock)]
         _download(python, architecture, folder, arguments)
@@ -129,18 +132,14 @@ def _name_and_version(wheel: Path) -> tuple[str, str]:
 
 
 def _download(python: str, architecture: Architecture, folder: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", "--progress-bar=off", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     # Two names of the same glibc; pip takes neither for the other.
     for system in ("manylinux2014", "manylinux_2_17"):
         command += ["--platform", f"{system}_{architecture.name}"]
     command += ["--dest", str(folder), *arguments]
-    try:
-        subprocess.run(command, check=True)
-    except subprocess.CalledProcessError:
-        sys.exit(
-            f"packaging: the wheels for Python {python} on {architecture.name} cannot be fetched; pip says why above"
-        )
+    place = f"{python} on {architecture.name}"
+    run(command, f"pip-{folder.name}", f"the wheels for Python {place} cannot be fetched")
 
 
 def unpack(wheel: Path, site: Path, licences: Path) -> None:

@@ -27,6 +27,7 @@ import sbom  # noqa: E402
 from architectures import X86_64  # noqa: E402
 from prepare import prepare  # noqa: E402
 from stage import stage  # noqa: E402
+from told import run, say  # noqa: E402
 
 from cri_proxy.version import VERSION  # noqa: E402
 
@@ -124,6 +125,7 @@ def _image(work: Path, mirror: str, epoch_s: int, dist: Path) -> dict[str, str]:
     prepare(PYTHON, [X86_64], work / "prepared")
     _program(work)
     _compile(work)
+    say("packing the layers: some 20 s")
     base = oci.pack(work / "debian", f"Debian {SUITE}: {', '.join(DEBIAN)}", epoch_s)
     program = oci.pack(work / "program", f"{NAME} {VERSION}", epoch_s)
     # 2. The image of them.
@@ -148,10 +150,11 @@ def _debian(work: Path, mirror: str) -> list[sbom.DebianPackage]:
         'for file in "$1"/var/cache/apt/archives/*.deb; '
         f"do dpkg-deb --show --showformat '{_QUERY}' \"$file\"; done > {listed}"
     )
-    command = ["mmdebstrap", "--quiet", "--variant=extract", "--mode=root", f"--architectures={ARCHITECTURE}"]
+    command = ["mmdebstrap", "--variant=extract", "--mode=root", f"--architectures={ARCHITECTURE}"]
     command += ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--include={','.join(DEBIAN)}"]
     command += ["--format=directory", f"--extract-hook={hook}", SUITE, str(extracted), mirror]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    say(f"extracting {', '.join(DEBIAN)} of Debian {SUITE} (mmdebstrap): some 30 s")
+    run(command, "mmdebstrap", "mmdebstrap failed")
     root = work / "debian"
     for name in ("bin", "lib", "lib64", "sbin"):
         (root / "usr" / name).mkdir(parents=True)

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.packages
 
 TOOL = "/work/tools/debian-packages"
 BESIDE = "/work/.cache/beside"
+LOG = "/work/.cache/apt.log"
+FETCHED = "fetched; dpkg unpacks and configures them"
 POLICY = "/usr/sbin/policy-rc.d"
 UNIT = "[Service]\nExecStart=/usr/bin/true\n[Install]\nWantedBy=multi-user.target\n"
 WANTED = "etc/systemd/system/multi-user.target.wants"
@@ -111,6 +113,12 @@ def machine(root: Root, tmp_path: Path) -> Root:
     return root
 
 
+def announced(names: str, count: int) -> str:
+    """What is said before something is installed."""
+    much = f"packages: {count}, to fetch: 1 MB; at worst some minutes"
+    return f"installing {names} ({much}); apt's own output: {LOG}"
+
+
 def state(machine: Root) -> set[str]:
     """Every installed package with its version."""
     shown = machine.run("dpkg-query", "-W", "-f", "${Status} ${Package} ${Version}\n").splitlines()
@@ -135,6 +143,8 @@ def test_docker_stays_and_debians_containerd_is_unpacked_beside_it(machine: Root
     before = state(machine)
     said = machine.run(TOOL, "containerd", "runc", "tmux")
     assert said.splitlines() == [
+        announced("tmux", 1),
+        FETCHED,
         "installed tmux and what they need; no service was started",
         f"unpacked into {BESIDE}, as to install them removes others: containerd runc",
     ]
@@ -157,7 +167,11 @@ def test_no_service_is_started_now_or_at_boot_and_the_policy_stays_as_it_was(
     if policy is not None:
         machine.write(POLICY, policy, 0o755)
     said = machine.run(TOOL, "nginx")
-    assert said == "installed nginx and what they need; no service was started\n"
+    assert said.splitlines() == [
+        announced("nginx", 2),
+        FETCHED,
+        "installed nginx and what they need; no service was started",
+    ]
     assert starts(machine) == []
     assert not (machine.path / WANTED / "nginx-common.service").is_symlink()
     found = machine.path / POLICY.lstrip("/")
@@ -173,17 +187,30 @@ def test_the_policy_of_a_run_that_was_killed_goes(machine: Root) -> None:
 
 def test_what_must_become_newer_is_named(machine: Root) -> None:
     said = machine.run(TOOL, "wrk")
-    assert (
-        said == "installed wrk and what they need (of a newer version now: libwrk); no service was started\n"
-    )
+    installed = "installed wrk and what they need (of a newer version now: libwrk); no service was started"
+    assert said.splitlines() == [announced("wrk", 1), FETCHED, installed]
 
 
 def test_the_tests_that_are_skipped_are_named_where_a_package_cannot_be_had(machine: Root) -> None:
     said = machine.run(TOOL, "chromium", "tmux").splitlines()
-    assert said == [
+    assert said[2:] == [
         "installed tmux and what they need; no service was started",
         "neither installed nor unpacked, as apt-get does not have it or what it needs: "
         "without chromium the tests in a browser are skipped",
+    ]
+
+
+def test_where_apt_fails_its_sentence_and_its_log_are_named(machine: Root) -> None:
+    (machine.path / "mirror/tmux_2_all.deb").unlink()
+    said = machine.run(TOOL, "tmux").splitlines()
+    assert said[0] == announced("tmux", 1)
+    assert said[1].startswith("apt-get failed (E: "), said
+    assert said[1].endswith(f"; all of it: {LOG}): without tmux the tests in a terminal are skipped"), said
+    assert "tmux_2_all.deb" in machine.read(LOG)
+    machine.write("/etc/apt/sources.list.d/mirror.list", "deb [trusted=yes] file:/nowhere ./\n")
+    said = machine.run(TOOL, "tmux").splitlines()
+    assert said == [
+        f"Debian's mirror does not answer (see {LOG}): without tmux the tests in a terminal are skipped"
     ]
 
 

@@ -21,9 +21,11 @@ FOLDER = REPOSITORY / "packaging"
 sys.path.insert(0, str(FOLDER))
 try:
     import architectures
+    import build
     import manuals
     import prepare
     import stage
+    import told
     import vendor
 finally:
     sys.path.remove(str(FOLDER))
@@ -62,6 +64,13 @@ def test_a_python_without_a_lock_file_is_refused_by_name(tmp_path: Path) -> None
         SystemExit, match=r"PYTHON=3\.7: there is no requirements-3\.7\.txt; there are those for 3\.10"
     ):
         vendor.fetch("3.7", architectures.X86_64, tmp_path)
+
+
+def test_a_deb_is_built_for_each_release_and_for_this_machine() -> None:
+    assert build.default_pythons("deb", "3.11") == ["3.11", "3.12", "3.13"]
+    assert build.default_pythons("deb", "3.9") == ["3.9", "3.11", "3.12", "3.13"]
+    assert build.default_pythons("rpm", "3.9") == ["3.9"]
+    assert all(vendor.lock_file(python).exists() for python in build.default_pythons("deb", "3.11"))
 
 
 WHEEL = {
@@ -295,3 +304,17 @@ def test_unknown_words_are_answered_with_the_usage() -> None:
     done = subprocess.run([FOLDER / "files" / "maintain", "x"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: maintain installed")
+
+
+def test_what_a_program_says_is_in_a_log_that_is_named_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(told, "LOGS", tmp_path / "log")
+    pip = "echo Collecting x; echo 'ERROR: No matching distribution found for x' >&2; echo; echo a notice; exit {}"
+    told.run(["sh", "-c", pip.format(0)], "pip", "no wheels")
+    assert capfd.readouterr() == ("", "")
+    log = tmp_path / "log" / "pip.log"
+    sentence = f"packaging: no wheels: ERROR: No matching distribution found for x (all that was said: {log})"
+    with pytest.raises(SystemExit, match=re.escape(sentence)):
+        told.run(["sh", "-c", pip.format(1)], "pip", "no wheels")
+    assert log.read_text().startswith("Collecting x\n")

@@ -103,7 +103,7 @@ def programs(
 ) -> dict[str, Path]:
     """The programs of a peer with these names, or all of them, by name; those are built that are not kept yet.
 
-    Another process that builds the same peer is waited for. ``say`` gets one line if something was built.
+    Another process that builds the same peer is waited for. ``say`` gets a line before something is built, and one after.
 
     :raises Unavailable: Go, a module or a program that the build calls is missing, or it does not build.
     """
@@ -119,6 +119,10 @@ def programs(
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             began = time.monotonic()
+            # Measured on two CPUs.
+            say(
+                f"building {peer.name} {peer.version}: {', '.join(missing)}; one to four minutes a program, once"
+            )
             _build(peer, go, missing, folder)
             _remove_old(cache, peer)
             say(f"built {peer.name} {peer.version}: {', '.join(missing)} in {time.monotonic() - began:.0f} s")
