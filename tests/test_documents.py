@@ -10,6 +10,8 @@ import click
 import pytest
 import yaml
 
+from cluster.api.allowed import refused
+from cluster.operator.objects import read_policy
 from cri_proxy.cli.main import cli
 from cri_proxy.config.options.table import BY_KEY, SECTIONS
 from cri_proxy.cri.annotations.read import read_preferences
@@ -142,13 +144,12 @@ def test_the_scenario_of_the_readme_comes_out_as_the_readme_says() -> None:
     assert re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines() == shown
 
 
-def test_the_edit_of_the_readme_makes_the_cluster_observe() -> None:
-    [before, after, file] = re.findall(
-        r"sed -i 's/(.*)/(.*)/' (\S+)\n", (REPOSITORY / "README.md").read_text()
-    )[0]
-    text = (REPOSITORY / file).read_text()
-    for edited, mode in ((text, "enforce"), (text.replace(before, after), "observe")):
-        assert read(yaml.safe_load(edited)["data"]["config.yaml"]).config.values["relay.mode"] == mode
+def test_the_policies_of_the_cluster_page_are_policies() -> None:
+    texts = re.findall(r"```yaml\n(.*?)```", (DOCS / "cluster.md").read_text(), re.DOTALL)
+    policies = [found for found in map(yaml.safe_load, texts) if "PlacementPolicy" in str(found)]
+    assert len(policies) == 2
+    for policy in policies:
+        assert read_policy(policy, refused).fault == ""
 
 
 def test_the_pod_of_the_page_of_annotations_is_understood_as_it_says() -> None:

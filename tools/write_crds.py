@@ -22,19 +22,17 @@ _HEADER = "# Written by `make docs` from cluster/api and the daemon's table of o
 
 def allowed_options() -> dict[str, dict[str, Any]]:
     """What a policy of the cluster may set, by key, with the schema of each; and the options there were, set to anything."""
+    from cri_proxy.config.checks import Check
     from cri_proxy.config.constants import Constants
     from cri_proxy.config.gone import GONE
     from cri_proxy.config.options.table import OPTIONS
 
-    found: dict[str, dict[str, Any]] = {
-        option.key: {
-            **option.check.schema,
-            "description": _described(option),
-            "expected": option.check.expected,
-        }
-        for option in OPTIONS
-        if option.cluster
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for option in OPTIONS:
+        if option.cluster:
+            check = option.cluster if isinstance(option.cluster, Check) else option.check
+            said = {"description": _described(option, check), "expected": check.expected}
+            found[option.key] = {**check.schema, **said}
     for key, former in GONE.items():
         if former.cluster:
             said = f"Deprecated: it is ignored; {former.says(Constants())}."
@@ -42,10 +40,10 @@ def allowed_options() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _described(option: Any) -> str:
+def _described(option: Any, check: Any) -> str:
     unit = f" Unit: {option.check.unit}." if option.check.unit else ""
     default = f" Default: {option.check.write(option.default)}."
-    quoted = ' "off" is written in quotes.' if "off" in option.check.schema.get("enum", ()) else ""
+    quoted = ' "off" is written in quotes.' if "off" in check.schema.get("enum", ()) else ""
     return option.help + unit + default + quoted
 
 

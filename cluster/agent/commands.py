@@ -17,7 +17,7 @@ from typing import Any, Optional
 from cluster.agent.spec import Override, PolicyDocument, Spec, read_spec, write_policy, write_spec
 from cluster.agent.status import FALSE, TRUE, Condition
 from cluster.api.allowed import NotAllowed, check
-from cluster.api.names import CONFIG_APPLIED
+from cluster.api.names import CONFIG_APPLIED, NODE_PLACEMENT
 from cluster.api.reader import Fields, Unreadable
 from cluster.kube.known import not_written
 from policies.machine.domain_names import domain_text
@@ -31,7 +31,8 @@ class AgentMemory:
     """``spec``: as it was seen last, None = never. ``policy``: what the daemon was given last, and when (seconds since
     1970); ``baseline``: the signs that were there before, which do not speak against it. ``previous``: what was in force
     before it. ``taken_back``: the hash of a policy that was taken back on this node, and why. ``mode_before``: the mode
-    before one was asked for, "" = none was. ``froze``: whether this agent froze the node.
+    before one was asked for of a daemon that does not remember that itself, "" = none was. ``froze``: whether this
+    agent froze the node.
     """
 
     spec: Optional[Spec] = None
@@ -150,7 +151,15 @@ def _freeze(spec: Spec, cluster: Mapping[str, Any], memory: AgentMemory, on: boo
 
 
 def _mode(spec: Spec, report: Mapping[str, Any], memory: AgentMemory) -> Optional[Command]:
-    wanted = spec.mode or memory.mode_before
+    # A daemon of the version before does not say what has set its mode, nor does it remember what was configured.
+    asked_by = report.get("mode_from", NODE_PLACEMENT if spec.mode else "")
+    if spec.mode:
+        # It is told where it has the mode already, too: what is asked here holds against policies that come.
+        is_so = (report.get("mode_wanted"), asked_by) == (spec.mode, NODE_PLACEMENT)
+        return None if is_so else Command(MODE, {"mode": spec.mode, "by": NODE_PLACEMENT})
+    if asked_by == NODE_PLACEMENT:
+        return Command(MODE, {"mode": "", "by": NODE_PLACEMENT})
+    wanted = memory.mode_before
     return Command(MODE, {"mode": wanted}) if wanted and report.get("mode_wanted") != wanted else None
 
 
@@ -209,8 +218,9 @@ def done(
 ) -> AgentMemory:
     """The memory once the daemon has carried a command out. ``report``: from before it; ``now_s``: since 1970."""
     if command.name == MODE:
-        before = memory.mode_before or str(report.get("mode_wanted") or "")
-        return replace(memory, mode_before=before if spec.mode else "")
+        if not spec.mode or "mode_from" in report:
+            return replace(memory, mode_before="")
+        return replace(memory, mode_before=memory.mode_before or str(report.get("mode_wanted") or ""))
     if command.name == FREEZE:
         return replace(memory, froze=bool(command.arguments["on"]))
     if command.name != POLICY:

@@ -31,7 +31,7 @@ MOST_WHY, MOST_TEXT = 200, 400
 #: A container's id, as crictl shows it.
 ID_DIGITS = 13
 
-_HEAD = ("version", "instance", "mode", "mode_wanted", "front_end")
+_HEAD = ("version", "instance", "mode", "mode_wanted", "mode_from", "front_end")
 _MACHINE = {
     "sockets": ("id", "cpus"),
     "numa_nodes": ("id", "socket", "cpus", "memory_bytes", "distances"),
@@ -201,6 +201,8 @@ def _of_report(report: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, 
         "affinityGroups": _groups(report.get("affinity_groups", ()), told.get("affinityGroups", ())),
         "remoteTraffic": _remote(report.get("remote_peers", ()), told.get("remoteTraffic", ())),
     }
+    if "modeFrom" in status:
+        status["modeFrom"] = shortened(status["modeFrom"], MOST_TEXT)
     if report.get("policy"):
         status["activePolicy"] = report["policy"]
     machine = report.get("machine")

@@ -25,6 +25,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = _OPTIONS
 
 #: Sections that come first in a schema, each with its contents in words.
 _SECTIONS = {
+    "relay": "What the daemon does with the containers that it is told of.",
     "policy": "The placement policy, and the CPUs it has.",
     "policy.ReservedResources": "CPUs kept for the system.",
     "policy.AvailableResources": "CPUs that containers may be placed on.",

@@ -329,6 +329,9 @@ def _status() -> dict[str, Any]:
             "instance": text("One life of the daemon: another value after each of its starts."),
             "mode": text("What the daemon does now: enforce, observe or off."),
             "modeWanted": text("What it was told to do; another where it is degraded."),
+            "modeFrom": text(
+                "What has set that: a file and line, a cluster policy, the default of the install, NodePlacement, command."
+            ),
             "frontEnd": text("How containers become known: cri, nri or standalone."),
             "activePolicy": text("The daemon's placement policy, such as hygon."),
             "judgedPolicy": text(
@@ -366,6 +369,7 @@ def schema() -> dict[str, Any]:
 #: What `kubectl get nodeplacement` shows: name, type, path, and 1 where only -o wide shows it.
 COLUMNS = (
     ("Mode", "string", ".status.mode", 0),
+    ("Mode-From", "string", ".status.modeFrom", 1),
     ("Front-End", "string", ".status.frontEnd", 1),
     ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", 0),
     ("Degraded", "string", ".status.conditions[?(@.type=='Degraded')].status", 0),

@@ -41,6 +41,14 @@ def configured(command: Command) -> Command:
     return command
 
 
+#: Of the programs that place containers.
+with_first_mode = click.option(
+    "--first-mode",
+    type=click.Choice(["enforce", "observe"]),
+    help="Where nothing sets relay.mode: the mode of a node on which none has run before. What ran goes on as it did.",
+)
+
+
 class RunByDefault(click.Group):
     """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
 

@@ -25,7 +25,7 @@ from cri_proxy.cli.answers import (
     show_document,
     waiting_updates,
 )
-from cri_proxy.cli.arguments import RunByDefault, configured
+from cri_proxy.cli.arguments import RunByDefault, configured, with_first_mode
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
 from cri_proxy.cli.placement_text import (
     explain_text,
@@ -78,6 +78,7 @@ _file = click.Path(path_type=Path)
 )
 @click.option("--control-socket", help="Socket for the command line; control.socket.")
 @click.option("--state-dir", help="Where state is kept; state.directory.")
+@with_first_mode
 @click.option("--reset-policy", is_flag=True, help="Only set the state aside, and exit.")
 @click.option(
     "--strict", is_flag=True, help="Exit where containers cannot be placed, instead of passing bytes."
@@ -94,6 +95,7 @@ def run(
     reset_policy: bool,
     strict: bool,
     standalone: bool,
+    first_mode: Optional[str],
     **flags: Optional[str],
 ) -> None:
     """Run the daemon in the foreground."""
@@ -125,7 +127,7 @@ def run(
     from cri_proxy.daemon.proxy import Proxy
     from cri_proxy.front_ends.standalone import Standalone
 
-    sys.exit(main(RunOptions(files, strict, Standalone if standalone else Proxy)))
+    sys.exit(main(RunOptions(files, strict, first_mode or "", Standalone if standalone else Proxy)))
 
 
 @cli.command()

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import click
 
 from cri_proxy.cli.answers import ask_daemon, fail, json_option, show_document
-from cri_proxy.cli.arguments import configured
+from cri_proxy.cli.arguments import configured, with_first_mode
 from cri_proxy.config.io import files as settings
 from cri_proxy.nri.io.plugin.launched import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE, told_config
 from cri_proxy.text.terminal import table
@@ -35,11 +35,13 @@ def nri() -> None:
 @click.option("--control-socket", help="Socket for the command line; control.socket.")
 @click.option("--state-dir", help="Where state is kept; state.directory.")
 @click.option("--strict", is_flag=True, help="Exit where containers cannot be placed.")
+@with_first_mode
 def run(
     config_file: Optional[Path],
     fallback_config: Optional[Path],
     force_config: Optional[Path],
     strict: bool,
+    first_mode: Optional[str],
     **flags: Optional[str],
 ) -> None:
     """Place containers as a plugin of the runtime's NRI, in the foreground; kubelet is not touched.
@@ -56,7 +58,7 @@ def run(
     overrides = _overrides(flags, os.environ)
     files = settings.Files(fallback_config, config_file, force_config, overrides, told.sources)
     options = PluginOptions(told, _descriptor(os.environ), os.environ.get(NAME_VARIABLE, ""))
-    sys.exit(main(RunOptions(files, strict, lambda parts: NriPlugin(parts, options))))
+    sys.exit(main(RunOptions(files, strict, first_mode or "", lambda parts: NriPlugin(parts, options))))
 
 
 @nri.command()

@@ -114,6 +114,12 @@ def _not_bound(runs_in: str) -> str:
     return f"its processes run in {runs_in}, outside of its own cgroup, and no cpuset of ours reaches them"
 
 
+def _mode_from(document: Mapping[str, Any]) -> str:
+    """What has set the mode, where that is the one in force; a daemon before this version does not say it."""
+    is_in_force = document["mode"] == document.get("mode_wanted", document["mode"])
+    return f" ({document['mode_from']})" if document.get("mode_from") and is_in_force else ""
+
+
 def status_text(document: dict[str, Any]) -> str:
     """The status for the terminal: the sentence that matters first."""
     lines = []
@@ -122,7 +128,7 @@ def status_text(document: dict[str, Any]) -> str:
     # A daemon before this version does not say it.
     form = document.get("form", "source")
     lines.append(
-        f"cri-resmgr {document['version']}, {form}: mode {document['mode']}"
+        f"cri-resmgr {document['version']}, {form}: mode {document['mode']}{_mode_from(document)}"
         + (", DEGRADED" if reasons else "")
     )
     lines += [f"  degraded ({topic}): {reason}" for topic, reason in reasons.items()]

@@ -12,10 +12,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import voluptuous as vol
+
+from cri_proxy.config.checks import Check
 from cri_proxy.config.config import BadConfig, Config, CpuConstraint, read_config
 from cri_proxy.config.gone import FORMER_SECTIONS, GONE
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
-from cri_proxy.text.sources import BadText, SettingsSource, read_entries, show_key
+from cri_proxy.text.sources import BadText, SettingsSource, describe, read_entries, show_key
 from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
@@ -105,6 +108,12 @@ def check_alone(policy: ClusterPolicy) -> None:
             )
         if entry.raw is None:
             raise BadPolicy(f"{policy.title}: {entry.key} has no value")
+        if option is not None and isinstance(option.cluster, Check):
+            try:
+                option.cluster(entry.raw)
+            except vol.Invalid:
+                found, expected = describe(entry.raw), option.cluster.expected
+                raise BadPolicy(f"{policy.title}: {entry.key} is {found}, expected {expected}") from None
     if doubts:
         raise BadPolicy(doubts[0])
     try:

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from cri_proxy.config import compatibility
 from cri_proxy.config.balloons import FIELDS, MEANINGLESS
+from cri_proxy.config.checks import Check
 from cri_proxy.config.options.table import OPTIONS, Option
 from cri_proxy.version import DOCUMENTS
 
@@ -204,7 +205,8 @@ def _section(option: Option) -> str:
 
 def _terms(option: Option) -> str:
     unit = f" Unit: {option.check.unit}." if option.check.unit else ""
-    cluster = " A cluster's policy may set it." if option.cluster else ""
+    values = f" to {option.cluster.expected}" if isinstance(option.cluster, Check) else ""
+    cluster = f" A cluster's policy may set it{values}." if option.cluster else ""
     return f"Value: {option.check.expected}.{unit} {_when(option)}.{cluster}"
 
 

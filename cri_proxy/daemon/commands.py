@@ -19,6 +19,7 @@ from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
+from cri_proxy.daemon.engine_host import COMMAND, NODE_PLACEMENT
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet_in_short
 from cri_proxy.engine.model import BadOrder, ContainerRecord, Life, Management, read_overrides
@@ -109,6 +110,7 @@ class Commands:
             "form": form_of(pipe, node),
             "mode": daemon.mode,
             "mode_wanted": node_state.mode,
+            "mode_from": daemon.assembly.mode_from,
             "degraded": dict(services.health.reasons),
             "warnings": services.health.warnings,
             "background": [worker.document() for worker in services.supervisor.workers],
@@ -207,11 +209,13 @@ class Commands:
     # ------------------------------------------------------------------ actions
 
     async def mode(self, arguments: dict[str, Any]) -> Any:
+        """Tell the mode, or change it. ``by`` NODE_PLACEMENT: the agent asks, and with ``mode`` "" no longer does."""
         wanted = arguments.get("mode")
+        by = NODE_PLACEMENT if arguments.get("by") == NODE_PLACEMENT else COMMAND
         if wanted is not None:
-            if wanted not in MODES:
+            if wanted not in MODES and (wanted or by == COMMAND):
                 raise ControlError(f"{wanted!r} is not a mode; modes are {', '.join(MODES)}")
-            self._daemon.assembly.set_mode(wanted)
+            self._daemon.assembly.set_mode(wanted, by)
             await self._daemon.services.store.settled()
         return {"mode": self._daemon.mode, "wanted": self._daemon.services.node_state.mode}
 

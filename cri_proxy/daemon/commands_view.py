@@ -234,6 +234,7 @@ class ViewCommands:
             "instance": daemon.instance,
             "mode": daemon.mode,
             "mode_wanted": services.node_state.mode,
+            "mode_from": daemon.assembly.mode_from,
             "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),
             "policy": services.config["policy.Active"],
             "degraded": dict(services.health.reasons),

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Optional, TextIO, cast
@@ -31,9 +32,11 @@ from cri_proxy.affinity.io.rebalancer import AffinityController
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import ControlServer
+from cri_proxy.daemon import first_mode
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
+from cri_proxy.daemon.first_mode import FirstMode
 from cri_proxy.daemon.maintenance import Maintenance
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
 from cri_proxy.daemon.proxy import Proxy
@@ -68,6 +71,8 @@ class RunOptions:
 
     files: settings.Files
     strict: bool = False
+    #: The mode of a node on which no daemon has run, where nothing sets one; "": that of the table of options.
+    first_mode: str = ""
     #: How containers are learned of and reached; kubelet connects to a proxy.
     front_end: FrontEndMaker = Proxy
     boot_id_file: Path = Path("/proc/sys/kernel/random/boot_id")
@@ -92,6 +97,8 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._exit_code = 0
         self.reloading = asyncio.Lock()
+        #: What this node was installed to begin with.
+        self._first = FirstMode("")
         self._debugging = False
         #: What lines of one kind are counted by.
         self._repeats = logs.Repeats()
@@ -176,6 +183,7 @@ class Daemon:
 
     def _configure(self) -> None:
         """:raises BadConfig: strict, and there is no valid configuration."""
+        self._decide_first_mode()
         files = self.options.files
         loaded = settings.load(files, strict=True) if self.options.strict else settings.load_or_last(files)
         #: Whether placing waits for a configuration that can be read.
@@ -217,7 +225,14 @@ class Daemon:
         self.health.note("config", loaded.problem)
         self.health.warn("config", loaded.warnings)
         self.health.warn("cluster policy", filter(None, [loaded.cluster.problem]))
+        self.health.warn("first mode", filter(None, [self._first.problem]))
         self.health.note("runtime", runtime_problem)
+
+    def _decide_first_mode(self) -> None:
+        options = self.options
+        if options.first_mode:
+            self._first = first_mode.decide(options.files, options.first_mode)
+            self.options = replace(options, files=replace(options.files, first_mode=self._first.mode))
 
     def _configure_affinity(self) -> None:
         services, config = self.services, self.services.config
@@ -400,8 +415,10 @@ class Daemon:
         """Get the engine to work, with a configuration if there was none. False: not yet."""
         if not self._own():
             return False
-        if self._unconfigured or self._loaded.cluster.is_unread:
+        if self._unconfigured or self._loaded.cluster.is_unread or self._first.is_unread:
             try:
+                if self._first.is_unread:
+                    await asyncio.to_thread(self._decide_first_mode)
                 loaded = await asyncio.to_thread(settings.load, self.options.files)
             except BadConfig as error:
                 self.health.note("config", settings.default_problem(error))
@@ -421,9 +438,17 @@ class Daemon:
         problem: Optional[str] = f"{folder}: the configuration is not kept: the disk does not answer"
         if not store.is_late:
             with contextlib.suppress(asyncio.TimeoutError):
-                keeping = store.run(lambda: settings.keep(loaded, folder, runtime))
+                keeping = store.run(lambda: self._kept(loaded, folder, runtime))
                 problem = await wait_within(store.wait_s, keeping)
         self.health.note("last config", problem or "")
+
+    def _kept(self, loaded: settings.ConfigInForce, folder: Path, runtime: str) -> Optional[str]:
+        # The mode first: a configuration that is kept without it is that of a version that enforced.
+        if self._first.problem and not self._first.is_unread:
+            self._first = FirstMode(self._first.mode, first_mode.keep(folder, self._first.mode))
+            if self._first.problem:
+                return self._first.problem
+        return settings.keep(loaded, folder, runtime)
 
     async def _try_again(self) -> None:
         """Have what could not be had before."""
@@ -470,7 +495,7 @@ class Daemon:
         self.health.note("restart", f"a restart is needed for {', '.join(restart)}" if restart else "")
         self._apply_settings()
         if "relay.mode" in changed:
-            self.assembly.set_mode(services.config["relay.mode"], by_command=False)
+            self.assembly.configured_mode()
         if "metrics.listen" in changed:
             await self._serve_metrics()
         if services.node_state.engine is not None:

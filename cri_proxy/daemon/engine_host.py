@@ -34,8 +34,10 @@ from cri_proxy.state.writer import StateWriter
 from policies.machine.cpus import NO_CPUS
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
-#: The mode that was set by command, and the one that was configured then.
-MODE_KEY, CONFIGURED_KEY = "mode", "mode_configured"
+#: The mode that was asked for past the configuration, what asked for it, and the mode that was configured then.
+MODE_KEY, ASKED_BY_KEY, CONFIGURED_KEY = "mode", "mode_by", "mode_configured"
+#: What may ask for one. A command counts until another mode is configured; the node's NodePlacement until it is empty.
+COMMAND, NODE_PLACEMENT = "command", "NodePlacement"
 #: The limits of pods that were lifted, for versions before they had a file of their own.
 QUOTAS_KEY = "quotas"
 #: What of the state was lost, until that is acknowledged.
@@ -371,18 +373,46 @@ class Assembly:
         node_state = self._services.node_state
         return "off" if node_state.engine is None else node_state.mode
 
-    def set_mode(self, mode: str, by_command: bool = True) -> None:
-        """Change what is done with requests. By command: until another mode is configured.
+    @property
+    def mode_from(self) -> str:
+        """What has set the mode that is wanted: COMMAND, NODE_PLACEMENT, or the origin of ``relay.mode``."""
+        if self._meta.get(MODE_KEY):
+            return self._meta.get(ASKED_BY_KEY) or COMMAND
+        return self._services.config.origins["relay.mode"]
+
+    def set_mode(self, mode: str, by: str = COMMAND) -> None:
+        """Change what is done with requests, past the configuration. "": as it is configured, unless another asks.
 
         ``services.store.settled()`` waits until it outlives the daemon.
         """
+        configured = self._services.config["relay.mode"]
+        if not mode:
+            if self.mode_from == by:
+                self._switch(configured, "")
+            return
+        # A command for what is configured anyway is no exception. A NodePlacement's is: it holds against what comes.
+        self._switch(mode, by if mode != configured or by == NODE_PLACEMENT else "")
+
+    def configured_mode(self) -> None:
+        """Another mode is configured than before."""
+        if self.mode_from == NODE_PLACEMENT:
+            return
+        if self._services.node_state.engine is None and MODE_KEY not in self._meta:
+            # The mode that a command gave an earlier daemon is not read yet.
+            self._services.node_state.switch(self._services.config["relay.mode"])
+            return
+        self._switch(self._services.config["relay.mode"], "")
+
+    def _switch(self, mode: str, asked_by: str) -> None:
         services = self._services
         services.node_state.switch(mode)
-        self._meta[MODE_KEY] = mode if by_command else ""
+        self._meta[MODE_KEY] = mode if asked_by else ""
+        self._meta[ASKED_BY_KEY] = asked_by
         self._meta[CONFIGURED_KEY] = services.config["relay.mode"]
         # Not the boot id: records of another boot may be there that were not looked at yet.
-        services.store.write({}, {key: self._meta[key] for key in (MODE_KEY, CONFIGURED_KEY)})
-        services.log.info("mode", mode=mode, by_command=by_command)
+        keys = (MODE_KEY, ASKED_BY_KEY, CONFIGURED_KEY)
+        services.store.write({}, {key: self._meta[key] for key in keys})
+        services.log.info("mode", mode=mode, by=self.mode_from)
         services.look.set()
         self.on_mode()
         services.health.tell()
@@ -391,9 +421,11 @@ class Assembly:
         mode, configured = meta.get(MODE_KEY, ""), self._services.config["relay.mode"]
         if MODE_KEY in self._meta or mode not in MODES:
             return
-        is_over = meta.get(CONFIGURED_KEY, configured) != configured
+        asked_by = meta.get(ASKED_BY_KEY, "")
+        is_over = asked_by != NODE_PLACEMENT and meta.get(CONFIGURED_KEY, configured) != configured
         # For good: also when the former one is configured again.
-        self._meta.update({MODE_KEY: "" if is_over else mode, CONFIGURED_KEY: configured})
+        kept = {MODE_KEY: "" if is_over else mode, ASKED_BY_KEY: "" if is_over else asked_by}
+        self._meta.update({**kept, CONFIGURED_KEY: configured})
         if not is_over:
             self._services.node_state.switch(mode)
 

@@ -36,6 +36,7 @@ from tests.peers.programs import CLUSTER, find
 
 HERE = Path(__file__).parent
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
+ENFORCING = {**REAL_CGROUPS, "relay": {"mode": "enforce"}}
 #: Measurements of ten seconds each, before and after.
 ROUNDS = 3
 WAIT_S = 180.0
@@ -135,7 +136,7 @@ async def cluster(folder: Path) -> AsyncIterator[tuple[RegisteredNode, Kubectl]]
             name=name, sys=Path("/sys"), kubeconfig=kubeconfig,
         )  # fmt: skip
         host.point_at(str(containerd.socket))
-        agent = with_view_socket(Agent(containerd.socket, machine_here(), REAL_CGROUPS))
+        agent = with_view_socket(Agent(containerd.socket, machine_here(), ENFORCING))
         try:
             async with CriClient(str(containerd.socket)) as direct:
                 node = RegisteredNode(control_plane, containerd, agent, direct, host)

@@ -43,9 +43,22 @@ def test_what_names_a_path_a_socket_or_an_address_of_the_node_is_not_for_a_polic
 @pytest.mark.parametrize(
     "section", ["relay", "state", "control", "topology", "kubelet", "nri", "log", "metrics"]
 )
-def test_no_option_of_the_daemons_own_is_for_a_policy(section: str) -> None:
+def test_no_option_of_the_daemons_own_but_the_mode_is_for_a_policy(section: str) -> None:
     options = [option for option in OPTIONS if option.key.partition(".")[0] == section]
-    assert options and not any(option.cluster for option in options)
+    assert options and [o.key for o in options if o.cluster] == ["relay.mode"] * (section == "relay")
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_a_policy_brings_nodes_over_to_enforce_and_back(mode: str) -> None:
+    assert read_config([policy_of({"relay": {"mode": mode}}).source]).config["relay.mode"] == mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "shown"), [("off", '"off"'), (False, '"false"'), ("on", '"on"')], ids=["off", "unquoted", "on"]
+)
+def test_a_policy_switches_no_node_off(mode: Any, shown: str) -> None:
+    said = refusal({"relay": {"mode": mode}})
+    assert said == f"cluster policy gold (generation 3): relay.mode is {shown}, expected enforce or observe"
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,12 @@ PLACING = {
     "not_alone": {"default/db/own": ["default/a/x", "default/b/y"]},
 }
 LINES = {
-    "at rest": ({}, "cri-resmgr 1, compiled: mode enforce"),
+    "at rest": ({"mode_from": "/c.yaml:3"}, "cri-resmgr 1, compiled: mode enforce (/c.yaml:3)"),
+    "a daemon of the version before": ({}, "cri-resmgr 1, compiled: mode enforce"),
+    "not in force": (
+        {"mode": "off", "mode_wanted": "enforce", "mode_from": "x"},
+        "cri-resmgr 1, compiled: mode off",
+    ),
     "degraded": ({"degraded": {"state": "full"}}, "cri-resmgr 1, compiled: mode enforce, DEGRADED"),
     "why degraded": ({"degraded": {"state": "full"}}, "  degraded (state): full"),
     "connected": ({}, "  runtime    /run/c.sock (containerd 2, v1)"),

@@ -153,7 +153,7 @@ async def test_answers_for_people_say_the_same(busy) -> None:
     for words in (("status",), ("placements",), ("explain", "web/web"), ("mode",), ("config", "show")):
         code, outs[words[0]], error = await busy.cli(*words)
         assert (code, error) == (0, ""), words
-    assert outs["status"].startswith(f"cri-resmgr {VERSION}, {FORM}: mode enforce\n")
+    assert outs["status"].startswith(f"cri-resmgr {VERSION}, {FORM}: mode enforce (default)\n")
     assert "containerd 1.7.0, runtime.v1" in outs["status"]
     assert "1 placed; 0 places held, 0 creates of unknown outcome" in outs["status"]
     header, row = outs["placements"].splitlines()

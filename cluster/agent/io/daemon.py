@@ -18,7 +18,7 @@ DOCTOR_PATIENCE_S = 90.0
 #: Events are numbered from one: a number that none has.
 NO_EVENTS = 1 << 62
 #: What says whether a node is as its spec has it.
-SUMMARY = ("instance", "mode_wanted", "degraded", "machine", "cluster")
+SUMMARY = ("instance", "mode_wanted", "mode_from", "degraded", "machine", "cluster")
 
 
 class DaemonAway(Exception):

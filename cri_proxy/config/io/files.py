@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 FALLBACK = Path("/etc/cri-resmgr/fallback.cfg")
 CONFIG = Path("/etc/cri-resmgr/config.yaml")
 LAST = "last-config.json"
+#: The origin of a mode that no file, no policy and no command has set, but what was installed.
+INSTALLED = "default of the install"
 #: What ``passthrough.py`` reads where nothing else can be imported: our sockets and the runtime's, as JSON.
 ENDPOINTS = "endpoints.json"
 #: The most of a file that is read: characters of UTF-8 have up to four bytes.
@@ -92,6 +94,8 @@ class Files:
     overrides: Mapping[str, Any] = ()  # type: ignore[assignment]
     #: What is told in other ways than by files; it counts after config.yaml, and before what is forced.
     told: Callable[[], list[SettingsSource]] = list
+    #: The mode where nothing else sets one; "" = that of the table of options.
+    first_mode: str = ""
     #: What the usual places of files, sockets and state are below.
     root: Path = field(default_factory=machine_root)
     constants: Constants = field(default_factory=told_constants)
@@ -136,7 +140,7 @@ class Files:
     def _defaults(self) -> list[SettingsSource]:
         """Below another root than the machine's: our own paths, where nothing sets them."""
         if self.root == Path("/"):
-            return []
+            return self.installed()
         values: dict[str, Any] = {}
         for option in OPTIONS:
             if option.beside:
@@ -145,7 +149,11 @@ class Files:
                 values[option.key] = str(below(self.root, option.default))
             elif "/cri-resmgr" in str(option.default):
                 values[option.key] = [str(below(self.root, path)) for path in option.default]
-        return [SettingsSource("root", values=values)]
+        return [*self.installed(), SettingsSource("root", values=values)]
+
+    def installed(self) -> list[SettingsSource]:
+        """What the install sets, before all that files say."""
+        return [SettingsSource(INSTALLED, values={"relay.mode": self.first_mode})] if self.first_mode else []
 
     def _command_line(self) -> list[SettingsSource]:
         return [SettingsSource("command line", values=dict(self.overrides))] if self.overrides else []
@@ -257,20 +265,26 @@ def last_or_default(files: Files, bad: BadConfig) -> ConfigInForce:
     essentials: list[SettingsSource] = []
     with contextlib.suppress(BadConfig):
         essentials = _answered(files.essentials)
-    defaults = Layers(tuple(essentials), constants=files.constants).read().config
+    defaults = Layers((*files.installed(), *essentials), constants=files.constants).read().config
     try:
-        last = Path(defaults["state.directory"]) / LAST
-        texts = json.loads(_answered(lambda: read_bytes(last, MAX_BYTES * 4)))
-        kept = [SettingsSource(name, text, "last one that loaded") for name, text in texts]
-        forced = [source for source in kept if source.name == str(files.force)]
-        layers = Layers(
-            tuple(s for s in kept if s not in forced), (*forced, *files._command_line()), files.constants
-        )
+        layers = _answered(lambda: last_layers(files, Path(defaults["state.directory"])))
         loaded, policy = with_kept_policy(layers, layers.read())
         problem = f"the last configuration that loaded is in force: {_reason(bad)}"
         return ConfigInForce(loaded.config, problem=problem, cluster=policy)
     except (OSError, ValueError, TypeError, BadConfig):
         return ConfigInForce(defaults, problem=default_problem(bad), is_default=True)
+
+
+def last_layers(files: Files, folder: Path) -> Layers:
+    """The sources of the last configuration that loaded, as a state directory has them.
+
+    :raises OSError, ValueError, TypeError: there is none that can be read.
+    """
+    texts = json.loads(read_bytes(folder / LAST, MAX_BYTES * 4))
+    kept = [SettingsSource(name, text, "last one that loaded") for name, text in texts]
+    forced = [source for source in kept if source.name == str(files.force)]
+    below = (*files.installed(), *(source for source in kept if source not in forced))
+    return Layers(below, (*forced, *files._command_line()), files.constants)
 
 
 def _answered(read: Callable[[], Result]) -> Result:
@@ -314,15 +328,16 @@ def keep(settings: ConfigInForce, folder: Path, runtime: str) -> Optional[str]:
     texts = [(source.name, source.text) for source in settings.sources if source.values is None]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(folder / LAST, json.dumps(texts))
-        _replace(folder / ENDPOINTS, json.dumps(endpoints))
+        replace_text(folder / LAST, json.dumps(texts))
+        replace_text(folder / ENDPOINTS, json.dumps(endpoints))
     except OSError as error:
         reason = error.strerror or str(error)
         return f"{folder}: the configuration could not be kept for a start without one: {reason}"
     return None
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """A file's text from now on, or, if it cannot be written, the one it had."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(text, encoding="utf-8")
     effects.before(effects.STATE, path.name)

@@ -6,7 +6,7 @@ PlacementPolicy are written from it (``make docs``). Sections come in the order 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 from cri_proxy.config.balloons import balloon_types
 from cri_proxy.config.checks import (
@@ -51,8 +51,8 @@ VALIDATORS = (
 class Option:
     """One setting. ``default`` is the typed value; ``live``: a reload applies it, else a restart does.
 
-    ``cluster``: a policy of the cluster may set it. Never an option that names a path, a socket or a program of the
-    node, or that keeps pods from starting: a policy reaches every node at once.
+    ``cluster``: a policy of the cluster may set it; a check: to what that takes. Never an option that names a path, a
+    socket or a program of the node, or that keeps pods from starting: a policy reaches every node at once.
     ``observer``: only the observer reads it, and what of the observer's applies it: "reload" or "restart".
     ``beside``: an option with a path. Where nothing sets this one, it is as far from that one as the defaults are.
     """
@@ -62,7 +62,7 @@ class Option:
     default: Any
     help: str
     live: bool = True
-    cluster: bool = False
+    cluster: Union[bool, Check] = False
     observer: str = ""
     beside: str = ""
 
@@ -154,7 +154,10 @@ OPTIONS: tuple[Option, ...] = (
            "Namespaces whose containers are refused when no placement can be decided; elsewhere the request then "
            "passes unchanged."),
     Option("relay.mode", one_of("enforce", "observe", "off"), "enforce",
-           "enforce: place containers; observe: decide, log and explain, change nothing; off: pass bytes only."),
+           "enforce: place containers; observe: decide, log and explain, change nothing; off: pass bytes only. Nodes of a "
+           "new cluster install observe where nothing sets it.",
+           # Off keeps no books that a rollout could judge a node by.
+           cluster=one_of("enforce", "observe")),
     Option("relay.socket", socket_path(), "/var/run/cri-resmgr.sock",
            "The socket kubelet connects to.", live=False),
     Option("relay.extra_sockets", socket_paths(), ("/var/run/cri-resmgr/cri-resmgr.sock",),

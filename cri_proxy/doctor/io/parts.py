@@ -91,7 +91,7 @@ def compared_with_daemon(facts: ConfigFacts, places: Places) -> ConfigFacts:
         row["key"]
         for row in rows
         if row["value"] != ours.get(row["key"])
-        and row["origin"] not in ("command line", "last one that loaded")
+        and row["origin"] not in ("command line", "last one that loaded", settings.INSTALLED)
     )
     return replace(facts, changed=changed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Optional
 
 import pytest
@@ -39,16 +41,19 @@ def policy(hash: str = "h1", **changes: Any) -> dict[str, Any]:
 
 
 class Node:
-    """A daemon that does what it is told, or refuses what its ``refuses`` begins with."""
+    """A daemon that does what it is told, or refuses what its ``refuses`` begins with; one that does not say what has
+    set its mode, as in the version before, unless it is a ``NewNode``."""
 
     def __init__(self, **fields: Any) -> None:
-        self.report = report()
+        self.report = report(**self.more)
         self.refuses = ""
         self.sent: list[str] = []
         self.memory = AgentMemory()
         self.refusals = Refusals("a")
         self.signs = NONE
         self.asked(**fields)
+
+    more: Mapping[str, Any] = {}
 
     def asked(self, **fields: Any) -> None:
         self.spec = read_spec({"metadata": {"generation": 3}, "spec": fields}, self.memory.spec)
@@ -74,7 +79,7 @@ class Node:
     def _carry_out(self, command: Command) -> None:
         arguments, there = command.arguments, self.report["cluster"]
         if command.name == commands.MODE:
-            self.report = {**self.report, "mode_wanted": arguments["mode"]}
+            self._set_mode(**arguments)
         elif command.name == commands.FREEZE:
             there["freeze"] = arguments["on"]
         elif command.name == commands.OVERRIDES:
@@ -84,6 +89,10 @@ class Node:
         else:
             named = {key: arguments.get(key) for key in ("name", "generation", "hash")}
             there["policy"] = named if arguments["name"] else None
+
+    def _set_mode(self, mode: str, by: str = "") -> None:
+        assert mode
+        self.report = {**self.report, "mode_wanted": mode}
 
     def told(self, trouble: str = "") -> dict[str, Any]:
         return acknowledgement(self.spec, self.report, trouble, self.memory, self.refusals)
@@ -96,6 +105,17 @@ class Node:
     def in_force(self) -> Optional[str]:
         there = self.report["cluster"]["policy"]
         return None if there is None else there["hash"]
+
+
+class NewNode(Node):
+    """Of this version; ``configured`` is what counts where nothing asks for another mode."""
+
+    more = {"mode_from": "default"}
+    configured = "enforce"
+
+    def _set_mode(self, mode: str, by: str = "") -> None:
+        origin = (by or "command") if mode else "default"
+        self.report = {**self.report, "mode_wanted": mode or self.configured, "mode_from": origin}
 
 
 OVERRIDE = {"namespace": "shop", "pod": "web", "container": "main", "zone": "node-0"}
@@ -147,6 +167,41 @@ def test_a_mode_that_went_back_by_itself_is_not_gone_back_to_later() -> None:
     assert node.run() == []
     node.report["mode_wanted"] = "off"
     assert node.run() == []
+
+
+def test_a_mode_that_is_asked_for_holds_even_where_it_is_the_configured_one() -> None:
+    node = NewNode(mode="enforce")
+    assert node.run() == ["mode"]
+    assert node.report["mode_from"] == "NodePlacement"
+    assert node.run() == []
+
+
+def test_a_mode_that_is_no_longer_asked_for_goes_back_to_what_is_configured_by_then() -> None:
+    node = NewNode(mode="observe")
+    node.run()
+    node.configured = "off"
+    node.asked()
+    assert node.run() == ["mode"]
+    assert (node.report["mode_wanted"], node.report["mode_from"]) == ("off", "default")
+    node.report["mode_wanted"] = "observe"
+    assert node.run() == []
+
+
+def test_a_mode_by_command_is_left_alone_and_gives_way_while_another_is_asked_for() -> None:
+    node = NewNode()
+    node.report.update(mode_wanted="off", mode_from="command")
+    assert node.run() == []
+    node.asked(mode="observe")
+    assert node.run() == ["mode"]
+    assert (node.report["mode_wanted"], node.report["mode_from"]) == ("observe", "NodePlacement")
+
+
+def test_a_mode_that_an_agent_of_the_version_before_has_asked_for_goes_back_to_the_one_before() -> None:
+    node = NewNode()
+    node.memory = replace(node.memory, mode_before="enforce")
+    node.report.update(mode_wanted="observe", mode_from="command")
+    assert node.run() == ["mode"]
+    assert node.report["mode_wanted"] == "enforce"
 
 
 def test_a_daemon_that_has_lost_what_it_was_told_is_told_again() -> None:

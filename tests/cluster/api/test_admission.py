@@ -126,7 +126,8 @@ def policy(config: Any) -> Json:
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        ({"relay": {"socket": "/x"}}, "spec.config.relay"),
+        ({"state": {"directory": "/x"}}, "spec.config.state"),
+        ({"relay": {"socket": "/x"}}, "spec.config.relay.socket"),
         ({"placement": {"cpus": "shared", "shrink_wait": 1}}, "spec.config.placement.shrink_wait"),
         ({"policy": {"ReservedResources": {"Memory": "1G"}}}, "spec.config.policy.ReservedResources.Memory"),
         ({"affinity": {"socket": "/x"}}, "spec.config.affinity.socket"),

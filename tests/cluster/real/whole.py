@@ -191,7 +191,8 @@ class WholeCluster:
                         volume["hostPath"]["path"] = str(self.on_host(volume["hostPath"]["path"]))
             if one["kind"] == "ConfigMap":
                 config = yaml.safe_load(one["data"]["config.yaml"])
-                config["relay"] = {"runtime_endpoint": f"/run/containerd/{self.containerd.socket.name}"}
+                endpoint = f"/run/containerd/{self.containerd.socket.name}"
+                config["relay"] = {"runtime_endpoint": endpoint, "mode": "enforce"}
                 config["topology"] = {"source": "/etc/cri-resmgr/machine.json"}
                 one["data"]["config.yaml"] = json.dumps(config)
                 one["data"]["machine.json"] = json.dumps(write_topology(ONE_NODE))
