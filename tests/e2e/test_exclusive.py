@@ -94,6 +94,31 @@ async def test_a_killed_daemon_gives_nothing_away_and_takes_nothing(node: Node) 
     assert await node.cpus(await node.run("late")) == before[1]
 
 
+@pytest.mark.parametrize("why", ["state lost", "reset-policy"])
+async def test_what_runs_owns_its_cpu_before_the_first_comparison_has_ended(node: Node, why: str) -> None:
+    db = await own(node, "db")
+    mine, pod = await node.cpus(db), await node.pod("late", qos="guaranteed")
+    if why == "state lost":
+        await node.agent.kill()
+        for file in node.agent.state.glob("state.db*"):
+            file.unlink()
+        await node.agent.start()
+        begun = asyncio.ensure_future(asyncio.sleep(0, {}))
+    else:
+        begun = asyncio.ensure_future(node.ask("reset-policy"))
+    # At once: whatever is known by then.
+    late = await node.run(pod, qos="guaranteed", cpu_request=1000, cpu_limit=1000, memory_limit=GIB // 8)
+    assert (await node.cpus(db), await node.cpus(late)) == (mine, OTHER[mine])
+    await begun
+    await until(
+        lambda: node.ask("status"), lambda status: not status["books"] and not status["updates_waiting"]
+    )
+    assert (await node.cpus(db), await node.cpus(late)) == (mine, OTHER[mine])
+    assert (await node.row(db))["exclusive"] == mine
+    # A create that reset-policy overtakes is found as it runs.
+    assert (await node.row(late))["stance"] in ("placed", "adopted")
+
+
 async def test_the_next_attempt_of_a_container_has_the_same_cpu(node: Node) -> None:
     db = await own(node, "db")
     mine = await node.cpus(db)
