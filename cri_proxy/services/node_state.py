@@ -223,6 +223,10 @@ class NodeState:
             # That a limit was taken from its pod tells of a container whose record is lost that its quota was, too.
             self.quotas.follow(unlimited, changed, gives_back=self.has_compared)
 
+    def has_taken_quota(self, pod: Pod, quota_us: int) -> bool:
+        """Whether a container without a record has no CPU quota since we took it: its pod's limit tells that."""
+        return quota_us < 0 and self.quotas is not None and pod.cgroup_parent in self.quotas.taken
+
     async def limits_lifted(self) -> None:
         """Wait until the limits that are to be lifted are; not longer than a call may wait for its record."""
         if self.quotas is not None and self.quotas.is_waiting:

@@ -277,9 +277,7 @@ class Reconciler:
         status, info = got
         linux = linux_resources(status, info)
         self._remember_cgroup(container_id, info)
-        quotas = self._node_state.quotas
-        # Of one whose record is lost it is known by its pod, of which we have taken the limit.
-        is_taken = linux.cpu_quota < 0 and quotas is not None and pod.cgroup_parent in quotas.taken
+        is_taken = self._node_state.has_taken_quota(pod, linux.cpu_quota)
         item = _with_cpusets(seen[container_id], self._look_at(container_id), linux)
         item = seen[container_id] = replace(item, has_no_quota=is_taken)
         return UnannouncedContainer(

@@ -275,7 +275,7 @@ def _resources(resources: cri.LinuxContainerResources) -> cri.LinuxContainerReso
 # ---------------------------------------------------------------------- the runtime, without a socket
 
 
-class _Channel:
+class Channel:
     """As ``Channel``: the runtime takes each call a turn after it was sent, and the reply comes a turn after that."""
 
     path = "runtime"
@@ -301,12 +301,19 @@ class _Channel:
         self._world.on_way(short, message, None)
         turn_s = self._world.turns_s.get(short, TURN_S)
         await self._turn(turn_s)
-        try:
-            reply = self._world.act(short, message)
-        except Failure as failure:
-            raise RpcError(failure.code.value[0], failure.details) from None
+        reply = await self.act(short, message)
         await self._turn(turn_s)
         return reply
+
+    async def act(self, method: str, message: bytes) -> bytes:
+        """The runtime does it.
+
+        :raises RpcError: it fails.
+        """
+        try:
+            return self._world.act(method, message)
+        except Failure as failure:
+            raise RpcError(failure.code.value[0], failure.details) from None
 
     async def _turn(self, turn_s: float) -> None:
         await asyncio.sleep(turn_s)
@@ -437,6 +444,10 @@ class Life:
         await self._start()
         return await work(self)
 
+    def make_channel(self) -> Channel:
+        """Its way to the runtime."""
+        return Channel(self.world)
+
     def _write_config(self) -> Path:
         folder = self.world.folder
         own = {
@@ -459,7 +470,7 @@ class Life:
         return config
 
     async def _start(self) -> None:
-        world, folder, config = self.world, self.world.folder, self._write_config()
+        folder, config = self.world.folder, self._write_config()
         constants = Constants(
             topology_interval_s=3600,
             reconcile_interval_s=self.interval_s,
@@ -472,7 +483,7 @@ class Life:
         daemon.rounds._afterwards = _nothing
         services = daemon.services
         services.store._thread = _Jobs(DISK_S[self._disk])  # type: ignore[assignment]
-        services.runtime.channel = self._channel = _Channel(world)  # type: ignore[assignment]
+        services.runtime.channel = self._channel = self.make_channel()  # type: ignore[assignment]
         services.cgroups.proc = folder / "proc"
         services.node_state.clock = asyncio.get_running_loop().time
         daemon._front = self._front_end(services)
@@ -597,6 +608,13 @@ class Life:
             return Merged(merge.adjust, [], merge.owners)
 
         host.__class__ = type("Plugged", (NriHost,), {"connected": True, "create": create})
+
+    async def carry_late(self, method: str, message: bytes, raw: Optional[bytes]) -> None:
+        """The runtime does what it had got from the daemon before.
+
+        :raises Failure: it cannot any more.
+        """
+        self.world.act(method, message, raw)
 
     async def look(self) -> None:
         """A comparison with the runtime."""

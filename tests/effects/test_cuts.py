@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import pytest
 
@@ -20,6 +20,7 @@ from cri_proxy.engine.model import ContainerRecord as Grant
 from cri_proxy.engine.told import LIVING, place_to_tell
 from policies.machine.cpus import format_cpus, parse_cpus
 from tests.effects.node import LONG_S, Life, World
+from tests.effects.plugged import PluggedLife
 from tests.effects.scenarios import EVERY_SCENARIO, POLICIES, SCENARIOS, Scenario
 from tests.fake_runtime import ContainerRecord, Failure
 from tests.machines import UNEVEN_CCX, machine
@@ -45,7 +46,11 @@ class Cut:
     late: Optional[Late] = None
 
 
-def cuts_of(scenario: Scenario) -> list[Cut]:
+#: A daemon on a world; with the disk that it has.
+Begin = Callable[..., Life]
+
+
+def cuts_of(scenario: Scenario, begin: Begin = Life) -> list[Cut]:
     """The world before each effect of a scenario, and at its end."""
     world = World.make(machine(UNEVEN_CCX), POLICIES[scenario.policy])
     cuts: list[Cut] = []
@@ -64,22 +69,38 @@ def cuts_of(scenario: Scenario) -> list[Cut]:
             cuts.append(Cut(f"{len(cuts)}: {method} late", world.copy(), (method, message, raw)))
 
     world.on_way = on_way
-    life = Life(world, scenario.disk)
+    life = begin(world, scenario.disk)
     life.play(scenario.play, cut)
     cuts.append(Cut("the end", world.copy()))
     world.close()
     return cuts
 
 
+PLUGGED = [each for each in SCENARIOS if (each.policy, each.disk) == ("lifting", "slow")]
+REST_PLUGGED = [
+    pytest.param(each, marks=pytest.mark.long)
+    for each in (*SCENARIOS, *EVERY_SCENARIO)
+    if each not in PLUGGED and each.policy != "hosting"
+]
 REST = [pytest.param(each, marks=pytest.mark.long) for each in EVERY_SCENARIO if each not in SCENARIOS]
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *REST], ids=str)
 def test_a_kill_before_any_effect_leaves_what_the_next_daemon_brings_in_order(scenario: Scenario) -> None:
+    _all_is_in_order(scenario, Life)
+
+
+@pytest.mark.parametrize("nri_version", ["", pytest.param("v0.12.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("scenario", [*PLUGGED, *REST_PLUGGED], ids=str)
+def test_nor_does_one_of_a_plugin_of_the_runtimes_own_nri(scenario: Scenario, nri_version: str) -> None:
+    _all_is_in_order(scenario, partial(PluggedLife, nri_version=nri_version))
+
+
+def _all_is_in_order(scenario: Scenario, begin: Begin) -> None:
     problems = []
-    for cut in cuts_of(scenario):
+    for cut in cuts_of(scenario, begin):
         try:
-            found = Life(cut.world).play(partial(check, late=cut.late))
+            found = begin(cut.world).play(partial(check, late=cut.late))
         except Exception as error:
             raise AssertionError(cut.name) from error
         finally:
@@ -94,7 +115,7 @@ async def check(life: Life, late: Optional[Late]) -> list[str]:
     await life.rest()
     if late is not None:
         with contextlib.suppress(Failure):
-            life.world.act(*late)
+            await life.carry_late(*late)
         life.world.needless.clear()
         await life.look()
         await life.rest()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
 from google.protobuf.message import DecodeError, Message
@@ -366,9 +366,9 @@ def _note_pods(engine: Engine, pods: list[nri.PodSandbox], log: Any) -> None:
 
 
 async def _details(
-    node_state: NodeState, engine: Engine, snapshot: Snapshot, seen: Mapping[str, ListedContainer]
+    node_state: NodeState, engine: Engine, snapshot: Snapshot, seen: dict[str, ListedContainer]
 ) -> dict[str, UnannouncedContainer]:
-    """What containers are that there is no record of."""
+    """What containers are that there is no record of; whether their quotas were taken is noted in ``seen``."""
     unknown = set(unknown_ids(engine, seen.values()))
     details = {}
     for number, container in enumerate(snapshot.containers):
@@ -378,6 +378,8 @@ async def _details(
         if container.id in unknown and pod is not None:
             with contextlib.suppress(UnreadableRequest):  # it is left as it is
                 read = reader.read_container(container, pod, 0, node_state.memory_bytes)
+                is_taken = node_state.has_taken_quota(pod, container.linux.resources.cpu.quota.value)
+                seen[container.id] = replace(seen[container.id], has_no_quota=is_taken)
                 details[container.id] = reader.read_unannounced(container, read, seen[container.id])
     return details
 
