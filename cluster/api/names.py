@@ -22,5 +22,7 @@ AGENT_MANAGER, OPERATOR_MANAGER = AGENT, OPERATOR
 READY, DEGRADED, CONFIG_APPLIED = "Ready", "Degraded", "ConfigApplied"
 #: The operator's; only where it is or was False: the operator cannot read the object, and leaves it as it is.
 READABLE = "Readable"
+#: Reason of a Ready that the operator has made Unknown.
+AGENT_SILENT = "AgentSilent"
 #: Only where it is False: the server's schema is older than the agent, which names the fields not written.
 SCHEMA_CURRENT = "SchemaCurrent"

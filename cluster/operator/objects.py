@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
-from cluster.api.names import DEGRADED, READABLE, READY
+from cluster.api.names import AGENT_SILENT, DEGRADED, READABLE, READY
 from cluster.api.reader import Fields, Object, Unreadable
 from cluster.api.schema import shown_key
 from cluster.kube.document import read_json
@@ -114,7 +114,7 @@ class NodePlacement(NamedTuple):
     uid: str
     given: Optional[Given]
     answer: Optional[PolicyStatus]
-    #: None: the agent has not said yet.
+    #: None: the agent has not said yet, or its last word is not believed any more (``silenced``).
     ready: Optional[bool]
     degraded: bool
     #: What the conditions say where they are not content, one sentence.
@@ -125,6 +125,10 @@ class NodePlacement(NamedTuple):
     notes: Notes
     #: Its condition says that it cannot be read.
     unread_said: bool = False
+    #: The operator has written that the agent does not answer.
+    silenced: bool = False
+    #: The agent has seen the newest spec; True too where it does not say.
+    up_to_date: bool = True
 
     @property
     def given_hash(self) -> str:
@@ -270,6 +274,7 @@ def read_node_placement(found: Object) -> NodePlacement:
     metadata, status = whole.fields("metadata"), whole.fields("status")
     conditions = {each.text("type"): each for each in status.rows("conditions")}
     ready, degraded = (conditions.get(kind, Fields({})) for kind in (READY, DEGRADED))
+    silenced = ready.text("reason", "") == AGENT_SILENT
     complaint = ""
     if ready.text("status", "True") != "True":
         complaint = _said(ready) or "the agent says that it is not ready"
@@ -280,13 +285,16 @@ def read_node_placement(found: Object) -> NodePlacement:
         uid=metadata.text("uid", ""),
         given=_given(whole.fields("spec")),
         answer=_answer(status),
-        ready=ready.text("status") == "True" if "status" in ready else None,
+        ready=ready.text("status") == "True" if "status" in ready and not silenced else None,
         degraded=degraded.text("status", "") == "True",
         complaint=complaint,
         doctor_errors=status.fields("doctor").number("errors", 0),
         judged=status.text("judgedPolicy") if "judgedPolicy" in status else None,
         notes=read_notes(found),
         unread_said=conditions[READABLE].text("status") == "False" if READABLE in conditions else False,
+        silenced=silenced,
+        up_to_date="observedGeneration" not in status
+        or status.number("observedGeneration") >= metadata.number("generation", 0),
     )
 
 

@@ -1,7 +1,7 @@
 """All writes that are due, from all objects: one function, called again after every change.
 
-The order is the order of the writes: NodePlacements that are missing, statuses (an abort is recorded there before a
-node is taken back), changes of nodes, NodePlacements of nodes that are gone.
+The order is the order of the writes: NodePlacements that are missing, agents that are silent, statuses (an abort is
+recorded there before the next plan takes a node back), changes of nodes, NodePlacements of nodes that are gone.
 
 The documents that are written are here too. A document has everything that the operator owns of an object: a field that is
 left out is given up. People's own fields (``spec.mode``, ``spec.freeze``, ``spec.overrides``) are never in them.
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from cluster.api.names import API_VERSION, NODE_PLACEMENT, OPERATOR
+from cluster.api.names import AGENT_SILENT, API_VERSION, NODE_PLACEMENT, OPERATOR, READY
 from cluster.api.reader import Object, Skipped
 from cluster.operator import rollout
 from cluster.operator.objects import (
@@ -27,17 +27,35 @@ from cluster.operator.objects import (
     write_time,
 )
 from cluster.operator.resolve import resolve
-from cluster.operator.rollout import CONFIRM, GIVE, TAKE_BACK, NodePlacementWrite, given_up
+from cluster.operator.rollout import (
+    CONFIRM,
+    GIVE,
+    TAKE_BACK,
+    Abort,
+    NodePlacementWrite,
+    given_up,
+    silence,
+    speaks_again,
+)
 from cluster.operator.summary import View, policy_status
 
 LABELS = {"app.kubernetes.io/managed-by": OPERATOR}
 
 
+class AgentsWord(NamedTuple):
+    """Whether the last word of a node's agent is still believed. Holds only as long as the node is as it was ``seen``."""
+
+    seen: NodePlacement
+    #: Why not; "" = it is again.
+    silence: str
+
+
 class NewStatus(NamedTuple):
-    policy: str
+    policy: PlacementPolicy
     status: Mapping[str, Any]
     #: A sentence for people where its phase is another than before.
     news: str
+    abort: Optional[Abort] = None
 
 
 class NodeChange(NamedTuple):
@@ -49,6 +67,7 @@ class NodeChange(NamedTuple):
 @dataclass(frozen=True)
 class ClusterPlan:
     create: tuple[str, ...]
+    words: tuple[AgentsWord, ...]
     statuses: tuple[NewStatus, ...]
     changes: tuple[NodeChange, ...]
     delete: tuple[NodePlacement, ...]
@@ -88,7 +107,7 @@ def plan(
         view = View(policy, targets[name], desired[name], conflicts, ready, step, left[name])
         status = policy_status(view, now)
         if status != policy.status:
-            statuses.append(NewStatus(name, status, _news(policy, status)))
+            statuses.append(NewStatus(policy, status, _news(policy, status), step.abort))
         changes += [NodeChange(policy, change) for change in step.changes]
         waking.append(step.wake_at)
     unwanted = [
@@ -101,7 +120,20 @@ def plan(
     kept = collect(nodes.keys(), placements.values(), missing_since, now, unread)
     waking += [leaving.wake_at, kept.wake_at]
     wake_at = min((each for each in waking if each is not None), default=None)
-    return ClusterPlan(kept.create, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at)
+    words = tuple(
+        word for state in placements.values() if state.name in nodes for word in agents_word(state, now)
+    )
+    return ClusterPlan(
+        kept.create, words, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at
+    )
+
+
+def agents_word(state: NodePlacement, now: float) -> list[AgentsWord]:
+    """The word on a node's agent that is to be written, if one is."""
+    if speaks_again(state, now):
+        return [AgentsWord(state, "")]
+    silent = silence(state, now)
+    return [AgentsWord(state, silent)] if silent and state.ready is True else []
 
 
 def _news(policy: PlacementPolicy, status: Mapping[str, Any]) -> str:
@@ -170,6 +202,24 @@ def changed(
         failed = read_node_placement(found).given_hash
         return _written(found, notes.get("previous"), {**changed_at, "failed": failed})
     return _written(found, None, changed_at)
+
+
+def agents_word_document(word: AgentsWord, found: Object, now: float) -> dict[str, Any]:
+    """For server-side apply to the subresource ``status``: Ready is Unknown as of a Node whose kubelet does not answer."""
+    metadata = found["metadata"]
+    ready = {
+        "type": READY,
+        "status": "Unknown" if word.silence else "True",
+        "reason": AGENT_SILENT if word.silence else "AgentAnswers",
+        "message": word.silence or "the agent has answered again; it had said before that the daemon answers",
+        "lastTransitionTime": write_time(now),
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": NODE_PLACEMENT,
+        "metadata": {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]},
+        "status": {"conditions": [ready]},
+    }
 
 
 def merge_patch(found: Object, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,9 @@ def resolve(
     held: set[str] = set()
     ties: dict[tuple[str, str], list[str]] = {}
     priorities = {policy.name: policy.priority for policy in policies}
+    # Nodes that differ only in labels that no selector names are selected alike: in a large fleet nearly all.
+    keys = sorted({each.key for policy in policies for each in policy.selector or ()})
+    selected: dict[tuple[Optional[str], ...], list[PlacementPolicy]] = {}
     for node in nodes:
         state = placements.get(node.name)
         present = state.given.name if state and state.given else None
@@ -53,9 +56,12 @@ def resolve(
             held.add(node.name)
             continue
         # 1. The policies that select the node, best first.
-        candidates = [
-            each for each in policies if each.selector is not None and selects(each.selector, node.labels)
-        ]
+        alike = tuple(node.labels.get(key) for key in keys)
+        if alike not in selected:
+            selected[alike] = [
+                each for each in policies if each.selector is not None and selects(each.selector, node.labels)
+            ]
+        candidates = selected[alike]
         best = _best(candidates, present)
         if best is None:
             continue

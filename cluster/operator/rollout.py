@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from cluster.operator.objects import NodePlacement, PlacementPolicy, Rollout
+from cluster.api.names import AGENT_SILENT, NAMESPACE
+from cluster.operator.objects import NodePlacement, PlacementPolicy, Rollout, write_time
 
 #: Seconds that an agent has to carry out a document, and to get over what was wrong before it. An agent writes its
 #: status every 10 s at most, and keeps an answer of doctor for 60 s.
@@ -27,7 +28,7 @@ GIVE, CONFIRM, TAKE_BACK, REMOVE = "give", "confirm", "take-back", "remove"
 
 
 class Trouble(NamedTuple):
-    """Why a node is not well: one of ABORT_REASONS or ``TakenBack``, and a sentence."""
+    """Why a node is not well: one of ABORT_REASONS, ``TakenBack`` or AGENT_SILENT, and a sentence."""
 
     reason: str
     sentence: str
@@ -83,6 +84,8 @@ def _nodes_own(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
     """The node's fault, whatever has become of its document."""
     if not node_ready:
         return Trouble("NotReady", "the Node is not Ready: its kubelet does not answer")
+    if state.silenced:
+        return Trouble(AGENT_SILENT, state.complaint)
     if state.ready is False:
         return Trouble("NotReady", state.complaint)
     if state.degraded:
@@ -90,6 +93,29 @@ def _nodes_own(state: NodePlacement, node_ready: bool) -> Optional[Trouble]:
     if state.doctor_errors:
         return Trouble("DoctorErrors", f"doctor finds {state.doctor_errors} errors")
     return None
+
+
+def silence(state: NodePlacement, now: float) -> str:
+    """What the agent of a changed node has not said in its time, and where to look; "" = it has, or there is time left."""
+    if state.confirmed or now < state.notes.changed_at + ANSWER_S:
+        return ""
+    asked = f"policy {state.given.name}" if state.given else "the end of its policy"
+    if not (state.acknowledged or (state.answer and state.answer.hash == state.given_hash)):
+        missing = f"has not answered to {asked}"
+    elif state.judged not in (None, state.given_hash):
+        missing = f"has carried out {asked} and has not reported on the node since"
+    else:
+        return ""
+    return f"the agent of {state.name} {missing}, written {write_time(state.notes.changed_at)}; {_look_at(state.name)}"
+
+
+def _look_at(node: str) -> str:
+    return f"whether it runs: kubectl -n {NAMESPACE} get pods --field-selector spec.nodeName={node}"
+
+
+def speaks_again(state: NodePlacement, now: float) -> bool:
+    """The agent was silent, and has answered since."""
+    return state.silenced and state.up_to_date and not silence(state, now)
 
 
 def well(state: NodePlacement, node_ready: bool) -> bool:
@@ -141,7 +167,13 @@ def step(
         changes, waits = _take_back(policy, targets, ready, now), ""
     elif policy.completed and (blamed or any(each.notes.failed == policy.hash for each in targets)):
         changes = [NodePlacementWrite(TAKE_BACK, state) for state, _ in blamed]
-        waits = "a node has failed with this document, so no further node is given it"
+        failed = [each.name for each in targets if each.notes.failed == policy.hash] + [
+            state.name for state, _ in blamed
+        ]
+        waits = (
+            f"{min(failed)} has failed with this document, so no further node is given it; "
+            "a change of spec is tried anew"
+        )
     else:
         changes, waits = _give(policy, targets, ready, now)
     # 3. Nodes that are well now are written down.
@@ -240,11 +272,14 @@ def _give(
     # 1. Nodes in the middle of an earlier document of this policy get this one instead: they are in change already.
     replaced = [each for each in outdated if _replaced_in_place(policy, each)]
     # 2. Others only while there is room, and only nodes that are well: a fault of before is not held against it.
-    others = [each for each in outdated if not in_change(each, now, pause_s) and each not in replaced]
+    busy = {each.name for each in (*moving, *replaced)}
+    others = [each for each in outdated if each.name not in busy]
     takers = sorted(each for each in others if able(each, _ready(ready, each)))
-    room = max(0, policy.rollout.most(len(targets)) - len({each.name for each in (*moving, *replaced)}))
+    room = max(0, policy.rollout.most(len(targets)) - len(busy))
     chosen = [*replaced, *takers[:room]]
-    return [NodePlacementWrite(GIVE, each) for each in chosen], _why_waiting(moving, others, takers, ready)
+    return [NodePlacementWrite(GIVE, each) for each in chosen], _why_waiting(
+        moving, others, takers, ready, now
+    )
 
 
 def _why_waiting(
@@ -252,16 +287,19 @@ def _why_waiting(
     others: Sequence[NodePlacement],
     takers: Sequence[NodePlacement],
     ready: Mapping[str, bool],
+    now: float,
 ) -> str:
     for state in sorted(moving):
         found = trouble(state, _ready(ready, state))
-        if found:
+        if found and found.reason != AGENT_SILENT:
             return f"{state.name} is not well since it was changed ({found.reason}): {found.sentence}"
+        if found or silence(state, now):
+            return found.sentence if found else silence(state, now)
     unable = sorted(set(others) - set(takers))
     if not unable:
         return ""
     found = trouble(unable[0], _ready(ready, unable[0]))
-    sentence = found.sentence if found else "its agent has not answered"
+    sentence = found.sentence if found else f"its agent has written nothing; {_look_at(unable[0].name)}"
     more = f", and {len(unable) - 1} more" if len(unable) > 1 else ""
     return f"{unable[0].name} is not changed before it is well: {sentence}{more}"
 

@@ -14,7 +14,7 @@ from cluster.api.names import API_VERSION, PLACEMENT_POLICY
 from cluster.api.reader import Skipped
 from cluster.operator.objects import NodePlacement, PlacementPolicy, write_time
 from cluster.operator.resolve import PolicyConflict
-from cluster.operator.rollout import RolloutStep, finished, has, in_change, trouble, well
+from cluster.operator.rollout import Abort, RolloutStep, finished, has, in_change, trouble
 
 #: Of the policies that conflict with one, so many are listed.
 CONFLICTS_MOST = 20
@@ -39,6 +39,7 @@ def policy_status(view: View, now: float) -> dict[str, Any]:
     policy, step = view.policy, view.step
     updated = [each for each in view.targets if has(policy, each) and each.acknowledged]
     troubled = [each for each in view.targets if trouble(each, view.ready.get(each.name, False))]
+    unwell = {each.name for each in troubled}
     done = finished(policy, view.targets, view.ready, now) and not step.abort
     facts = _facts(view, troubled, done, now)
     phase, message = _phase(view, updated, done, now)
@@ -47,7 +48,7 @@ def policy_status(view: View, now: float) -> dict[str, Any]:
         "observedGeneration": policy.generation,
         "desired": view.desired,
         "updated": len(updated),
-        "ready": sum(well(each, view.ready.get(each.name, False)) for each in updated),
+        "ready": sum(each.ready is True and each.name not in unwell for each in updated),
         "degraded": len(troubled),
         "unread": len(view.unread),
         "inChange": sum(in_change(each, now, policy.rollout.pause_s) for each in view.targets),
@@ -77,7 +78,7 @@ def _facts(
     policy, abort = view.policy, view.step.abort
     aborted: tuple[bool, str, str] = (False, "NotAborted", "")
     if abort:
-        aborted = (True, abort.reason, f"{abort.node} was changed and then failed: {abort.sentence}")
+        aborted = (True, abort.reason, failure(abort))
     elif policy.aborted:
         before = policy.condition("Aborted")
         aborted = (True, str(before.get("reason")), str(before.get("message")))
@@ -98,6 +99,11 @@ def _facts(
         "Degraded": degraded,
         "Progressing": (moving, "RollingOut" if moving else "Still", view.step.waits),
     }
+
+
+def failure(abort: Abort) -> str:
+    """Why a rollout is stopped."""
+    return f"{abort.node} was changed and then failed: {abort.sentence}"
 
 
 def conflict_sentence(policy: PlacementPolicy, conflicts: Sequence[PolicyConflict]) -> str:
@@ -123,10 +129,11 @@ def _phase(view: View, updated: Sequence[NodePlacement], done: bool, now: float)
     if policy.fault:
         return "Invalid", policy.fault
     if step.abort or policy.aborted:
-        message = step.abort and f"{step.abort.node}: {step.abort.sentence}"
-        message = message or str(policy.condition("Aborted").get("message", ""))
+        why = failure(step.abort) if step.abort else str(policy.condition("Aborted").get("message", ""))
         back = any(has(policy, each) or (each.notes.failed and in_change(each, now)) for each in view.targets)
-        return ("TakingBack" if back else "Aborted"), message
+        if back:
+            return "TakingBack", f"{why}; its nodes go back to what they had"
+        return "Aborted", f"{why}; a change of spec is tried anew"
     if _stopped(view):
         return "Stopped", step.waits
     if view.conflicts:

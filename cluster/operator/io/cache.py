@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar, Union
+from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
 
 from cluster.api.reader import Object, Skipped, read, skipped
 
@@ -34,7 +34,9 @@ class Cache(Generic[Value]):
         read: Callable[[Object], Value],
         changed: asyncio.Event,
         read_beside: Callable[[Object], Any] = lambda found: None,
+        news: Callable[[Optional[Value], Optional[Value]], None] = lambda before, now: None,
     ) -> None:
+        """``news`` is called with each value that is another than before; None: there is none."""
         self.values: dict[str, Value] = {}
         self.beside: dict[str, Any] = {}
         #: Objects that cannot be read, by name: they are in neither of the others.
@@ -45,6 +47,7 @@ class Cache(Generic[Value]):
         self._read = read
         self._changed = changed
         self._read_beside = read_beside
+        self._news = news
 
     def keep(self, found: Object) -> CachedObject:
         """For the client, which calls it on each object as it is read."""
@@ -70,6 +73,7 @@ class Cache(Generic[Value]):
         was = self.values.pop(name, None), self.unread.pop(name, None)
         if was != (None, None):
             self._changed.set()
+            self._news(was[0], None)
 
     async def follow(self, events: AsyncIterator[Any]) -> None:
         """Take in a watch; it ends with the watch, that is never."""
@@ -93,7 +97,7 @@ class Cache(Generic[Value]):
         self._known[name] = kept._replace(value=None, beside=None)
         if kept.beside is not None:
             self.beside[name] = kept.beside
-        before = self.values.get(name, self.unread.get(name))
+        was, before = self.values.get(name), self.values.get(name, self.unread.get(name))
         if isinstance(value, Skipped):
             self.values.pop(name, None)
             self.beside.pop(name, None)
@@ -103,6 +107,7 @@ class Cache(Generic[Value]):
             self.values[name] = value
         if before != value:
             self._changed.set()
+            self._news(was, self.values.get(name))
 
     def _replace(self, whole: Iterable[CachedObject]) -> None:
         whole = list(whole)

@@ -27,8 +27,10 @@ from cluster.kube.io.clock import Clock
 from cluster.kube.io.event_writer import EventWriter
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
-from cluster.kube.requests import ApiError, Resource, Unreachable
+from cluster.kube.requests import HOPELESS, ApiError, Resource, Unreachable
+from cluster.operator import events
 from cluster.operator.advice import observed
+from cluster.operator.events import Announcement
 from cluster.operator.io.advices import Advices
 from cluster.operator.io.cache import Cache
 from cluster.operator.io.leader import Leader
@@ -42,15 +44,18 @@ from cluster.operator.objects import (
     read_policy,
 )
 from cluster.operator.plan import (
+    AgentsWord,
     ClusterPlan,
     NewStatus,
     NodeChange,
+    agents_word,
+    agents_word_document,
     changed,
     merge_patch,
     new_node_placement,
     plan,
 )
-from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still
+from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still, trouble
 from cluster.operator.summary import status_document
 from cri_api.supervisor import together
 
@@ -64,8 +69,13 @@ PAGE = 20
 QUIET_S = 0.5
 #: Seconds after which it is told why the first lists have not come.
 SILENCE_S = 5.0
+#: Seconds between two rounds of Events.
+EVENTS_EVERY_S = 1.0
 #: Seconds after a write that failed, at first and at most.
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
+
+#: Of its own: what the operator writes of a node besides is left as it is.
+AGENTS_WORD_MANAGER = f"{OPERATOR_MANAGER}-agents-word"
 
 _DONE = {GIVE: "is given", TAKE_BACK: "is taken back from", REMOVE: "loses"}
 
@@ -94,29 +104,34 @@ class Operator:
         """``lease_client``: for the Lease alone, so that its renewal does not wait behind a large answer."""
         self._client, self._settings, self._clock, self._log = client, settings, clock, log
         self._changed = asyncio.Event()
+        #: What is planned may be wrong now: a policy or a Node is another, or a node has come into trouble.
+        self._is_stale = False
         self._leader = Leader(
             lease_client or client, settings.namespace, OPERATOR, settings.me, clock, log, settings.alive
         )
-        self.nodes: Cache[KubernetesNode] = Cache(read_node, self._changed)
-        self.placements: Cache[NodePlacement] = Cache(read_node_placement, self._changed, observed)
-        self.policies: Cache[PlacementPolicy] = Cache(
-            lambda found: read_policy(found, refused), self._changed
+        self.nodes: Cache[KubernetesNode] = Cache(read_node, self._changed, news=self._node_is_other)
+        self.placements: Cache[NodePlacement] = Cache(
+            read_node_placement, self._changed, observed, self._placement_is_other
         )
-        events = Events(OPERATOR, f"{int(clock.wall()):x}")
-        self._events = EventWriter(client, clock, events, lambda lost: log(f"{lost} Events are not written"))
-        self._unread = UnreadPlacements(client, clock, events, log)
+        self.policies: Cache[PlacementPolicy] = Cache(
+            lambda found: read_policy(found, refused), self._changed, news=self._policy_is_other
+        )
+        self._events = Events(OPERATOR, f"{int(clock.wall()):x}")
+        self._to_tell = asyncio.Event()
+        self._unread = UnreadPlacements(client, clock, self._events, log)
         self._advices = Advices(client, clock, self._leader.check, log)
         self._known = KnownFields(client, POLICIES, clock.monotonic)
         #: By policy: the status that was written last, and what the server had of it then.
         self._told: dict[str, tuple[Any, Any]] = {}
         self._left_out: tuple[str, ...] = ()
         self._missing_since: Any = {}
+        self._may_not = False
         self._failures = 0
 
     async def run(self) -> None:
         """:raises LeaseLost: another operator may have begun; end the process."""
         await self._leader.acquire()
-        work = [self._leader.keep(), self._plans(), self._advise(), *self._follow()]
+        work = [self._leader.keep(), self._plans(), self._advise(), self._tell(), *self._follow()]
         try:
             await together(*work)
         finally:
@@ -163,9 +178,58 @@ class Operator:
         await self.placements.synced.wait()
         await self._advices.run(self.placements.beside)
 
+    async def _tell(self) -> None:
+        """No rollout waits for Events, and what goes wrong with them is logged."""
+        writer = EventWriter(
+            self._client,
+            self._clock,
+            self._events,
+            lambda count: self._log(f"{count} Events are not written"),
+        )
+        said = ""
+        while True:
+            await self._to_tell.wait()
+            self._to_tell.clear()
+            try:
+                while await writer.round(self._leader.check):
+                    said = ""
+                    await self._clock.sleep(EVENTS_EVERY_S)
+            except (ApiError, Unreachable, NoAccess) as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._log(f"Events: {error}")
+            if len(self._events):
+                self._to_tell.set()
+            await self._clock.sleep(EVENTS_EVERY_S)
+
+    def _announce(self, *told: Announcement) -> None:
+        for each in told:
+            self._events.add(*each, self._clock.stamp())
+            self._to_tell.set()
+
+    # --- news of the watches
+
+    def _node_is_other(self, before: Optional[KubernetesNode], now: Optional[KubernetesNode]) -> None:
+        self._is_stale = True
+
+    def _policy_is_other(self, before: Optional[PlacementPolicy], now: Optional[PlacementPolicy]) -> None:
+        # A status is the operator's own.
+        if before is None or now is None or replace(before, status={}) != replace(now, status={}):
+            self._is_stale = True
+
+    def _placement_is_other(self, before: Optional[NodePlacement], now: Optional[NodePlacement]) -> None:
+        if now is None or (trouble(now, True) and not (before and trouble(before, True))):
+            self._is_stale = True
+        if now is not None:
+            policy = self.policies.values.get(now.given.name) if now.given else None
+            self._announce(*events.of_answer(self.nodes.values.get(now.name), policy, before, now))
+
+    # --- rounds
+
     async def _pass(self) -> Optional[float]:
         """One plan and its writes; seconds until the next without news, 0 where it has to be made at once."""
         now = self._clock.wall()
+        self._is_stale = False
         made = plan(
             self.policies.values,
             self.nodes.values,
@@ -180,7 +244,8 @@ class Operator:
         try:
             whole = await self._write(made)
             await self._unread.round(self.placements, self._leader.check)
-            await self._events.round(self._leader.check)
+            if len(self._events):
+                self._to_tell.set()
             self._failures = 0
         except ApiError as error:
             return self._again(f"the API server says {error}")
@@ -216,12 +281,15 @@ class Operator:
         for name in made.create:
             self._leader.check()
             await self._create(name)
+        for word in made.words:
+            self._leader.check()
+            await self._word(word)
         for status in made.statuses:
             self._leader.check()
             await self._status(status)
         for change in made.changes:
-            # A status that has changed, or a node that has failed meanwhile, may end a rollout: plan again first.
-            if made.statuses or self._changed.is_set():
+            # A rollout may have ended meanwhile: plan again first. What the writes of this round change is in the plan.
+            if self._is_stale:
                 return False
             self._leader.check()
             await self._change(change)
@@ -238,30 +306,60 @@ class Operator:
             if error.status != 409:
                 raise
 
+    async def _word(self, word: AgentsWord) -> None:
+        name = word.seen.name
+        try:
+            found = await self._client.get(PLACEMENTS, name)
+            fresh = self.placements.put(found)
+            now = self._clock.wall()
+            if isinstance(fresh, Skipped) or [each.silence for each in agents_word(fresh, now)] != [
+                word.silence
+            ]:
+                return
+            self._leader.check()
+            document = agents_word_document(word, found, now)
+            answer = await self._client.apply(
+                PLACEMENTS, name, document, manager=AGENTS_WORD_MANAGER, subresource="status"
+            )
+        except ApiError as error:
+            # An account with the rights of an older version may not; the policy's status says it as well.
+            if error.status not in HOPELESS and error.status != 409:
+                raise
+            if error.status == 403 and not self._may_not:
+                self._may_not = True
+                self._log(f"that agents are silent is not written on their NodePlacements: {error}")
+            return
+        self.placements.put(answer)
+        self._log(f"node {name}: {word.silence or 'the agent has answered again'}")
+        if name in self.nodes.values:
+            self._announce(events.of_word(self.nodes.values[name], word.silence))
+
     def _is_other(self, new: NewStatus) -> bool:
-        policy = self.policies.values.get(new.policy)
-        return policy is None or self._told.get(new.policy) != (new.status, policy.status)
+        policy = self.policies.values.get(new.policy.name)
+        return policy is None or self._told.get(policy.name) != (new.status, policy.status)
 
     async def _status(self, new: NewStatus) -> None:
+        name = new.policy.name
         try:
-            document = status_document(new.policy, new.status)
-            answer = await self._known.apply(
-                new.policy, document, manager=OPERATOR_MANAGER, subresource="status"
-            )
+            document = status_document(name, new.status)
+            answer = await self._known.apply(name, document, manager=OPERATOR_MANAGER, subresource="status")
         except ApiError as error:
             if error.status != 404:
                 raise
-            self.policies.drop(new.policy)
-            self._told.pop(new.policy, None)
+            self.policies.drop(name)
+            self._told.pop(name, None)
             return
         kept = self.policies.put(answer)
-        self._told[new.policy] = (new.status, None if isinstance(kept, Skipped) else kept.status)
+        self._told[name] = (new.status, None if isinstance(kept, Skipped) else kept.status)
         if (left_out := self._known.left_out) != self._left_out:
             self._left_out = left_out
             if left_out:
                 self._log(not_written(left_out))
         if new.news:
             self._log(new.news)
+        self._announce(*events.of_status(new.policy, new.status))
+        if new.abort and new.abort.node in self.nodes.values:
+            self._announce(events.of_failure(self.nodes.values[new.abort.node], new.policy, new.abort))
 
     async def _change(self, wanted: NodeChange) -> None:
         policy, change = wanted
@@ -287,6 +385,8 @@ class Operator:
                 raise
             return
         self.placements.put(answer)
+        if node is not None:
+            self._announce(events.of_change(node, policy, change))
         if change.kind in _DONE:
             given = change.seen.given if change.kind != GIVE else None
             which = policy.name if policy else given.name if given else ""

@@ -70,7 +70,8 @@ def _fits(found: Any, field_selector: str) -> bool:
 
 
 class Api:
-    """Objects by plural and name. ``before`` and ``after`` are called with each write that is not of a Lease."""
+    """Objects by plural and name. ``before`` and ``after`` are called with each write on which something depends: Leases are
+    kept apart, and Events only tell."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
@@ -187,7 +188,7 @@ class Api:
 
     async def _begin(self, verb: str, key: Key) -> None:
         await asyncio.sleep(0.001)
-        if key[0] != "leases":
+        if key[0] not in ("leases", "events"):
             self.before(verb, key)
 
     def _end(self, verb: str, key: Key, body: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class Api:
         new = key not in self.objects
         self.objects[key] = stored
         self._tell("ADDED" if new else "MODIFIED", key, stored)
-        if key[0] != "leases":
+        if key[0] not in ("leases", "events"):
             self.after(verb, key)
         return copy.deepcopy(stored)
 
@@ -211,7 +212,7 @@ class Api:
         return self.objects[key]
 
     def _same_version(self, key: Key, body: dict[str, Any]) -> None:
-        version = body["metadata"].get("resourceVersion")
+        version = body.get("metadata", {}).get("resourceVersion")
         if version and version != self._found(key)["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "another resourceVersion")
 

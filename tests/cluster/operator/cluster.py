@@ -9,7 +9,14 @@ from typing import Any, Callable, Optional
 from cluster.api.names import API_VERSION
 from cluster.operator import rollout
 from cluster.operator.objects import PlacementPolicy, read_node, read_node_placement, read_policy
-from cluster.operator.plan import ClusterPlan, changed, new_node_placement, plan
+from cluster.operator.plan import (
+    AgentsWord,
+    ClusterPlan,
+    agents_word_document,
+    changed,
+    new_node_placement,
+    plan,
+)
 from cluster.operator.rollout import NodePlacementWrite
 
 
@@ -68,12 +75,21 @@ class Simulated:
         found = self.plan()
         if found.create:
             self._store(new_node_placement(found.create[0]))
+        elif found.words:
+            self._say(found.words[0])
         elif found.statuses:
             first = found.statuses[0]
-            self.policies[first.policy]["status"] = copy.deepcopy(first.status)
+            self.policies[first.policy.name]["status"] = copy.deepcopy(first.status)
         elif found.changes:
             self._change(*found.changes[0])
-        return bool(found.create or found.statuses or found.changes)
+        return bool(found.create or found.words or found.statuses or found.changes)
+
+    def _say(self, word: AgentsWord) -> None:
+        """As server-side apply to ``status`` does it."""
+        found = self.placements[word.seen.name]
+        (ready,) = agents_word_document(word, found, self.now)["status"]["conditions"]
+        others = [each for each in found["status"]["conditions"] if each["type"] != "Ready"]
+        found["status"] = {**found["status"], "conditions": [ready, *others]}
 
     def _change(self, by: Optional[PlacementPolicy], change: NodePlacementWrite) -> None:
         found = self.placements[change.seen.name]
