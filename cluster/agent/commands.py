@@ -344,7 +344,7 @@ def _policy_state(
         return "Applied", ""
     return (
         "Pending",
-        f"the daemon does not answer: {trouble}" if trouble else "the daemon has not been told yet",
+        trouble or "the daemon has not been told yet",
     )
 
 
@@ -358,7 +358,7 @@ def _override_status(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waiting(row: Override, trouble: str) -> dict[str, Any]:
-    sentence = f"the daemon does not answer: {trouble}" if trouble else "the daemon has not taken it"
+    sentence = trouble or "the daemon has not taken it"
     return {**dict(zip(_OVERRIDE, row)), "state": "Waiting", "message": sentence}
 
 

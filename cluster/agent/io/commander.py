@@ -27,7 +27,7 @@ from cluster.agent.commands import (
     signs_of,
     write_memory,
 )
-from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient
+from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, daemon_trouble
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import Spec, read_spec
@@ -37,7 +37,7 @@ from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.pace import Backoff, WriteRate
-from cluster.kube.requests import ApiError, asked_for
+from cluster.kube.requests import ApiError
 from cri_api.control import ControlError
 from cri_api.supervisor import Supervisor
 
@@ -188,7 +188,7 @@ class Commander:
             found = await self._client.get(PLACEMENTS, self._node)
         except (ApiError, *NO_ANSWER) as error:
             self._api_said.trouble(f"the spec cannot be read: {error}")
-            delay_s = self._read_backoff.next(self._clock.random01(), asked_for(error))
+            delay_s = self._read_backoff.after(error, self._clock.random01())
             self._reads.wait_longer(self._clock.monotonic(), delay_s)
             return delay_s
         self._read_backoff.reset()
@@ -211,7 +211,7 @@ class Commander:
             report = await self._daemon.summary()
         except (DaemonAway, ControlError) as error:
             self._daemon_said.trouble(str(error))
-            return _Look(None, str(error))
+            return _Look(None, daemon_trouble(self._node, error))
         self._daemon_said.well()
         refusals = self._refusals.of(str(report.get("instance", "")))
         if refusals is not self._refusals:
@@ -230,9 +230,9 @@ class Commander:
                 report = await self._daemon.summary()
             except DaemonAway as error:
                 self._daemon_said.trouble(str(error))
-                return _Look(report, str(error))
+                return _Look(report, daemon_trouble(self._node, error))
             except ControlError as error:
-                return _Look(report, str(error))
+                return _Look(report, daemon_trouble(self._node, error))
         return _Look(report)
 
     def _may_send(self, command: Command) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from cluster.api.names import NAMESPACE
 from cri_api.control import ControlError, read_reply, write_request
 from cri_api.waiting import wait_within
 
@@ -27,6 +28,16 @@ class DaemonAway(Exception):
 
 class FolderGone(Exception):
     """The socket's folder was removed from the host while this process has it mounted: no daemon can be there again."""
+
+
+def daemon_trouble(node: str, error: Exception) -> str:
+    """In words of a status, for a cluster: sockets and errno are of the node, and stand in the agent's log."""
+    if isinstance(error, DaemonAway):
+        return (
+            f"the daemon of {node} does not answer; its log says why: journalctl -u 'cri-res*' on the node, "
+            f"or kubectl -n {NAMESPACE} logs of its pod"
+        )
+    return f"the daemon of {node} says: {error}"
 
 
 class DaemonClient:

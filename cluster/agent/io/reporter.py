@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from cluster.agent.events import EventCursor, add_row
-from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone
+from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, FolderGone, daemon_trouble
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import read_spec
@@ -157,8 +157,8 @@ class Reporter:
             self._trouble = ""
             self._daemon_said.well()
         except (DaemonAway, ControlError) as error:
-            self._trouble = str(error)
-            self._daemon_said.trouble(self._trouble)
+            self._trouble = daemon_trouble(self._reporting.node, error)
+            self._daemon_said.trouble(str(error))
             return
         for row in self._cursor.new_rows(self._report):
             add_row(self._events, row, self._clock.stamp())

@@ -9,7 +9,7 @@ from cluster.api import names
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.pace import Backoff, WriteRate
-from cluster.kube.requests import ApiError, Resource, Unreachable, asked_for
+from cluster.kube.requests import ApiError, Resource, Unreachable
 
 #: Nothing was heard of the server, or there is nothing to speak to it with.
 NO_ANSWER = (Unreachable, NoAccess)
@@ -51,8 +51,11 @@ class Written:
         try:
             answer = await request
         except (ApiError, *NO_ANSWER) as error:
-            delay_s = self._backoff.next(clock.random01(), asked_for(error))
-            self.pace.wait_longer(clock.monotonic(), delay_s)
+            delay_s = self._backoff.after(error, clock.random01())
+            if isinstance(error, ApiError):
+                self.pace.wait_longer(clock.monotonic(), delay_s)
+            else:
+                self.pace.no_answer(clock.monotonic(), delay_s)
             self.has_failed = True
             # What the server has is not known: the request may have come through.
             self._is_told = False

@@ -187,7 +187,7 @@ class Client:
         backoff = Backoff()
         version = ""
         while True:
-            wait_s: Optional[float] = None
+            failure: Optional[Exception] = None
             started = self._clock()
             try:
                 if not version:
@@ -212,10 +212,12 @@ class Client:
                     version = ""
                 else:
                     self.problem = str(error)
-                wait_s = error.retry_after_s
+                failure = error
             except (Unreachable, NoAccess) as error:
                 self.problem = str(error)
-            await self._sleep(backoff.next(self._random01(), wait_s))
+                failure = error
+            chance = self._random01()
+            await self._sleep(backoff.after(failure, chance) if failure else backoff.next(chance))
 
     async def _news(
         self, where: str, query: dict[str, str], version: str, metadata_only: bool

@@ -9,7 +9,7 @@ from cluster.kube.events import Events, Write
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.pace import Backoff, WriteRate
-from cluster.kube.requests import HOPELESS, ApiError, Resource, Unreachable, asked_for
+from cluster.kube.requests import HOPELESS, ApiError, Resource, Unreachable
 
 EVENTS = Resource("", "v1", "events", namespaced=True)
 #: Events written in one round.
@@ -41,7 +41,7 @@ class EventWriter:
             try:
                 await self._write(write)
             except (ApiError, Unreachable, NoAccess) as error:
-                delay_s = self._backoff.next(self._clock.random01(), asked_for(error))
+                delay_s = self._backoff.after(error, self._clock.random01())
                 self._pace.wait_longer(self._clock.monotonic(), delay_s)
                 raise
             self._backoff.reset()

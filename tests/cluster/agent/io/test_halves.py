@@ -207,13 +207,46 @@ async def test_an_api_server_without_an_answer_is_asked_less_and_less(
     for _ in range(150):
         await reporter.round()
         time.at_s += 4
-    # At 0.75, 1.5, 3 … 45 s after each other; twice where the connection that is kept turns out to be closed.
-    assert sum(kind in call.path for call in node.api.calls) <= 2 * (7 + 600 // 45)
+    # At 0.75, 1.5, 3 and then 6.75 s after each other; twice where the connection that is kept turns out to be closed.
+    assert sum(kind in call.path for call in node.api.calls) <= 2 * (5 + 600 // 6.75)
     node.api.faults.clear()
-    time.at_s += 60
+    time.at_s += 10
     await reporter.round()
     await reporter.round()
     assert len(node.status["placements"]) == 20 and node.topology is not None and node.events
+
+
+@pytest.mark.parametrize("away_s", [40, 600])
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+async def test_both_halves_are_back_within_15_s_of_the_api_server(
+    node, api_client, time, client, tmp_path, away_s, chance
+) -> None:
+    clock = Clock(time.now, time.now, time.sleep, lambda: chance)
+    reporter = Reporter(DaemonClient(node.view), api_client, Reporting(NAME), clock)
+    file = MemoryFile(tmp_path / "state")
+    commander = Commander(DaemonClient(node.daemon.control), api_client, NAME, file, clock)
+    node.create(policy=policy("good"))
+    await reporter.round()
+    due_s = {reporter: time.at_s, commander: time.at_s}
+
+    async def until(end_s: float) -> None:
+        """Each half looks when its process would, as late as its jitter lets it."""
+        while min(due_s.values()) <= end_s:
+            half = min(due_s, key=lambda each: due_s[each])
+            time.at_s = due_s[half]
+            wait_s = await half.round() or Reporting(NAME).poll_s
+            due_s[half] = time.at_s + wait_s * 1.1
+        time.at_s = end_s
+
+    await node.api.stop()
+    await run_pod_with(client, "web", cpu_limit=2000)
+    commander.read_again()
+    await until(time.at_s + away_s)
+    assert not node.status["placements"]
+    await node.api.start()
+    await until(time.at_s + 15)
+    assert [row["pod"] for row in node.status["placements"]] == ["web"]
+    assert (await ask(node.daemon, "cluster-policy"))["policy"]["hash"] == "good"
 
 
 async def test_a_spec_that_cannot_be_read_is_asked_for_less_and_less_and_its_end_is_told(

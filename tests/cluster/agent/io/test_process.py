@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.agent.__main__ import _arguments, find_access
 from policies.machine.cpus import parse_cpus
-from tests.cluster.agent.io.node import NodeAgent, is_write, policy
+from tests.cluster.agent.io.node import NAME, NodeAgent, is_write, policy
 from tests.functional.conftest import ask, cpus_of
 from tests.functional.support import run_pod_with, start
 
@@ -157,7 +157,6 @@ async def test_a_policy_that_is_no_longer_asked_for_is_taken_out_of_force(node) 
 
 async def test_a_deleted_object_changes_nothing_on_the_node(node) -> None:
     from cluster.agent.io.written import PLACEMENTS
-    from tests.cluster.agent.io.node import NAME
 
     node.create(policy=policy())
     await node.start()
@@ -200,7 +199,10 @@ async def test_a_daemon_that_is_away_is_not_ready_and_comes_back(node) -> None:
     await node.until_condition("Ready", "True", "DaemonAnswers")
     first = node.status["instance"]
     await node.daemon.kill()
-    await node.until_condition("Ready", "False", "DaemonAway")
+    found = await node.until_condition("Ready", "False", "DaemonAway")
+    assert found["message"].startswith(f"the daemon of {NAME} does not answer; ")
+    assert str(node.view) not in found["message"]
+    assert str(node.view) in node.log
     assert node.status["zones"]
     await start(node.daemon)
     await node.until_condition("Ready", "True", "DaemonAnswers")
