@@ -104,7 +104,9 @@ async def test_the_machine_is_boxes_in_boxes_and_containers_are_searched_and_exp
 
 async def _search_by_keys(page: Browser) -> None:
     page.press("/", *"api")
-    await page.until(lambda: page.count(".chip.dim") == 2 and page.text("#found") == "1 of 3", "the search")
+    await page.until(
+        lambda: page.count(".chip.dim") == 2 and page.text("#found") == "1 of 3 containers", "the search"
+    )
     page.press("ENTER")
     await page.until(lambda: "2 CPUs wanted" in page.text(".reason"), "the reason")
     await page.until(

@@ -9,6 +9,7 @@ import re
 import socket
 import stat
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Client:
 
 async def test_the_files_of_the_page_are_served_with_a_policy_that_they_keep(web: WebProcess) -> None:
     async with Client(web) as client:
+        folder = resources.files("cri_proxy.view.web") / "static"
+        assert {f"{name}.js" for name in MODULES} == {
+            one.name for one in folder.iterdir() if one.name.endswith(".js")
+        }
         modules = [(f"/{name}.js", "text/javascript") for name in MODULES]
         for path, kind in (("/", "text/html"), ("/app.css", "text/css"), *modules):
             status, headers, body = await client.ask(path, token=False)

@@ -64,7 +64,19 @@ HEAD_S = 15.0
 MOST_NAME = 800
 
 #: The page's program, a module a subject.
-MODULES = ("app", "container", "lines", "machine", "past", "state", "stream", "tables", "timeline", "words")
+MODULES = (
+    "app",
+    "chips",
+    "container",
+    "lines",
+    "machine",
+    "past",
+    "state",
+    "stream",
+    "tables",
+    "timeline",
+    "words",
+)
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.css": ("app.css", "text/css; charset=utf-8"),

@@ -2,7 +2,8 @@
 
 import { choose, explain } from "/container.js";
 import { drawLines, repaint } from "/lines.js";
-import { arrange, buildMachine, chips, colour, placeChips } from "/machine.js";
+import { chips, placeChips, shown } from "/chips.js";
+import { arrange, boxes, buildMachine, colour, leavesOf, measure } from "/machine.js";
 import { forgetPast, loadsAt } from "/past.js";
 import { draw, drawnBy, known, matches, view } from "/state.js";
 import { follow, link, trouble } from "/stream.js";
@@ -15,9 +16,11 @@ function frame(changed) {
   if (!known) return;
   if (changed.past) forgetPast();
   if (changed.machine) buildMachine();
-  if (changed.machine || changed.chips || (changed.past && view.at >= 0)) placeChips(changed.machine);
+  if (changed.machine || changed.chips || (changed.past && view.at >= 0)) placeChips();
+  else if (changed.room) measure();
   colour();
-  if (changed.machine || changed.chips || changed.lines || changed.past) drawLines();
+  outline();
+  if (changed.machine || changed.chips || changed.lines || changed.past || changed.room) drawLines();
   if (changed.past || changed.moment) drawTimeline();
   drawPanel();
 }
@@ -34,16 +37,35 @@ function drawHead() {
   $("banner").hidden = !wrong.length;
   const said = wrong.join(" – ");
   if ($("banner").textContent !== said) $("banner").textContent = said;
-  const isEmpty = known?.machine.boxes.length === 0;
-  $("empty").hidden = known !== null && !isEmpty;
-  if (isEmpty) $("empty").textContent = "The daemon has no machine to show yet.";
+  drawEmpty();
+}
+
+// What to do about a picture with nothing in it.
+function drawEmpty() {
+  const isBare = known?.machine.boxes.length === 0;
+  const isEmpty = known && !isBare && !Object.keys(known.containers).length;
+  $("empty").hidden = known !== null && !isBare && !isEmpty;
+  const sign = isBare ? "bare" : isEmpty ? "empty" : "";
+  if ($("empty").dataset.sign === sign) return;
+  $("empty").dataset.sign = sign;
+  const next = (command, what) => element("p", {}, element("code", {}, command), ` ${what}`);
+  if (isBare) $("empty").replaceChildren(element("p", {}, "The daemon has no machine to show yet."), next("cri-resmgr doctor", "says why."));
+  else if (isEmpty) $("empty").replaceChildren(element("p", {}, "No container is on this node yet, or none has come by cri-resmgr."),
+    next("cri-resmgr doctor", "says whether kubelet's containers come this way."), next("cri-resmgr adopt --all", "places those that ran before."));
+}
+
+// The boxes that hold the CPUs of a container in several, while it is pointed at or chosen.
+function outline() {
+  const looked = shown[view.hovered] ?? shown[view.chosen];
+  const held = new Set(looked ? leavesOf(looked.cpus) : []);
+  for (const box of boxes.values()) box.at?.classList.toggle("holds", held.size > 1 && held.has(box));
 }
 
 // ---------------------------------------------------------------------- hands
 
 function look(words) {
   view.words = words.toLowerCase().split(/\s+/).filter(Boolean);
-  if (known) draw("chips", "lines");
+  if (known) draw("chips", "lines", "moment");
 }
 
 function turn(theme) {
@@ -89,7 +111,7 @@ $("namespaces").addEventListener("click", (event) => {
   const name = event.target.dataset?.space;
   if (name === undefined) return;
   if (!view.spaces.delete(name)) view.spaces.add(name);
-  draw("chips", "lines");
+  draw("chips", "lines", "moment");
 });
 document.querySelector("[role=tablist]").addEventListener("click", (event) => event.target.dataset.view && toTable(event.target.dataset.view));
 document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
@@ -176,6 +198,9 @@ $("stage").addEventListener("pointerover", (event) => point(event.target));
 $("stage").addEventListener("pointerleave", () => point(null));
 $("stage").addEventListener("focusin", (event) => point(event.target));
 $("stage").addEventListener("focusout", () => point(null));
+
+// What a box scrolls is elsewhere then. Scrolling does not bubble.
+$("machine").addEventListener("scroll", () => draw("room"), { capture: true, passive: true });
 
 new ResizeObserver(() => {
   if (!known) return;

@@ -1,6 +1,6 @@
 // One container: why it is where it is, as the daemon explains it.
 
-import { shown } from "/machine.js";
+import { shown } from "/chips.js";
 import { draw, view } from "/state.js";
 import { token } from "/stream.js";
 import { linkTo, nameOf, openPanel } from "/tables.js";
@@ -52,7 +52,7 @@ export function sheet() {
   if (more.problem) { made.append(element("p", { class: "note" }, more.problem)); return made; }
   const names = new Map(Object.entries(shown).map(([id, row]) => [path(row), id]));
   for (const one of more.containers.filter((one) => one.id === view.chosen)) {
-    made.append(element("h3", {}, "Room around it"), facts(one.domains.map((domain) => [domain.name, `${cores(domain.charged_milli)} CPUs asked for, ${cores(domain.free_milli)} left (${domain.cpus})`])));
+    made.append(element("h3", {}, "Room around it"), facts(one.domains.map((domain) => [domain.name, `${cores(domain.charged_milli)} CPUs requested, ${cores(domain.free_milli)} left (${domain.cpus})`])));
     made.append(element("h3", {}, "Talks to"));
     made.append(one.peers.length ? element("ul", { class: "rows" }, ...one.peers.map((peer) => element("li", {},
       element("span", { class: "what" }, linkTo(names.get(peer.container) ?? peer.id, peer.container || peer.id.slice(0, 13))),

@@ -1,6 +1,7 @@
 // Traffic as lines between containers.
 
-import { HUB, boxes, chips, room, shown } from "/machine.js";
+import { HUB, chips, shown } from "/chips.js";
+import { boxes, room } from "/machine.js";
 import { isFiltered, known, matches, view } from "/state.js";
 import { $ } from "/words.js";
 
@@ -13,7 +14,7 @@ export function ink() {
   if (inks) return inks;
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
-  inks = { far: [0, 1, 2, 3].map((far) => of(`--far${far}`)), accent: of("--accent"), dim: of("--dim"), text: of("--text"), warm: of("--far2"), alarm: of("--alarm"), edge: of("--edge") };
+  inks = { far: [0, 1, 2, 3].map((far) => of(`--far${far}`)), accent: of("--accent"), dim: of("--dim"), text: of("--text"), warm: of("--far2"), alarm: of("--alarm"), edge: of("--edge"), face: of("--face") };
   return inks;
 }
 
@@ -100,7 +101,7 @@ export function drawLines() {
   const lines = view.lines ? foldedLines() : [];
   canvas.dataset.lines = lines.length; canvas.dataset.folded = lines.filter((line) => line.folded).length;
   const most = Math.max(...lines.map((line) => line.bytes), 1);
-  const { far } = ink();
+  const { far, face } = ink();
   const hasLooked = lines.some((line) => line.isLooked);
   const fade = view.at < 0 ? 1 : 0.5;
   pen.lineCap = "round";
@@ -108,13 +109,18 @@ export function drawLines() {
     const share = Math.max(0, 1 + Math.log10(line.bytes / most + 1e-9) / 5); // five decades from thin to thick
     pen.lineWidth = 0.6 + 4.4 * share ** 2;
     pen.globalAlpha = hasLooked ? (line.isLooked ? 0.95 : 0.08) : (0.16 + 0.7 * share ** 1.5) * fade;
-    pen.strokeStyle = far[line.far];
-    pen.setLineDash(line.far === 3 ? [6, 4] : []);
     const dx = line.b.x - line.a.x, dy = line.b.y - line.a.y;
     const bend = Math.min(46, Math.hypot(dx, dy) * 0.16) / (Math.hypot(dx, dy) || 1);
     pen.beginPath();
     pen.moveTo(line.a.x, line.a.y);
     pen.quadraticCurveTo(line.a.x + dx / 2 - dy * bend, line.a.y + dy / 2 + dx * bend, line.b.x, line.b.y);
+    // A rim of the ground's colour: a line is seen on a box of its own colour, too.
+    const [thin, strong] = [pen.lineWidth, pen.globalAlpha];
+    pen.setLineDash([]);
+    pen.strokeStyle = face; pen.lineWidth = thin + 2; pen.globalAlpha = strong * 0.7;
+    pen.stroke();
+    pen.setLineDash(line.far === 3 ? [6, 4] : []);
+    pen.strokeStyle = far[line.far]; pen.lineWidth = thin; pen.globalAlpha = strong;
     pen.stroke();
     if (line.folded) { // where a bundle ends in a box
       pen.setLineDash([]);
@@ -124,7 +130,12 @@ export function drawLines() {
       pen.fill();
     }
   }
+  // No line crosses a name: where words, CPUs and chips are, there is none.
   pen.globalAlpha = 1;
+  pen.fillStyle = "#000";
+  pen.globalCompositeOperation = "destination-out";
+  for (const { x, y, wide, high } of room.words) pen.fillRect(x - 1, y - 1, wide + 2, high + 2);
+  pen.globalCompositeOperation = "source-over";
 }
 
 export function repaint() { inks = null; }

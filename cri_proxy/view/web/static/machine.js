@@ -1,16 +1,15 @@
-// The machine as boxes in boxes, and containers as chips in them.
+// The machine as boxes in boxes: where each lies, its colour, and where everything is drawn.
 
-import { containersAt, loadsAt } from "/past.js";
-import { isFiltered, known, matches, view } from "/state.js";
-import { $, byPath, cores, cpusOf, element, memory, natural, path, percent, short } from "/words.js";
+import { chips } from "/chips.js";
+import { loadsAt } from "/past.js";
+import { known, looks, view } from "/state.js";
+import { $, cores, cpusOf, element, memory, percent, plural } from "/words.js";
 
-// A hub has more peers than this: its lines are drawn one a box, not one a peer.
-export const HUB = 8;
+// The least height of a smallest box: its name, its CPUs and two lines of containers.
+const LEAST_HIGH = 84;
 
-export let shown = {}; // the containers of the moment that is shown
-export const boxes = new Map(); // id -> {row, cpus: Set, at: element, chips: element, load: element, asked: element}
-export const cells = new Map(); // CPU -> element
-export const chips = new Map(); // container id -> {at: element, row, box, x, y}
+export const boxes = new Map(); // id -> {row, cpus: Set, at, head, cores, chips, load, asked: elements, x, y}
+const cells = new Map(); // CPU -> element
 
 export function buildMachine() {
   boxes.clear(); cells.clear(); chips.clear();
@@ -27,9 +26,10 @@ function build(row, siblings, depth) {
   const cpus = new Set(cpusOf(row.cpus));
   const load = element("span", { class: "load" });
   const asked = element("span", { class: "asked" });
+  const more = element("span", { class: "more" });
   const held = element("div", { class: "chips" });
-  const at = element("section", { class: `box depth${depth}${row.inside.length ? "" : " leaf"}`, role: "group", "aria-label": row.names.join(", ") },
-    element("div", { class: "head" }, element("b", {}, row.names.join(" = ")), load, asked));
+  const head = element("div", { class: "head" }, element("b", {}, row.names.join(" = ")), load, more, asked);
+  const at = element("section", { class: `box depth${depth}${row.inside.length ? "" : " leaf"}`, role: "group", "aria-label": row.names.join(", ") }, head);
   if (row.inside.length) {
     at.append(held, element("div", { class: "inside" }, ...row.inside.map((one) => build(one, siblings, depth + 1))));
   } else {
@@ -50,7 +50,7 @@ function build(row, siblings, depth) {
     }
     at.append(all, held);
   }
-  boxes.set(row.id, { row, cpus, at, chips: held, load, asked });
+  boxes.set(row.id, { row, cpus, at, head, cores: at.querySelector(":scope > .cores"), chips: held, load, more, asked });
   return at;
 }
 
@@ -63,7 +63,7 @@ export function arrange() {
   if (!most.length) return;
   const width = $("stage").clientWidth - 20;
   const height = $("stage").clientHeight - 20;
-  let best = [-1, most.map(() => 1)];
+  let best = [-Infinity, most.map(() => 1)];
   const tried = (chosen) => {
     const depth = chosen.length;
     if (depth < most.length) {
@@ -71,12 +71,15 @@ export function arrange() {
         if (most[depth] % columns === 0 || columns * Math.ceil(most[depth] / columns) - most[depth] < columns / 2) tried([...chosen, columns]);
       return;
     }
-    let wide = width, high = height;
+    let wide = width, high = height, needed = LEAST_HIGH;
     chosen.forEach((columns, at) => {
       wide = wide / columns - 16;
       high = high / Math.ceil(most[at] / columns) - (at < most.length - 1 ? 34 : 10);
     });
-    const score = wide < 60 ? wide - 1000 : Math.min(wide / 150, Math.max(high, 20) / 92);
+    for (let at = most.length - 1; at >= 0; at--) needed = needed * Math.ceil(most[at] / chosen[at]) + (at ? 34 : 0);
+    // What is higher than the picture is scrolled: it costs, but not as much as names that cannot be read.
+    const below = Math.max(0, needed / height - 1);
+    const score = Math.min(wide / 150, Math.max(high, LEAST_HIGH) / 92) - Math.min(below, 4) / 8;
     if (score > best[0]) best = [score, chosen];
   };
   tried([]);
@@ -90,146 +93,66 @@ export function arrange() {
   set($("machine").lastElementChild, 0);
 }
 
-const spaces = new Map(); // namespace -> index of its colour
+// Where chips, words and CPUs are, in the picture's own coordinates: read once, after all was written. A chip that its box
+// has scrolled away is at the edge where it left.
+export let room = { width: 0, height: 0, words: [] };
 
-function tintOf(namespace) {
-  if (!spaces.has(namespace)) spaces.set(namespace, spaces.size % 8);
-  return spaces.get(namespace);
-}
-
-function drawNamespaces() {
-  const counts = new Map();
-  for (const row of Object.values(shown)) counts.set(row.namespace, (counts.get(row.namespace) ?? 0) + 1);
-  const names = [...counts.keys()].sort(natural);
-  names.forEach(tintOf);
-  const sign = names.map((name) => `${name} ${counts.get(name)}`).join() + [...view.spaces];
-  if ($("namespaces").dataset.sign === sign) return;
-  $("namespaces").dataset.sign = sign;
-  const held = document.activeElement?.dataset?.space;
-  $("namespaces").replaceChildren(...names.map((name) => {
-    const button = element("button", { type: "button", class: `c${tintOf(name)}`, "aria-pressed": String(view.spaces.has(name)) }, `${name} ${counts.get(name)}`);
-    button.dataset.space = name;
-    return button;
-  }));
-  if (held) document.querySelector(`[data-space="${CSS.escape(held)}"]`)?.focus();
-}
-
-export function placeChips(isNew) {
-  shown = view.at < 0 ? known.containers : containersAt(view.at);
-  // 1. Chips of containers that are not there.
-  for (const [id, chip] of chips) if (!(id in shown)) { chip.at.remove(); chips.delete(id); }
-  drawNamespaces();
-  const isStill = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  const wanted = new Map(); // box id -> [[sort key, chip]]
-  const left = []; // chips that are in another box now: where they were
-  for (const [id, row] of Object.entries(shown)) {
-    const box = boxes.has(row.box) ? row.box : "";
-    let chip = chips.get(id);
-    if (!chip) {
-      const at = element("button", { type: "button", tabIndex: -1 });
-      at.dataset.id = id;
-      chips.set(id, (chip = { at, box: null }));
-    } else if (chip.box !== box && !isStill) left.push([chip, chip.at.getBoundingClientRect()]);
-    if (chip.row !== row) {
-      chip.row = row;
-      if (chip.at.textContent !== short(row)) chip.at.textContent = short(row);
-      chip.at.setAttribute("aria-label", `${path(row)}, ${row.box || "several sockets"}, ${row.cpus || "all"} CPUs${row.own ? ", exclusive" : ""}`);
-    }
-    chip.box = box;
-    (wanted.get(box) ?? wanted.set(box, []).get(box)).push([`${row.own ? 0 : 1} ${path(row)}`, chip.at]);
-  }
-  // 2. Each box has its own, in order.
-  for (const [id, box] of boxes) {
-    const ordered = (wanted.get(id) ?? []).sort(byPath).map(([, one]) => one);
-    const now = box.chips.children;
-    if (ordered.length !== now.length || ordered.some((one, index) => now[index] !== one)) box.chips.replaceChildren(...ordered);
-  }
-  mark();
-  fit(isNew);
-  // 3. A container that was moved is seen to move.
-  for (const [chip, was] of left) {
-    const now = chip.at.getBoundingClientRect();
-    chip.at.animate([{ transform: `translate(${was.x - now.x}px, ${was.y - now.y}px)`, zIndex: 3 }, { transform: "none" }], { duration: 450, easing: "ease-in-out" });
-    chip.at.animate([{ outline: "3px solid var(--accent)" }, { outline: "3px solid transparent" }], { duration: 3000 });
-  }
-  const current = chips.get(view.chosen) ?? chips.values().next().value;
-  for (const chip of chips.values()) chip.at.tabIndex = chip === current ? 0 : -1;
-}
-
-// Classes that follow from what is chosen and searched.
-function mark() {
-  const near = new Set();
-  const peers = new Map();
-  for (const edge of Object.values(known.edges)) {
-    peers.set(edge.a, (peers.get(edge.a) ?? 0) + 1);
-    peers.set(edge.b, (peers.get(edge.b) ?? 0) + 1);
-    if (edge.a === view.chosen) near.add(edge.b);
-    if (edge.b === view.chosen) near.add(edge.a);
-  }
-  let count = 0;
-  for (const [id, chip] of chips) {
-    const row = chip.row;
-    const isFound = matches(row);
-    if (isFound) count++;
-    const isNear = id === view.chosen || near.has(id);
-    const isDim = !isNear && (!isFound || (view.chosen in shown && near.size > 0 && !isFiltered()));
-    const classes = `chip c${tintOf(row.namespace)}${row.own ? " own" : ""}${isDim ? " dim" : ""}${id === view.chosen ? " chosen" : ""}` +
-      `${near.has(id) ? " peer" : ""}${(peers.get(id) ?? 0) > HUB ? " hub" : ""}${row.gone ? " gone" : ""}${row.unsure ? " unsure" : ""}`;
-    if (chip.at.className !== classes) chip.at.className = classes;
-  }
-  $("found").textContent = isFiltered() ? `${count} of ${chips.size}` : "";
-}
-
-// As many words as there is room for: whole names, short ones, their beginnings, a square each. Looked at anew where
-// the room or the number of containers is another one; not while the past is gone through, where it would flicker.
-const DENSITIES = ["full", "short", "brief", "stub", "tiny", "dense"];
-
-function fit(isNew) {
-  const stage = $("stage");
-  const sign = `${stage.clientWidth} ${stage.clientHeight} ${Math.round(chips.size / 5)}`;
-  const isOver = () => stage.scrollHeight > stage.clientHeight + 2;
-  if (isNew || (view.at < 0 && stage.dataset.sign !== sign)) {
-    stage.dataset.sign = sign;
-    for (const density of DENSITIES) {
-      stage.dataset.density = density;
-      if (!isOver()) break;
-    }
-  } else if (stage.dataset.density !== "dense" && isOver()) {
-    stage.dataset.density = "dense";
-  }
-  measure();
-}
-
-// Where each chip is, in the picture's own coordinates: read once, after all was written.
-export let room = { width: 0, height: 0 };
-
-function measure() {
+export function measure() {
   const stage = $("stage");
   const origin = stage.getBoundingClientRect();
   const left = origin.left - stage.scrollLeft, top = origin.top - stage.scrollTop;
-  for (const chip of chips.values()) {
-    const rect = chip.at.getBoundingClientRect();
-    chip.x = rect.left - left + rect.width / 2;
-    chip.y = rect.top - top + rect.height / 2;
-    chip.wide = rect.width / 2;
-  }
-  for (const box of boxes.values()) {
+  const within = (rect) => ({ x: rect.left - left, y: rect.top - top, wide: rect.width, high: rect.height });
+  const words = [];
+  const windows = new Map(); // box id -> what of its chips is to be seen
+  for (const [id, box] of boxes) {
+    windows.set(id, within(box.chips.getBoundingClientRect()));
     if (!box.at) continue;
-    const rect = box.at.getBoundingClientRect();
-    box.x = rect.left - left + rect.width / 2;
-    box.y = rect.top - top + rect.height / 2;
+    const rect = within(box.at.getBoundingClientRect());
+    box.x = rect.x + rect.wide / 2;
+    box.y = rect.y + rect.high / 2;
+    for (const one of [...box.head.children].filter((word) => word.textContent)) words.push(within(one.getBoundingClientRect()));
+    if (box.cores) words.push(within(box.cores.getBoundingClientRect()));
   }
-  room = { width: $("machine").offsetWidth + 20, height: Math.max(stage.clientHeight, $("machine").offsetHeight + 20) };
+  for (const chip of chips.values()) {
+    const rect = within(chip.at.getBoundingClientRect()), seen = windows.get(chip.box);
+    const first = Math.max(rect.y, seen.y), last = Math.min(rect.y + rect.high, seen.y + seen.high);
+    chip.x = rect.x + rect.wide / 2;
+    chip.y = Math.max(seen.y, Math.min(seen.y + seen.high, rect.y + rect.high / 2));
+    if (last > first) words.push({ ...rect, y: first, high: last - first });
+  }
+  room = { width: $("machine").offsetWidth + 20, height: Math.max(stage.clientHeight, $("machine").offsetHeight + 20), words };
+}
+
+// ---------------------------------------------------------------------- load
+
+// What the colour of a box says, by its legend.
+const SCALES = { load: "load, measured", filled: "filled by requests (load is not measured)", none: "load: not kept of that time" };
+// From here on a box is hatched.
+const FULL = 0.9;
+
+// Where a load is measured the colour says that; where not, how much of the box requests fill. The first look at a node
+// has no load yet, and the past has that of the looks that are remembered.
+function scaleOf(loads) {
+  if (Object.keys(loads).length || looks.length < 2) return "load";
+  return view.at < 0 ? "filled" : "none";
+}
+
+function partOf(box, zone, scale, loads) {
+  if (scale === "filled") return zone.allocatable ? zone.charged / zone.allocatable : null;
+  if (view.at < 0) return zone.load;
+  const all = [...box.cpus].map((cpu) => loads[cpu]).filter((one) => one !== undefined);
+  return all.length ? all.reduce((sum, one) => sum + one, 0) / all.length : null;
 }
 
 export function colour() {
   const isPast = view.at >= 0;
   document.body.toggleAttribute("data-past", isPast);
-  const now = loadsAt();
-  const has = Object.keys(now).length > 0;
+  const loads = loadsAt();
+  const scale = scaleOf(loads);
+  if ($("scale").textContent !== SCALES[scale]) $("scale").textContent = SCALES[scale];
   const own = new Set(cpusOf(known.node.exclusive)), reserved = new Set(cpusOf(known.node.reserved));
   for (const [cpu, cell] of cells) {
-    const load = String(now[cpu] ?? 0);
+    const load = String(loads[cpu] ?? 0);
     if (cell.dataset.load !== load) { cell.dataset.load = load; cell.style.setProperty("--load", load); }
     const classes = `cpu${!isPast && own.has(cpu) ? " own" : ""}${reserved.has(cpu) ? " reserved" : ""}`;
     if (cell.className !== classes) cell.className = classes;
@@ -237,21 +160,46 @@ export function colour() {
   for (const [id, box] of boxes) {
     const zone = known.zones[id];
     if (!zone || !box.at) continue;
-    let load = zone.load;
-    if (isPast) {
-      const all = [...box.cpus].map((cpu) => now[cpu]).filter((one) => one !== undefined);
-      load = all.length ? all.reduce((sum, one) => sum + one, 0) / all.length : null;
+    const part = partOf(box, zone, scale, loads);
+    const text = part === null ? "" : percent(part);
+    const isOuter = box.at.classList.contains("depth0");
+    const more = box.row.inside.length && zone.memory && isOuter ? ` · ${memory(zone.memory_charged)} / ${memory(zone.memory)} GiB` : "";
+    const asked = isPast ? "" : `${cores(zone.charged)} / ${cores(zone.allocatable)}${isOuter ? " CPUs" : ""}${more}`;
+    if (box.load.textContent !== text) box.load.textContent = text;
+    if (box.asked.textContent !== asked) box.asked.textContent = asked;
+    const sign = String(part);
+    if (box.sign !== sign) {
+      box.sign = sign;
+      box.at.style.setProperty("--load", String(Math.min(1, part ?? 0)));
+      box.at.classList.toggle("full", part >= FULL);
     }
-    const text = has ? percent(load) : "";
-    if (box.load.textContent !== text) {
-      box.load.textContent = text;
-      box.at.style.setProperty("--load", String(load ?? 0));
-    }
-    const more = box.row.inside.length && zone.memory && box.at.classList.contains("depth0") ? ` · ${memory(zone.memory_charged)} / ${memory(zone.memory)} GiB` : "";
-    const asked = isPast ? "" : `${cores(zone.charged)} / ${cores(zone.allocatable)}${box.at.classList.contains("depth0") ? " CPUs" : ""}${more}`;
-    if (box.asked.textContent !== asked) {
-      box.asked.textContent = asked;
-      box.at.setAttribute("aria-label", `${box.row.names.join(", ")}: load ${percent(zone.load)}, ${asked} CPUs asked for`);
-    }
+    const load = part === null ? "load not known" : scale === "filled" ? `${percent(part)} filled by requests, load not measured` : `load ${percent(part)}`;
+    const requested = isPast ? "" : `, ${cores(zone.charged)} of ${cores(zone.allocatable)} CPUs requested`;
+    const label = `${box.row.names.join(", ")}: ${load}${requested}, ${plural(box.chips.childElementCount, "container")}`;
+    if (box.at.getAttribute("aria-label") !== label) box.at.setAttribute("aria-label", label);
   }
+}
+
+// ---------------------------------------------------------------------- where a container's CPUs are
+
+// The smallest boxes that hold some of these CPUs.
+export function leavesOf(cpus) {
+  const wanted = new Set(cpusOf(cpus));
+  return [...boxes.values()].filter((box) => box.at && !box.row.inside.length && [...box.cpus].some((cpu) => wanted.has(cpu)));
+}
+
+// Of a container in a box with others inside, which of those it has: "l3-0 – l3-2"; "" = all of them.
+export function partsOf(row) {
+  const box = boxes.get(row.box);
+  if (!row.cpus || (box?.row && !box.row.inside.length)) return "";
+  const all = [...boxes.values()].filter((one) => one.at && !one.row.inside.length && (!box?.at || box.at.contains(one.at)));
+  const held = leavesOf(row.cpus);
+  if (held.length === all.length) return "";
+  const runs = [];
+  for (const leaf of held) {
+    const at = all.indexOf(leaf);
+    if (runs.at(-1)?.last === at - 1) runs.at(-1).last = at;
+    else runs.push({ first: at, last: at });
+  }
+  return runs.map(({ first, last }) => [all[first], all[last]].slice(0, last > first ? 2 : 1).map((leaf) => leaf.row.names[0]).join(" – ")).join(", ");
 }

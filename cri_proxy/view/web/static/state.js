@@ -31,14 +31,18 @@ export function take(name, { at, ...change }) {
   if (looks.length > MOST_LOOKS) looks.shift();
 }
 
-export function matches(row) {
-  if (view.spaces.size && !view.spaces.has(row.namespace)) return false;
+export const matches = (row) => (!view.spaces.size || view.spaces.has(row.namespace)) && hasWords(row);
+
+export function hasWords(row) {
   if (!view.words.length) return true;
   const text = `${path(row)} ${row.box || "machine"} ${row.level} ${row.state}`.toLowerCase();
   return view.words.every((word) => text.includes(word));
 }
 
 export const isFiltered = () => view.words.length > 0 || view.spaces.size > 0;
+
+// How many of how many, where something is searched for.
+export const ofAll = (found, all) => (isFiltered() ? `${found} of ${all}` : String(all));
 
 // ---------------------------------------------------------------------- what has to be drawn anew
 

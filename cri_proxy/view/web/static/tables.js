@@ -1,11 +1,12 @@
 // The panel beside the picture: tables, and the sheet of a container.
 
 import { choose, sheet } from "/container.js";
-import { boxes, shown } from "/machine.js";
+import { chips, shown } from "/chips.js";
+import { boxes, leavesOf } from "/machine.js";
 import { decisions, loadsAt } from "/past.js";
-import { draw, isFiltered, known, matches, view } from "/state.js";
-import { kindOf, show } from "/timeline.js";
-import { $, bytes, clock, cores, cpusOf, element, natural, path, percent, plural, short } from "/words.js";
+import { draw, isFiltered, known, matches, ofAll, view } from "/state.js";
+import { isAbout, kindOf, show } from "/timeline.js";
+import { $, bytes, clock, cores, cpusOf, cutInside, element, natural, path, percent, plural } from "/words.js";
 
 // Rows of a table that are shown; a search narrows it.
 const MOST_ROWS = 150;
@@ -48,6 +49,15 @@ export function linkTo(id, text) {
   return made;
 }
 
+// A name in one line, cut in its middle.
+function shortLink(id) {
+  const made = linkTo(id, "");
+  made.classList.add("cut");
+  made.title = nameOf(id);
+  made.append(...cutInside(chips.get(id)?.name ?? ["", "?"]));
+  return made;
+}
+
 export const nameOf = (id) => (shown[id] ? path(shown[id]) : id.slice(0, 13));
 
 function foundEdges() {
@@ -56,17 +66,13 @@ function foundEdges() {
 }
 
 function foundDecisions() {
-  const isFound = (row) => {
-    if (!isFiltered()) return true;
-    const text = `${row.container} ${row.operation} ${row.why}`.toLowerCase();
-    return view.words.every((word) => text.includes(word)) && (!view.spaces.size || view.spaces.has(row.container.split("/")[0]));
-  };
-  return decisions().map((number, index) => ({ number, index, ...known.decisions[number] })).filter(isFound).reverse();
+  return decisions().map((number, index) => ({ number, index, ...known.decisions[number] })).filter(isAbout).reverse();
 }
 
 export const TABLES = {
   overview() {
     const rows = Object.values(shown);
+    const found = rows.filter(matches);
     const outer = known.machine.boxes.map((box) => known.zones[box.id]);
     const sum = (key) => outer.reduce((all, zone) => all + (zone[key] ?? 0), 0);
     const isPast = view.at >= 0;
@@ -78,10 +84,10 @@ export const TABLES = {
     const moves = foundDecisions().filter((row) => kindOf(row) !== "accent" && kindOf(row) !== "dim").slice(0, 8);
     return element("div", {},
       element("div", { class: "tiles" },
-        tile(String(rows.length), rows.length === 1 ? "container" : "containers"),
+        tile(ofAll(found.length, rows.length), rows.length === 1 ? "container" : "containers"),
         tile(all.length ? percent(all.reduce((one, other) => one + other, 0) / all.length) : "–", "load"),
-        tile(isPast ? "–" : String(cpusOf(known.node.exclusive).length), "exclusive CPUs"),
-        tile(isPast ? "–" : `${cores(sum("charged"))} / ${cores(sum("allocatable"))}`, "CPUs asked for"),
+        tile(isPast ? "–" : ofAll(new Set(found.filter((row) => row.own).flatMap((row) => cpusOf(row.cpus))).size, cpusOf(known.node.exclusive).length), "exclusive CPUs"),
+        tile(isPast ? "–" : `${cores(isFiltered() ? found.reduce((all, row) => all + row.milli, 0) : sum("charged"))} / ${cores(sum("allocatable"))}`, "CPUs requested"),
         tile(bytes(traffic), isPast ? "traffic, now" : "traffic"),
         tile(traffic ? percent(shares[0] / traffic) : "–", "of it in one L3")),
       element("h3", {}, "How far traffic goes"),
@@ -90,7 +96,7 @@ export const TABLES = {
       traffic ? element("ul", { class: "shares" }, ...shares.map((part, far) => element("li", {}, element("i", { class: `far${far}b` }), `${FAR[far]} ${percent(part / traffic)}`))) : null,
       traffic ? element("h3", {}, "Heaviest traffic") : null,
       element("ul", { class: "rows" }, ...edges.slice(0, 7).map((edge) => element("li", {},
-        element("span", { class: "what" }, linkTo(edge.a, short(shown[edge.a] ?? { name: "?", pod: "?" })), " – ", linkTo(edge.b, short(shown[edge.b] ?? { name: "?", pod: "?" }))),
+        element("span", { class: "what pair" }, shortLink(edge.a), " – ", shortLink(edge.b)),
         element("span", { class: "number" }, `${bytes(edge.bytes)}, ${edge.where}`)))),
       element("h3", {}, "Last moves, and why"),
       moves.length ? element("ul", { class: "rows" }, ...moves.map((row) => element("li", {},
@@ -103,7 +109,7 @@ export const TABLES = {
     const rows = Object.entries(shown).filter(([, row]) => matches(row));
     const rates = new Map();
     for (const edge of Object.values(known.edges)) for (const id of [edge.a, edge.b]) rates.set(id, (rates.get(id) ?? 0) + edge.bytes);
-    return table("containers", `${plural(rows.length, "container")}`, rows, [
+    return table("containers", ofAll(rows.length, plural(Object.keys(shown).length, "container")), rows, [
       ["Container", ([id, row]) => linkTo(id, path(row)), ([, row]) => path(row)],
       ["Place", ([, row]) => `${row.box || "machine"}${row.own ? ", exclusive" : ""}`, ([, row]) => row.box],
       ["CPUs", ([, row]) => cores(row.milli), ([, row]) => -row.milli, true],
@@ -111,14 +117,19 @@ export const TABLES = {
     ], ([id]) => id === view.chosen);
   },
   places() {
-    const rows = [...boxes].filter(([id]) => id in known.zones);
+    const all = [...boxes].filter(([id]) => id in known.zones);
     const count = new Map();
-    for (const row of Object.values(shown)) count.set(row.box, (count.get(row.box) ?? 0) + 1);
-    return table("places", `${plural(rows.length, "place")}; containers that are in no smaller one`, rows, [
+    const held = new Set(); // boxes that have some of the CPUs of what is found
+    for (const row of Object.values(shown).filter(matches)) {
+      count.set(row.box, (count.get(row.box) ?? 0) + 1);
+      for (const leaf of leavesOf(row.cpus)) held.add(leaf.at);
+    }
+    const rows = all.filter(([, box]) => !isFiltered() || [...held].some((leaf) => box.at.contains(leaf)));
+    return table("places", `${ofAll(rows.length, plural(all.length, "place"))}; containers that are in no smaller one`, rows, [
       ["Place", ([, box]) => box.row.names.join(" = "), ([id]) => id],
       ["CPUs", ([, box]) => box.row.cpus, ([, box]) => -box.cpus.size],
       ["Load", ([id]) => percent(known.zones[id].load), ([id]) => -(known.zones[id].load ?? 0), true],
-      ["Asked", ([id]) => `${cores(known.zones[id].charged)} / ${cores(known.zones[id].allocatable)}`, ([id]) => -known.zones[id].charged, true],
+      ["Requested", ([id]) => `${cores(known.zones[id].charged)} / ${cores(known.zones[id].allocatable)}`, ([id]) => -known.zones[id].charged, true],
       ["Exclusive", ([id]) => known.zones[id].exclusive || "–", ([id]) => -cpusOf(known.zones[id].exclusive).length],
       ["Containers", ([id]) => String(count.get(id) ?? 0), ([id]) => -(count.get(id) ?? 0), true],
     ]);
@@ -126,7 +137,7 @@ export const TABLES = {
   traffic() {
     const rows = foundEdges();
     if (!rows.length) return element("p", { class: "note" }, known.node.traffic_note || "None of what is searched.");
-    return table("traffic", `${plural(rows.length, "pair")} that exchange traffic, both directions`, rows, [
+    return table("traffic", `${ofAll(rows.length, plural(Object.keys(known.edges).length, "pair"))} that exchange traffic, both directions`, rows, [
       ["Between", (edge) => element("span", {}, linkTo(edge.a, nameOf(edge.a)), element("br"), linkTo(edge.b, nameOf(edge.b))), (edge) => nameOf(edge.a)],
       ["Bytes", (edge) => bytes(edge.bytes), (edge) => -edge.bytes, true],
       ["Msg/s", (edge) => String(edge.messages), (edge) => -edge.messages, true],
@@ -136,7 +147,7 @@ export const TABLES = {
   decisions() {
     const rows = foundDecisions();
     if (!rows.length) return element("p", { class: "note" }, known.node.decisions_note || "None of what is searched.");
-    return table("decisions", `${plural(rows.length, "decision")}, the last first; the time goes there`, rows, [
+    return table("decisions", `${ofAll(rows.length, plural(decisions().length, "decision"))}, the last first; the time goes there`, rows, [
       ["When", (row) => at(row.index), (row) => -row.index],
       ["What", (row) => element("span", {}, `${row.operation} `, row.container ? linkTo(row.id, row.container) : "", element("br"), movesText(row), row.outcome ? ` – ${row.outcome}` : ""), (row) => row.operation],
     ], (row) => row.index === view.at);

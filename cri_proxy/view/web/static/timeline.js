@@ -2,7 +2,7 @@
 
 import { ink } from "/lines.js";
 import { decisions } from "/past.js";
-import { draw, known, view } from "/state.js";
+import { draw, isFiltered, known, ofAll, view } from "/state.js";
 import { $, clock, element, plural } from "/words.js";
 
 export function kindOf(row) {
@@ -11,8 +11,16 @@ export function kindOf(row) {
   return ["create", "adopt"].includes(row.operation) ? "accent" : "dim";
 }
 
+// Whether a decision is about what is searched for.
+export function isAbout(row) {
+  if (!isFiltered()) return true;
+  const text = `${row.container} ${row.operation} ${row.why}`.toLowerCase();
+  return view.words.every((word) => text.includes(word)) && (!view.spaces.size || view.spaces.has(row.container.split("/")[0]));
+}
+
 export function drawTimeline() {
   const numbers = decisions();
+  const found = numbers.filter((number) => isAbout(known.decisions[number])).length;
   const scrub = $("scrub");
   scrub.max = String(numbers.length); // the last one is now
   if (view.at >= numbers.length) view.at = -1;
@@ -38,7 +46,7 @@ export function drawTimeline() {
     const tall = Math.min(low - 2, 6 + 7 * Math.log2(changedCount));
     const x = 1.5 + index * step;
     pen.fillStyle = inkwell[kindOf(row)];
-    pen.globalAlpha = view.at >= 0 && index > view.at ? 0.3 : 0.9;
+    pen.globalAlpha = isAbout(row) ? (view.at >= 0 && index > view.at ? 0.3 : 0.9) : 0.12;
     pen.fillRect(x, low - tall, Math.max(0.7, Math.min(9, step - (step > 3 ? 1 : 0))), tall);
     if (x < free || x > width - 52) return;
     const time = clock.format(row.at * 1000);
@@ -58,7 +66,7 @@ export function drawTimeline() {
   if (row) {
     $("moment").replaceChildren(element("b", {}, `${clock.format(row.at * 1000)} `), sentence(row));
   } else {
-    $("moment").textContent = numbers.length ? `Now. ${plural(numbers.length, "decision")} kept; drag back to see where containers were.` : known.node.decisions_note || "No decisions yet.";
+    $("moment").textContent = numbers.length ? `Now. ${ofAll(found, plural(numbers.length, "decision"))} kept; drag back to see where containers were.` : known.node.decisions_note || "No decisions yet.";
   }
 }
 
@@ -72,7 +80,6 @@ export function sentence(row) {
 export function show(at) {
   const numbers = known ? decisions() : [];
   view.at = at < 0 || at >= numbers.length ? -1 : at;
-  if (view.at < 0) $("stage").dataset.sign = "";
   draw("chips", "moment", "lines");
 }
 

@@ -17,7 +17,6 @@ export function element(tag, properties = {}, ...inside) {
 }
 
 export const path = (row) => `${row.namespace}/${row.pod}/${row.name}`;
-export const short = (row) => (row.name === "app" || row.pod.includes(row.name) ? row.pod : row.name);
 export const percent = (part) => (part === null || part === undefined ? "–" : `${Math.round(part * 100)} %`);
 export const cores = (milli) => `${+(milli / 1000).toFixed(1)}`;
 export const byPath = (a, b) => (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0);
@@ -54,3 +53,13 @@ export function cpusOf(text) {
 }
 
 export function say(text) { $("said").textContent = text; }
+
+// A container's name as the part that may be cut and the one that stays: of a pod's only container the pod's, of others
+// their own behind it. Where a name is cut, its beginning and its end tell it from others; generated names end alike.
+export function nameParts(row, isAlone) {
+  const whole = isAlone ? row.pod : `${row.pod}/${row.name}`;
+  const kept = Math.min(isAlone ? 5 : Math.min(row.name.length + 1, 11), whole.length);
+  return whole.length <= 9 ? ["", whole] : [whole.slice(0, -kept), whole.slice(-kept)];
+}
+
+export const cutInside = ([front, back]) => [element("span", { class: "front" }, front), element("span", { class: "back" }, back)];
