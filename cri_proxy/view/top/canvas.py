@@ -86,6 +86,12 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…" if width > 0 else ""
 
 
+def cut_inside(text: str, width: int) -> str:
+    """A name in at most so many columns, without its middle: generated names are told apart by both ends."""
+    end = (width - 1) // 2
+    return text if len(text) <= width or width < 5 else f"{text[: width - 1 - end]}…{text[-end:]}"
+
+
 def text_of(lines: list[Line]) -> str:
     """What a screen says, whatever it looks like."""
     return "".join("".join(span.text for span in line).rstrip() + "\n" for line in lines)

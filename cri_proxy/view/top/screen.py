@@ -14,7 +14,19 @@ from typing import Optional
 from cri_proxy.engine.moves import bytes_text
 from cri_proxy.text.terminal import duration_text
 from cri_proxy.view.snapshot import ContainerView, FlowView, Moved, NodeSnapshot
-from cri_proxy.view.top.canvas import ALARM, BOLD, DIM, PLAIN, SELECTED, TITLE, Canvas, Line, TextSpan, cut
+from cri_proxy.view.top.canvas import (
+    ALARM,
+    BOLD,
+    DIM,
+    PLAIN,
+    SELECTED,
+    TITLE,
+    Canvas,
+    Line,
+    TextSpan,
+    cut,
+    cut_inside,
+)
 from cri_proxy.view.top.keys import (
     CONTAINERS,
     LEAST_HEIGHT,
@@ -45,6 +57,10 @@ LEAST_LIST = 12
 #: The least columns of a container's name, and what stands beside it.
 NAME = 20
 _FIELDS = (("PLACE", 8), ("CPUS", 12), ("REQUEST", 8), ("TRAFFIC", 10), ("STATE", 9))
+#: What the machine's figures and letters are, above the keys.
+LEGEND = "28% load  4/8 CPUs requested  x4 exclusive  a, web container  A exclusive  a9 9"
+#: A lower terminal has no line for it.
+LEGEND_HEIGHT = 24
 HELP = """\
 1 2 3 4, Tab    machine, containers, traffic, last moves
 Up Down, j k    a line; PgUp PgDn: a page; Home End: the first, the last
@@ -100,6 +116,8 @@ def draw(scene: Scene, state: ScreenState, *, ascii_only: bool = False) -> list[
         return canvas.lines(ascii_only=ascii_only)
     snapshot = scene.snapshot
     _draw_title(canvas, scene, state)
+    if _has_legend(state):
+        canvas.put(state.height - 2, 0, cut(LEGEND, state.width), DIM)
     canvas.line(state.height - 1, _keys_line(state))
     body = _body(state)
     if state.is_help:
@@ -118,7 +136,7 @@ def draw(scene: Scene, state: ScreenState, *, ascii_only: bool = False) -> list[
         if used is not None:
             draw_boxes(canvas, 2, snapshot, containers_shown(snapshot, state), used)
         top = 2 + (0 if used is None else height_of(shape_of(snapshot.places), used))
-        _draw_list(canvas, top, state.height - 1 - top, snapshot, state, state.pane)
+        _draw_list(canvas, top, 2 + _body(state) - top, snapshot, state, state.pane)
     return canvas.lines(ascii_only=ascii_only)
 
 
@@ -132,8 +150,12 @@ def rows(scene: Scene, state: ScreenState) -> int:
 
 
 def _body(state: ScreenState) -> int:
-    """The lines between the head and the keys."""
-    return state.height - 3
+    """The lines between the head and what stands below: the legend, where there is one, and the keys."""
+    return state.height - 3 - _has_legend(state)
+
+
+def _has_legend(state: ScreenState) -> bool:
+    return state.height >= LEGEND_HEIGHT and state.pane == MACHINE and not state.is_help and not state.opened
 
 
 # ---------------------------------------------------------------------- head and keys
@@ -203,7 +225,7 @@ def _draw_machine(canvas: Canvas, snapshot: NodeSnapshot, state: ScreenState) ->
     shape, body = shape_of(snapshot.places), _body(state)
     shown = containers_shown(snapshot, replace(state, sort="name", is_reversed=False))
     # 1. Two thirds, as long as each cell has a line for its containers; else all of the room.
-    used = arrange(shape, state.width, body * 2 // 3)
+    used = arrange(shape, state.width, (state.height - 3) * 2 // 3)
     if used is None or used.lines < 2:
         used = arrange(shape, state.width, body)
     # 2. More L3s than boxes have room.
@@ -213,7 +235,7 @@ def _draw_machine(canvas: Canvas, snapshot: NodeSnapshot, state: ScreenState) ->
     draw_boxes(canvas, 2, snapshot, shown, used)
     top = 2 + height_of(shape, used)
     # 3. Below it the heaviest traffic and the last moves.
-    left = state.height - 1 - top
+    left = 2 + body - top
     traffic = left if left < 4 else -(-left // 2)
     if traffic >= 2:
         _draw_list(canvas, top, traffic, snapshot, replace(state, top=0), TRAFFIC)
@@ -279,7 +301,7 @@ def _draw_containers(
     top = min(max(top, chosen - count + 1), chosen)
     for offset, one in enumerate(listed[top : top + count]):
         is_chosen = top + offset == chosen
-        name = f"{'>' if is_chosen else ' '}{names.letter(one)} {cut(one.path, wide - 3)}".ljust(wide)
+        name = f"{'>' if is_chosen else ' '}{names.letter(one)} {cut_inside(one.path, wide - 3)}".ljust(wide)
         rest = "".join(f" {_aligned(title, _value(one, title), columns)}" for title, columns in fields)
         at = canvas.put(y + 1 + offset, 0, name, SELECTED if is_chosen else names.look(one))
         canvas.put(y + 1 + offset, at, rest, SELECTED if is_chosen else PLAIN)
@@ -313,8 +335,8 @@ def _flow_line(flow: FlowView, width: int) -> Line:
     # Both ends get as much of what is left as they need.
     room = width - len(start) - 3
     half = room // 2
-    a = cut(flow.a, max(half, room - len(flow.b)))
-    return TextSpan(start, PLAIN), TextSpan(f"{a} - {cut(flow.b, room - len(a))}", PLAIN)
+    a = cut_inside(flow.a, max(half, room - len(flow.b)))
+    return TextSpan(start, PLAIN), TextSpan(f"{a} - {cut_inside(flow.b, room - len(a))}", PLAIN)
 
 
 def _move_lines(move: Moved, width: int, with_reason: bool) -> list[Line]:

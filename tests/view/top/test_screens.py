@@ -10,9 +10,9 @@ import pytest
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.report import explain
 from cri_proxy.view.snapshot import clean
-from cri_proxy.view.top.canvas import ALARM, COLOURS, SELECTED, text_of
+from cri_proxy.view.top.canvas import ALARM, COLOURS, SELECTED, cut_inside, text_of
 from cri_proxy.view.top.keys import CONTAINERS, MACHINE, MOVES, PANES, TRAFFIC, ScreenState, press
-from cri_proxy.view.top.screen import Opened, Scene, draw, rows
+from cri_proxy.view.top.screen import LEGEND, Opened, Scene, draw, rows
 from tests.machines import (
     ALL_MACHINES,
     BIG_1024,
@@ -96,6 +96,19 @@ def test_every_l3_of_a_hygon_is_on_a_screen_of_80_by_24() -> None:
         [f"l3-{n} " for n in range(16)] + [f"numa-{n} " for n in range(8)] + ["socket-0 ", "socket-1 "]
     ):
         assert text.count(zone) == 1, zone
+
+
+def test_80_by_24_has_the_legend_of_what_is_on_it() -> None:
+    lines = text_of(draw(scene_of(busy_engine(HYGON_7285_2S, 500)), ScreenState())).splitlines()
+    assert lines[-2] == LEGEND and "…" not in lines[-2]
+
+
+def test_a_long_name_keeps_both_of_its_ends() -> None:
+    name = "shop/recommendation-service-7d9c5b8f4-x7k2p/server"
+    assert cut_inside(name, 60) == name
+    for width in (5, 20, 21):
+        assert len(cut_inside(name, width)) == width
+    assert cut_inside(name, 20) == "shop/recom…2p/server"
 
 
 def test_a_namespace_has_one_colour_everywhere() -> None:
