@@ -10,7 +10,10 @@ import sys
 import traceback
 
 #: Flags, in our spelling and Intel's, with which ``run`` serves nothing either, or must not without placing.
-NOT_SERVING = frozenset(["help", "h", "version", "reset-policy", "strict", "standalone"])
+NOT_SERVING = {
+    *("help", "h", "version", "reset-policy", "strict", "standalone"),
+    *("dry-run", "list-policies", "print-config", "reset-config"),
+}
 #: Set by a shell that asks which words may follow; it comes without words of its own, as ``run`` does.
 COMPLETING = "_CRI_RESMGR_COMPLETE"
 

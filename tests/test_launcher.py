@@ -84,6 +84,8 @@ def test_no_other_command_is_taken_over_by_the_launcher(name: str) -> None:
         ("--help", False),
         ("run -h", False),
         ("--reset-policy", False),
+        ("-print-config", False),
+        ("run --dry-run", False),
         ("-version", False),
         ("observer run", False),
     ],

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=AGENT, description="The agent of one node: reports, and carries out."
+        prog=AGENT, description="The agent of one node: reports, and carries out.", allow_abbrev=False
     )
     add = parser.add_argument
     add("--node", default=os.environ.get("NODE_NAME") or socket.gethostname().lower(), help="the node's name")

@@ -75,7 +75,7 @@ def _log(line: str) -> None:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cluster.operator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="cluster.operator", description=__doc__, allow_abbrev=False)
     parser.add_argument("--kubeconfig", type=Path, help="a file; without it, the service account of the pod")
     parser.add_argument("--namespace", default=NAMESPACE, help="where the Lease is (%(default)s)")
     parser.add_argument(

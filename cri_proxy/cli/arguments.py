@@ -1,14 +1,14 @@
-"""What a command line stands for: which command, in which module; Intel's flags as ours. Decides nothing else."""
+"""What a command line stands for: which command, in which module. Decides nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
 import click
 
+from cri_proxy.cli.intel_flags import intel_arguments
 from cri_proxy.config.io import files as settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -76,23 +76,3 @@ class RunByDefault(click.Group):
         elif not first or (first.startswith("-") and first not in ("--help", "-h", "--version")):
             args = ["run", *intel_arguments(args, known)]
         return super().parse_args(ctx, args)
-
-
-def double_dashes(args: list[str]) -> list[str]:
-    """Go's ``-flag`` as ``--flag``."""
-    return ["-" + a if a.startswith("-") and not a.startswith("--") and len(a) > 2 else a for a in args]
-
-
-def intel_arguments(args: list[str], known: Iterable[str]) -> list[str]:
-    """Arguments of ``run``, as Intel's units have them too; flags not ``known`` go with a warning."""
-    kept: list[str] = []
-    is_known = True
-    for given, word in zip(args, double_dashes(args)):
-        if word.startswith("-"):
-            name = word.split("=", 1)[0]
-            is_known = name in known or name in ("-h", "--help")
-            if not is_known:
-                click.echo(f"warning: {given.split('=', 1)[0]} has no meaning here and is ignored", err=True)
-        if is_known:  # else it is the value of the flag before it
-            kept.append(word)
-    return kept

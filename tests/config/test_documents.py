@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cri_proxy.cli.intel_flags import INTEL_FLAGS
 from cri_proxy.config import compatibility as config_intel
 from cri_proxy.config.balloons import FIELDS
 from cri_proxy.config.documents import COMMAND, configuration_markdown, sample_config
@@ -69,3 +70,8 @@ def test_the_options_it_names_exist() -> None:
     ours = re.findall(r"`((?:placement|metrics|log|state)\.[a-z_.]+)", MIGRATION)
     assert ours
     assert {key for key in ours if key not in BY_KEY and key not in ("log.debug", "state.db")} == set()
+
+
+def test_the_page_names_each_flag_of_intels() -> None:
+    missing = [name for name in {*INTEL_FLAGS} - {"dry-run"} if f"`-{name}`" not in MIGRATION]
+    assert missing == []

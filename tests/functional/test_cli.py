@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from cri_proxy.cli.answers import NEXT_STEPS
-from cri_proxy.cli.arguments import intel_arguments
+from cri_proxy.cli.intel_flags import INTEL_FLAGS, intel_arguments
 from cri_proxy.cli.main import cli
 from cri_proxy.config.io.files import Files, load
 from cri_proxy.control import ABSENT_HINT
@@ -300,19 +300,67 @@ async def test_output_into_a_pipe_that_is_closed_is_no_traceback(busy) -> None:
 # ---------------------------------------------------------------------- starting the daemon
 
 
-def test_flags_of_intels_that_mean_nothing_here_are_left_out_with_a_warning(capsys) -> None:
+def test_flags_of_intels_are_left_out_or_read_as_ours_with_a_warning(capsys) -> None:
     known = {"--relay-socket", "--fallback-config"}
-    words = "-relay-socket=/run/a.sock -metrics-interval 10s -fallback-config /etc/f --allow-untested-runtimes -v=3"
+    words = (
+        "-relay-socket=/run/a.sock -metrics-interval 10s -fallback-config /etc/f --allow-untested-runtimes -v=3 "
+        "-relay-dir /var/lib/x"
+    )
     assert intel_arguments(words.split(), known) == [
         "--relay-socket=/run/a.sock",
         "--fallback-config",
         "/etc/f",
+        "--state-dir=/var/lib/x",
     ]
     assert capsys.readouterr().err.splitlines() == [
-        "warning: -metrics-interval has no meaning here and is ignored",
-        "warning: --allow-untested-runtimes has no meaning here and is ignored",
-        "warning: -v has no meaning here and is ignored",
+        "warning: -metrics-interval is ignored: metrics are counted when they are read; metrics.listen",
+        "warning: --allow-untested-runtimes is ignored: any runtime that serves CRI is served",
+        "warning: -v is ignored: log.level and log.format say what is logged",
+        "warning: -relay-dir is read as --state-dir",
     ]
+
+
+@pytest.mark.parametrize("name", sorted(INTEL_FLAGS))
+@pytest.mark.parametrize("dashes", ["-", "--"])
+def test_each_flag_of_intels_is_accepted_and_said_or_refused_by_name(name, dashes, capsys) -> None:
+    flag, given = INTEL_FLAGS[name], f"{dashes}{name}"
+    words = [given, *(["value"] if flag.takes_value and not flag.is_refused else []), "--strict"]
+    if flag.is_refused:
+        with pytest.raises(click.UsageError) as error:
+            intel_arguments(words, {"--strict"})
+        assert str(error.value) == f"{given} is no flag here: {flag.says}"
+    else:
+        kept = [f"{flag.ours}=value"] if flag.ours else []
+        assert intel_arguments(words, {"--strict"}) == [*kept, "--strict"]
+        assert capsys.readouterr().err.startswith(f"warning: {given} is ")
+    if flag.takes_value and not flag.is_refused:
+        with pytest.raises(click.UsageError, match="requires an argument"):
+            intel_arguments([given], set())
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("--control-socket", "/c.sock", "run")], ids="-".join)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--confg /x", "--config"),
+        ("-confg=/x", "--config"),
+        ("--strct", "--strict"),
+        ("--dry-run", "--dry-run is no flag here: relay.mode: observe decides and changes nothing"),
+        ("-print-config", "-print-config is no flag here: type: cri-resmgr config show"),
+        ("--relay-sock=/x", "--relay-socket"),
+        ("--metrics-interval 10s --config", "Option '--config' requires an argument."),
+    ],
+)
+def test_a_daemon_is_not_started_with_a_flag_that_it_has_not(words, flags, said) -> None:
+    result = invoke(*words, *flags.split())
+    error = result.output.partition("Error: ")[2]
+    assert (result.exit_code, said in error) == (2, True), result.output
+
+
+@pytest.mark.parametrize("command", ["nri run", "observer run", "web", "kubelet enable", "run"])
+def test_no_command_that_starts_something_takes_a_typo(command) -> None:
+    result = invoke(*command.split(), "--confg", "/x")
+    assert (result.exit_code, "No such option" in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize("subcommand", [(), ("run",)], ids=["bare", "run"])
