@@ -41,6 +41,10 @@ class DaemonAbsent(Exception):
         self.hint = hint
 
 
+class NoPermission(ControlError):
+    """A daemon may be there, and its socket may not be used."""
+
+
 class ControlServer:
     """Serves the daemon's commands by name."""
 
@@ -122,14 +126,14 @@ def ask(
     """Ask a running daemon, from the command line.
 
     :raises DaemonAbsent: no daemon serves the socket.
-    :raises ControlError: the daemon's refusal, or it does not answer.
+    :raises ControlError: the daemon's refusal, or it does not answer (``NoPermission``: it may not be asked).
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
         except PermissionError:
-            raise ControlError(f"no permission for {path}; try again as root") from None
+            raise NoPermission(f"no permission for {path}; try again as root") from None
         except OSError:
             raise DaemonAbsent(f"the daemon is not running: nothing serves {path}", ABSENT_HINT) from None
         try:

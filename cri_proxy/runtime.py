@@ -40,19 +40,19 @@ def discover(endpoint: str, candidates: tuple[str, ...] = WELL_KNOWN) -> str:
     """
     if endpoint:
         return endpoint
+    hidden = []
     for candidate in candidates:
-        if _is_socket(candidate):
-            return candidate
-    raise NoRuntime(
-        f"no container runtime found: none of {', '.join(candidates)} is a socket; set relay.runtime_endpoint"
-    )
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:  # also what may not be looked at
-        return False
+        try:
+            if stat.S_ISSOCK(os.stat(candidate).st_mode):
+                return candidate
+        except PermissionError:
+            hidden.append(candidate)
+        except OSError:
+            pass
+    sentence = f"none of {', '.join(candidates)} is a socket"
+    if hidden:
+        sentence = f"{', '.join(hidden)} may not be looked at (permission denied), and no other usual socket is there"
+    raise NoRuntime(f"no container runtime found: {sentence}; set relay.runtime_endpoint")
 
 
 class RuntimeClient:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
@@ -27,14 +29,44 @@ ELSEWHERE = {
 }
 
 
+#: A path as it is typed: what opens it says what is wrong with it, and click would say less.
+ANY_PATH = click.Path(path_type=Path, readable=False)
+
+
+class FileThatIsThere(click.Path):
+    """A path to a file; where none is found it is said whether it is missing or may not be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, readable=False)
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
+        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        try:
+            if stat.S_ISDIR(os.stat(path).st_mode):
+                self.fail(f"{path} is a directory, expected a file", param, ctx)
+        except OSError as error:
+            self.fail(f"{path}: {error.strerror}", param, ctx)
+        return path
+
+
+#: Our configuration, for a command that works without the daemon.
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=FileThatIsThere(),
+    help=f"Our configuration, if it is not in its place ({settings.CONFIG}).",
+)
+
+
 def configured(command: Command) -> Command:
     """The options by which a program that runs finds its configuration."""
-    file = click.Path(path_type=Path)
     for decorate in (
-        click.option("--force-config", type=file, help="Read after everything else."),
-        click.option("--fallback-config", type=file, help=f"Read before it (default {settings.FALLBACK})."),
+        click.option("--force-config", type=ANY_PATH, help="Read after everything else."),
         click.option(
-            "--config", "config_file", type=file, help=f"Configuration file (default {settings.CONFIG})."
+            "--fallback-config", type=ANY_PATH, help=f"Read before it (default {settings.FALLBACK})."
+        ),
+        click.option(
+            "--config", "config_file", type=ANY_PATH, help=f"Configuration file (default {settings.CONFIG})."
         ),
     ):
         command = decorate(command)

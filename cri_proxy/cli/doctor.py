@@ -11,6 +11,7 @@ from typing import Callable, Optional
 import click
 
 from cri_proxy.cli.answers import json_option, print_json
+from cri_proxy.cli.arguments import ANY_PATH, config_option
 from cri_proxy.cli.progress import progress
 from cri_proxy.doctor.checks.daemon import (
     check_config,
@@ -39,8 +40,6 @@ from cri_proxy.doctor.findings import (
 )
 from cri_proxy.doctor.io.collect import examine
 from cri_proxy.machine_root import machine_root
-
-_path = click.Path(path_type=Path)
 
 Check = Callable[[Facts], Iterable[Finding]]
 
@@ -82,12 +81,7 @@ def diagnose(facts: Facts, checks: Iterable[tuple[str, Check]] = CHECKS) -> list
 
 @click.command()
 @json_option
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Our configuration, if it is not in its place.",
-)
+@config_option
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -97,9 +91,9 @@ def diagnose(facts: Facts, checks: Iterable[tuple[str, Check]] = CHECKS) -> list
     help="What has not been found out by then hangs; more for a machine under load.",
 )
 @click.option(
-    "--root", type=_path, default=machine_root, hidden=True, help="The host's files are under this."
+    "--root", type=ANY_PATH, default=machine_root, hidden=True, help="The host's files are under this."
 )
-@click.option("--proc", type=_path, hidden=True, help="Where processes are.")
+@click.option("--proc", type=ANY_PATH, hidden=True, help="Where processes are.")
 @click.option("--systemctl", default="systemctl", hidden=True, help="The command that tells of units.")
 def doctor(
     as_json: bool,

@@ -14,6 +14,7 @@ import click
 
 from cri_api.control import ControlError
 from cri_proxy.cli.answers import control_socket, fail, fail_by, pods
+from cri_proxy.cli.arguments import config_option
 from cri_proxy.cli.offline import daemons_config
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.engine.state import CAUSES
@@ -48,12 +49,7 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
     metavar="FILE",
     help="Write a trace to FILE, for ui.perfetto.dev: a track a container.",
 )
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Configuration to use while the daemon is down.",
-)
+@config_option
 def history(
     name: Optional[str],
     since: Optional[str],

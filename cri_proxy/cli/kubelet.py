@@ -15,6 +15,7 @@ import click
 
 from cri_api.control import ControlError
 from cri_proxy.cli.answers import control_socket, fail_by, json_option, print_json
+from cri_proxy.cli.arguments import ANY_PATH, config_option
 from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
@@ -59,6 +60,7 @@ from cri_proxy.kubelet.switch import (
     still_ours,
 )
 from cri_proxy.machine_root import machine_root
+from cri_proxy.processes import NotSeen
 from cri_proxy.runtime import WELL_KNOWN, NoRuntime, discover
 
 RELEASE = "cri-resmgr release --all"
@@ -80,8 +82,12 @@ class HostPaths:
     config_file: Optional[Path]
     files: KubeletFiles
 
-    def look(self) -> KubeletHost:
-        return look(self.files, self.proc)
+    def look(self, to_switch: bool = False) -> KubeletHost:
+        """:raises NotSeen: it is to be switched, and whether it runs may not be looked at."""
+        found = look(self.files, self.proc)
+        if to_switch and found.unseen:
+            raise NotSeen(found.unseen)
+        return found
 
 
 def _in_sentences(command: Callable[..., None]) -> Callable[..., None]:
@@ -99,28 +105,25 @@ def _in_sentences(command: Callable[..., None]) -> Callable[..., None]:
             CannotWrite,
             ControlError,
             NoRuntime,
+            NotSeen,
         ) as error:
             fail_by(error)
 
     return run
 
 
-_path = click.Path(path_type=Path)
 _restart = click.option("--restart", is_flag=True, help="Restart kubelet, and wait until it is back.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only show the change.")
 
 
 @click.group()
-@click.option("--root", type=_path, default=machine_root, hidden=True, help="Kubelet's files are under this.")
-@click.option("--proc", type=_path, default=Path("/proc"), hidden=True, help="Where processes are.")
+@click.option(
+    "--root", type=ANY_PATH, default=machine_root, hidden=True, help="Kubelet's files are under this."
+)
+@click.option("--proc", type=ANY_PATH, default=Path("/proc"), hidden=True, help="Where processes are.")
 @click.option("--systemctl", default="systemctl", hidden=True, help="The command that restarts kubelet.")
 @click.option("--wait", "wait_s", default=WAIT_S, hidden=True, help="Seconds for kubelet to come back.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Our configuration, if it is not in its place.",
-)
+@config_option
 @click.pass_context
 def kubelet(
     ctx: click.Context, root: Path, proc: Path, systemctl: str, wait_s: float, config_file: Optional[Path]
@@ -188,6 +191,10 @@ def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
         edits = plan_images(found.setup, found.files, edits, images)
     _show(edits, remarks_on(found.setup, edits, endpoint, images))
     if dry_run:
+        if not edits:
+            click.echo(
+                f"kubelet's files point at us already: {found.setup.endpoint}; nothing is to be changed"
+            )
         return
     if edits:
         _write(host, found, edits, endpoint)
@@ -275,14 +282,18 @@ def _bring_back(host: HostPaths, found: KubeletHost, endpoint: str, restart: boo
 def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None:
     """Point kubelet back at the runtime as it was, then give all containers the CPUs they would have without us."""
     host = _host()
-    found = _look_unless_it_never_was_ours(host)
+    found = _look_unless_it_never_was_ours(host, to_switch=not dry_run)
     is_away = True
     if found is not None:
         target, edits = _way_back(host, found)
         _show(edits, ())
+        is_ours = bool(edits) or found.status(found.names(our_sockets(host.config))).points_at_us
         if dry_run:
+            if not edits:
+                left = restart_line(found.setup) if is_ours else "nothing"
+                click.echo(f"kubelet's files do not point at us; to be done: {left}")
             return
-        if edits or found.status(found.names(our_sockets(host.config))).points_at_us:
+        if is_ours:
             if not force:
                 require_runtime(target)
             host.files.give_back(found.record, edits, time.time())
@@ -303,13 +314,14 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
         click.echo(f"and then: {RELEASE}")
 
 
-def _look_unless_it_never_was_ours(host: HostPaths) -> Optional[KubeletHost]:
+def _look_unless_it_never_was_ours(host: HostPaths, to_switch: bool) -> Optional[KubeletHost]:
     """None: kubelet's files cannot be understood, and neither they nor the kubelet that runs have to do with us.
 
     :raises BadKubeletFile: they cannot be understood, and may have.
+    :raises NotSeen: whether it runs may not be looked at.
     """
     try:
-        return host.look()
+        return host.look(to_switch)
     except BadKubeletFile as error:
         sockets = our_sockets(host.config)
         kubelet = find_kubelet(host.proc)

@@ -25,7 +25,7 @@ from cri_proxy.cli.answers import (
     show_document,
     waiting_updates,
 )
-from cri_proxy.cli.arguments import RunByDefault, configured, with_first_mode
+from cri_proxy.cli.arguments import ANY_PATH, RunByDefault, config_option, configured, with_first_mode
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
 from cri_proxy.cli.placement_text import (
     explain_text,
@@ -50,9 +50,7 @@ from policies.machine.topology_json import read_topology, write_topology
 
 @click.group(cls=RunByDefault, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="cri-resmgr")
-@click.option(
-    "--control-socket", type=click.Path(path_type=Path), help="Control socket of the daemon to talk to."
-)
+@click.option("--control-socket", type=ANY_PATH, help="Control socket of the daemon to talk to.")
 @click.pass_context
 def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     """Places containers on L3 slices (CCX) and NUMA nodes, between kubelet and the container runtime.
@@ -61,9 +59,6 @@ def cli(ctx: click.Context, control_socket: Optional[Path]) -> None:
     kubelet, release, reset-policy, topology, simulate, config check and config show --config.
     """
     ctx.obj = control_socket
-
-
-_file = click.Path(path_type=Path)
 
 
 # ---------------------------------------------------------------------- the daemon
@@ -175,7 +170,7 @@ def metrics() -> None:
 @cli.command()
 @click.argument("container", required=False, shell_complete=containers)
 @click.option("--all", "everything", is_flag=True, help="Every container.")
-@click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
+@config_option
 @json_option
 def release(container: Optional[str], everything: bool, config_file: Optional[Path], as_json: bool) -> None:
     """Give containers the CPUs and memory they would have without us; works with the daemon down, too."""
@@ -228,7 +223,7 @@ def adopt(container: Optional[str], everything: bool, as_json: bool) -> None:
 
 @cli.command("reset-policy")
 @click.option("--replace", is_flag=True, help="Also place every container anew, and print the moves.")
-@click.option("--config", "config_file", type=_file, help="Configuration to use while the daemon is down.")
+@config_option
 @json_option
 def reset_policy(replace: bool, config_file: Optional[Path], as_json: bool) -> None:
     """Set the state aside and take over what runs as it is, moving nothing: for records that are wrong."""
@@ -306,7 +301,7 @@ def _override(text: str) -> dict[str, str]:
 
 
 @cli.command()
-@click.option("--sysfs", type=_file, help="Read this sysfs tree or JSON topology instead.")
+@click.option("--sysfs", type=ANY_PATH, help="Read this sysfs tree or JSON topology instead.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw without box characters.")
 @json_option
 def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
@@ -362,10 +357,10 @@ def _read_machine_aloud(source: Path) -> TopologyData:
 
 @cli.command()
 @click.option(
-    "--topology", "topology_file", type=_file, required=True, help="A sysfs root directory, or JSON."
+    "--topology", "topology_file", type=ANY_PATH, required=True, help="A sysfs root directory, or JSON."
 )
-@click.option("--config", "config_file", type=_file, help="Our configuration, or Intel's form.")
-@click.argument("scenario", type=_file)
+@click.option("--config", "config_file", type=ANY_PATH, help="Our configuration, or Intel's form.")
+@click.argument("scenario", type=ANY_PATH)
 def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -> None:
     """Replay SCENARIO (a JSON list of steps) on a machine; one JSON object a step. No daemon, no root.
 
@@ -403,7 +398,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", type=_file)
+@click.argument("file", type=ANY_PATH)
 @click.option(
     "--diff", is_flag=True, help="Also ask the daemon what would move if it read FILE, changing nothing."
 )
@@ -437,7 +432,10 @@ def check(file: Path, diff: bool) -> None:
 @config.command()
 @json_option
 @click.option(
-    "--config", "config_file", type=_file, help="Show what this file would give, without asking the daemon."
+    "--config",
+    "config_file",
+    type=ANY_PATH,
+    help="Show what this file would give, without asking the daemon.",
 )
 def show(as_json: bool, config_file: Optional[Path]) -> None:
     """Every option with its value and where that comes from."""

@@ -13,6 +13,7 @@ from typing import Optional
 import click
 
 from cri_proxy.cli.answers import control_socket, fail
+from cri_proxy.cli.arguments import ANY_PATH
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
@@ -75,9 +76,9 @@ def _beside_control() -> Optional[Path]:
     "--interval", type=click.FloatRange(min=0.2, max=3600), default=1.0, show_default=True,
     help="Seconds between two looks at the daemon, while a page is open.",
 )  # fmt: skip
-@click.option("--view-socket", type=click.Path(path_type=Path), help="The daemon's; control.view_socket.")
+@click.option("--view-socket", type=ANY_PATH, help="The daemon's; control.view_socket.")
 @click.option(
-    "--url-file", type=click.Path(path_type=Path),
+    "--url-file", type=ANY_PATH,
     help="Keep the address with its token in this file instead of printing it.",
 )  # fmt: skip
 @click.option(

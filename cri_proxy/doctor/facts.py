@@ -42,12 +42,16 @@ class ConfigFacts:
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """``status``: what the daemon answers, ``problem``: why it does not. ``control``: its socket's file."""
+    """``status``: what the daemon answers, ``problem``: why it does not. ``control``: its socket's file.
+
+    ``is_hidden``: it may not be asked, and may well run.
+    """
 
     control: FileFacts
     status: Optional[Mapping[str, Any]] = None
     problem: str = ""
     hint: str = ""
+    is_hidden: bool = False
     #: Whether the files of the sockets for kubelet are listened on, by any process.
     sockets: tuple[tuple[FileFacts, bool], ...] = ()
 
@@ -150,7 +154,7 @@ class UnitFacts:
 
 @dataclass(frozen=True)
 class SystemFacts:
-    """``has_systemd``: whether it runs here. ``programs``: names of running programs that meddle with CPUs."""
+    """``has_systemd``: whether it runs here. ``programs``: names of running programs. ``hidden``: what hides others."""
 
     has_systemd: bool = False
     units: tuple[UnitFacts, ...] = ()
@@ -158,6 +162,7 @@ class SystemFacts:
     nri_plugins: tuple[str, ...] = ()
     has_bcc: Optional[bool] = None
     uid: int = 0
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class KubeletStatus:
     warnings: tuple[str, ...]
     #: What to type if it does not point at us; "" if it does.
     hint: str
+    #: That it is not known whether kubelet runs, or to what it is connected, and why; "": what matters is known.
+    unseen: str = ""
 
 
 def judge(
@@ -134,7 +136,9 @@ def status_text(status: KubeletStatus) -> str:
         lines.append(f"from: {whose}" + ("  (written by kubelet enable)" if status.written_by_us else ""))
     if status.dropped:
         lines.append("kubelet enable wrote our socket once and it is gone: a kubeadm upgrade does that")
-    if status.pid is None:
+    if status.unseen:
+        lines.append(status.unseen)
+    elif status.pid is None:
         lines.append("kubelet does not run" + (f"; {status.manager} starts it" if status.manager else ""))
     if status.image_endpoint:
         lines.append(f"images: {status.image_endpoint}")

@@ -139,12 +139,17 @@ class Cgroups:
         return found
 
     def is_populated(self, path: str) -> bool:
-        """Whether a process runs in a cgroup or in any below it."""
+        """Whether a process runs in a cgroup or in any below it.
+
+        :raises PermissionError: that may not be looked at.
+        """
         folder = self.base / path.lstrip("/")
         try:
             if not self.is_v1:
                 return "populated 1" in read_text(folder / "cgroup.events").splitlines()
             return any(read_beginning(procs, 64).strip() for procs in folder.rglob("cgroup.procs"))
+        except PermissionError:
+            raise
         except OSError:  # it is gone, or what was below it
             return False
 
@@ -152,10 +157,13 @@ class Cgroups:
         """The cgroup of a container's first process if nothing runs in ``own``, the container's; "" if something does.
 
         A sandboxed runtime runs all containers of a pod in one process, and their own cgroups are empty or not there.
-        None if nothing can be said: the process is gone, or no cgroups of this pod are here.
+        None if nothing can be said: the process is gone, no cgroups of this pod are here, or they may not be looked at.
         """
-        if self.is_populated(own):
-            return ""
+        try:
+            if self.is_populated(own):
+                return ""
+        except PermissionError:
+            return None
         return self.of_process(pid) if (self.base / own.lstrip("/")).parent.is_dir() else None
 
     def configured(self, path: str) -> Optional[Cpusets]:

@@ -238,6 +238,17 @@ async def test_a_dry_run_shows_the_change_and_makes_none(host, agent) -> None:
     assert not (host.root / str(agent.state).lstrip("/")).exists()
 
 
+async def test_a_dry_run_says_that_nothing_is_to_be_done(host, agent) -> None:
+    said = "kubelet's files do not point at us; to be done: nothing\n"
+    assert await host.cli(agent, "disable", "--dry-run") == (0, said, "")
+    assert (await host.cli(agent, "enable", "--restart"))[0] == 0
+    code, out, _ = await host.cli(agent, "enable", "--dry-run")
+    assert (code, "point at us already" in out, "nothing is to be changed" in out) == (0, True, True)
+    assert (await host.cli(agent, "disable", "--no-release"))[0] == 0
+    code, out, _ = await host.cli(agent, "disable", "--dry-run")
+    assert (code, "to be done: systemctl daemon-reload && systemctl restart kubelet" in out) == (0, True)
+
+
 # ---------------------------------------------------------------------- a kubelet that uses us still
 
 

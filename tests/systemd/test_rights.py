@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask, resyncs, until
 from tests.functional.support import new_agent, run_pod_with
+from tests.kubelet_host import KubeletHost, config_tree
 from tests.systemd.units import SERVICE, words_of
 
 pytestmark = pytest.mark.skipif(
@@ -197,3 +201,83 @@ def test_the_units_rights_are_enough_to_count_a_cgroup_and_those_without_perfmon
     without = ["setpriv", "--bounding-set", "-all", "--no-new-privs"]
     refused = subprocess.check_output([*without, *words], text=True)
     assert refused.strip() == f"[] {NOT_PERMITTED}"
+
+
+# ---------------------------------------------------------------------- what may not be looked at is not taken for absent
+
+#: Python of a user that may not read root's, as those of pyenv are: it is imported before the rights are gone.
+AS_USER = """
+import os, pkgutil, sys
+from importlib import import_module
+import cri_api.runtime_v1_pb2, cri_proxy
+from cri_proxy.cli.main import cli
+for module in ("cli.doctor", "cli.kubelet", "runtime", "relay.io.channel", "config.documents", "view.io.daemon"):
+    import_module(f"cri_proxy.{module}")
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+cli()
+"""
+#: Each checker with the rights it has.
+CHECKERS = {"the daemon's unit": as_the_unit(), "a user": (sys.executable, "-c", AS_USER)}
+#: A finding that differs from root's says so in one of these ways.
+UNKNOWN = re.compile(
+    r"not (?:wholly )?known|could not be found out|could not be checked|[Pp]ermission|not run as root"
+)
+
+
+def _findings(agent: Agent, told: Sequence[str], *command: str) -> dict[str, str]:
+    words = ("--control-socket", str(agent.control), "doctor", "--json", "--config", str(agent.config_file))
+    done = subprocess.run([*command, *words, *told], capture_output=True, text=True, timeout=60, check=False)
+    rows = json.loads(done.stdout or done.stderr)["findings"]
+    return {row["check"]: re.sub(r"\d+ s\b", "some s", row["sentence"]) for row in rows}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("root", ["the machine's", "a described one"])
+async def test_doctor_says_the_same_with_fewer_rights_or_that_it_does_not_know(
+    root: str, checker: str, folder: Path, runtime: FakeRuntime
+) -> None:
+    async with new_agent(runtime) as agent:
+        await agent.start()
+        host = KubeletHost(folder, config_tree(agent.socket))
+        for open_to_all in (folder, agent.folder):
+            open_to_all.chmod(0o755)
+        host.start()
+        told = [
+            "--proc",
+            str(host.folder / "proc"),
+            *(["--root", str(host.root)] if "described" in root else []),
+        ]
+        try:
+            of_root = await asyncio.to_thread(_findings, agent, told, sys.executable, "-m", "cri_proxy")
+            found = await asyncio.to_thread(_findings, agent, told, *CHECKERS[checker])
+        finally:
+            host.close()
+    claimed = {
+        check: (sentence, of_root.get(check))
+        for check, sentence in found.items()
+        if not of_root.get(check, "").startswith(sentence) and not UNKNOWN.search(sentence)
+    }
+    assert claimed == {}, f"{found}\n{of_root}"
+
+
+FIND = """
+import os
+from cri_proxy.kubelet.io.service import find_kubelet
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    print(find_kubelet())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("level", ["1", "2"])
+def test_kubelet_is_not_absent_where_proc_hides_the_processes_of_others(level: str) -> None:
+    mounted = ("unshare", "--mount", "--propagation=private", "sh", "-c")
+    script = f'mount -t proc -o hidepid={level} proc /proc && exec "$@"'
+    words = [*mounted, script, "sh", sys.executable, "-c", FIND]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    said = {"1": "/proc/1/comm: Operation not permitted", "2": "/proc hides processes (hidepid)"}[level]
+    assert done.stdout == f"NotSeen {said}\n", done

@@ -55,7 +55,8 @@ def check_daemon(facts: Facts) -> Iterator[Finding]:
         return
     status = daemon.status
     if status is None:
-        yield problem("daemon", daemon.problem, daemon.hint)
+        verdict = WARNING if daemon.is_hidden else PROBLEM
+        yield finding("daemon", verdict, daemon.problem, daemon.hint)
     else:
         yield from _mode(status)
         for topic, reason in status.get("degraded", {}).items():
@@ -126,7 +127,7 @@ def _sockets(facts: Facts) -> Iterator[Finding]:
                 "users of one may not use the other"
             )
             yield note("socket", sentence, "systemctl restart cri-resource-manager, or SocketMode=")
-        elif daemon.status is None:
+        elif daemon.status is None and not daemon.is_hidden:
             sentence = f"{file.path} is listened on all the same: calls wait for the daemon, or pass unplaced"
             yield note("socket", sentence)
         else:

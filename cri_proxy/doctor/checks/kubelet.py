@@ -44,7 +44,14 @@ def _pointing(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
         sentence = "kubelet no longer points at us: what `kubelet enable` wrote is gone (a kubeadm upgrade does that)"
     elif status.pid is None and status.place == "default":
         sentence = "no kubelet runs here, and none is configured for us"
+        if status.unseen:
+            sentence = f"no kubelet is configured for us, and {status.unseen}"
         return warning("kubelet", sentence, status.hint)
+    elif status.unseen:
+        sentence = (
+            f"kubelet's files do not point at us but at {status.endpoint} ({where}), and {status.unseen}"
+        )
+        return warning("kubelet", sentence, "cri-resmgr kubelet status, as root")
     else:
         sentence = f"kubelet does not point at us but at {status.endpoint} ({where})"
     return problem("kubelet", sentence, status.hint)
@@ -62,8 +69,11 @@ def _at_us(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
         sentence = f"{who} points at us, {calls}: a kubelet that is well calls every few seconds"
         return warning("kubelet", sentence, _JOURNAL)
     runs = f"process {status.pid}" if status.pid is not None else "it does not run"
+    if status.pid is None and status.unseen:
+        runs = status.unseen
     sentence = ", ".join(filter(None, [f"kubelet points at us: {status.endpoint} ({runs})", calls]))
-    if status.pid is None:
+    # Its calls show that one runs that may not be seen.
+    if status.pid is None and not (status.unseen and calls and not is_silent):
         return warning("kubelet", sentence, "systemctl status kubelet")
     return ok("kubelet", sentence)
 

@@ -137,7 +137,10 @@ def check_others(facts: Facts) -> Iterator[Finding]:
             else "tuned-adm active"
         )
         yield note(name, NEIGHBOURS[name], hint)
-    if not found:
+    if system.hidden:
+        sentence = f"whether other programs place containers is not wholly known: {'; '.join(system.hidden)}"
+        yield warning("writer", sentence, "sudo cri-resmgr doctor")
+    elif not found:
         yield ok("writer", "no other program that places containers is known to run here")
     if system.uid != 0:
         sentence = "the doctor does not run as root: some of this it could not see"

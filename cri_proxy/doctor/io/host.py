@@ -24,6 +24,7 @@ from cri_proxy.doctor.facts import (
 )
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
+from cri_proxy.processes import Processes
 
 _SYSTEMCTL_S = 4.0  # against 20 ms: systemd is slow where an incident keeps the node busy
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts,Result"
@@ -154,14 +155,22 @@ def read_system_facts(root: Path, proc: Path, systemctl: str) -> SystemFacts:
     """:raises OSError, subprocess.SubprocessError: systemctl does not do its work."""
     has_systemd = (root / "run/systemd/system").is_dir()
     plugins = root / NRI_PLUGINS
-    found = sorted(p.name for p in plugins.iterdir() if os.access(p, os.X_OK)) if plugins.is_dir() else []
+    processes, hidden = Processes(proc), ""
+    try:
+        found = sorted(name for name in os.listdir(plugins) if os.access(plugins / name, os.X_OK))
+    except (FileNotFoundError, NotADirectoryError):
+        found = []
+    except OSError as error:
+        found, hidden = [], f"{plugins}: {error.strerror}"
+    programs = tuple(sorted(set(_programs(processes))))
     return SystemFacts(
         has_systemd,
         read_units(systemctl) if has_systemd else (),
-        tuple(sorted(set(_programs(proc)))),
+        programs,
         tuple(found),
         _has_bcc(root),
         os.getuid(),
+        tuple(filter(None, (processes.hidden, hidden))),
     )
 
 
@@ -185,14 +194,13 @@ def read_units(systemctl: str) -> tuple[UnitFacts, ...]:
     return tuple(units)
 
 
-def _programs(proc: Path) -> Iterator[str]:
+def _programs(processes: Processes) -> Iterator[str]:
     """Names of running programs; one of our name that no Python runs goes by another."""
-    for pid in os.listdir(proc):
-        if pid.isdigit() and (name := _text(proc / pid / "comm")):
-            if name == "cri-resmgr":
-                with contextlib.suppress(OSError):
-                    name = name if "python" in os.readlink(proc / pid / "exe") else INTELS
-            yield name
+    for folder, name in processes.named():
+        if name == "cri-resmgr":
+            interpreter = (processes.read(folder / "cmdline") or b"").split(b"\0")[0]
+            name = name if not interpreter or b"python" in interpreter else INTELS
+        yield name
 
 
 def _has_bcc(root: Path, python: str = "/usr/bin/python3") -> Optional[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from cri_api.control import ControlError
 from cri_api.waiting import wait_within
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
-from cri_proxy.control import DaemonAbsent, ask
+from cri_proxy.control import DaemonAbsent, NoPermission, ask
 from cri_proxy.doctor.facts import ConfigFacts, DaemonFacts, KubeletFacts, RuntimeFacts
 from cri_proxy.doctor.io.host import read_file_facts
 from cri_proxy.kubelet.io.files import KubeletFiles
@@ -103,11 +104,13 @@ def read_daemon_facts(places: Places) -> DaemonFacts:
     """Asks the daemon. Nothing connects to kubelet's sockets: that would start a daemon that is down."""
     listening = _listening(places.root / "proc/net/unix")
     status: Optional[Mapping[str, Any]] = None
-    problem = hint = ""
+    problem, hint, is_hidden = "", "", False
     try:
         status = ask(places.control, "status", timeout_s=places.answer_s)
     except DaemonAbsent as error:
         problem, hint = str(error), error.hint
+    except NoPermission as error:
+        problem, hint, is_hidden = str(error), "sudo cri-resmgr doctor", True
     except ControlError as error:
         problem, hint = str(error), "journalctl -u cri-resource-manager -n 50"
     if status is not None:
@@ -117,7 +120,7 @@ def read_daemon_facts(places: Places) -> DaemonFacts:
     sockets = tuple(
         (read_file_facts(path), listening is None or socket_of(str(path)) in listening) for path in paths
     )
-    return DaemonFacts(read_file_facts(places.control), status, problem, hint, sockets)
+    return DaemonFacts(read_file_facts(places.control), status, problem, hint, is_hidden, sockets)
 
 
 def read_rows(places: Places) -> tuple[Mapping[str, Any], ...]:
@@ -143,8 +146,9 @@ def _listening(net_unix: Path) -> Optional[frozenset[str]]:
 
 def read_runtime_facts(places: Places, known: str) -> RuntimeFacts:
     """``known``: the socket the daemon uses; "" = look for it as the daemon would."""
-    nri = places.root / _NRI_SOCKET
-    nri_socket = str(nri) if nri.is_socket() else ""
+    nri, nri_socket = places.root / _NRI_SOCKET, ""
+    with contextlib.suppress(PermissionError):  # a note the less
+        nri_socket = str(nri) if read_file_facts(nri).kind == "socket" else ""
     try:
         candidates = tuple(str(places.root / path.lstrip("/")) for path in WELL_KNOWN)
         path = known or discover(str(places.config["relay.runtime_endpoint"]), candidates)

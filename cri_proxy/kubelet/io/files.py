@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import shutil
 import tempfile
@@ -58,7 +59,15 @@ class KubeletFiles:
         return self.root / path.lstrip("/")
 
     def _matching(self, pattern: str) -> list[str]:
-        return [f"/{path.relative_to(self.root)}" for path in sorted(self.root.glob(pattern.lstrip("/")))]
+        folder, name = os.path.split(pattern)
+        if is_pattern(folder):
+            return [f"/{p.relative_to(self.root)}" for p in sorted(self.root.glob(pattern.lstrip("/")))]
+        try:
+            return sorted(f"{folder}/{one}" for one in fnmatch.filter(os.listdir(self._under(folder)), name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise BadKubeletFile(f"{folder} cannot be listed: {error.strerror}") from None
 
     def _text(self, path: str) -> Optional[str]:
         try:

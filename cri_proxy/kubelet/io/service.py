@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -23,6 +23,7 @@ from cri_proxy.kubelet.record import SwitchRecord
 from cri_proxy.kubelet.settings import Files, Setup, socket_of, survey
 from cri_proxy.kubelet.status import KubeletStatus, RunningKubelet, judge, socket_to_write, unfit, unknown
 from cri_proxy.kubelet.switch import CannotSwitch, points_at
+from cri_proxy.processes import NotSeen, Processes
 from cri_proxy.relay.status import RpcError
 
 #: kubelet is back in a few seconds; a node that boots gives it longer.
@@ -57,29 +58,35 @@ class Kubelet:
 
 
 def find_kubelet(proc: Path = _PROC) -> Optional[Kubelet]:
-    """The running kubelet of this host; those in containers (kind) are others'."""
-    try:
-        pids = sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit())
-        own_namespace = os.readlink(proc / "self/ns/pid") if (proc / "self").exists() else ""
-    except OSError:
-        return None
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            folder = proc / str(pid)
-            argv = _kubelet_argv(folder)
-            if argv is not None and own_namespace in ("", os.readlink(folder / "ns/pid")):
-                return Kubelet(pid, argv, _started_at(proc, folder))
+    """The running kubelet of this host; those in containers (kind) are others'.
+
+    :raises NotSeen: none is found, and not every process may be looked at.
+    """
+    processes = Processes(proc)
+    for folder, name in processes.named():
+        words = processes.read(folder / "cmdline")
+        argv = None if words is None else _kubelet_argv(name, words)
+        if argv is None or _is_inner(processes.read(folder / "status") or b""):
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            return Kubelet(int(folder.name), argv, _started_at(proc, folder))
+    if processes.hidden:
+        raise NotSeen(processes.hidden)
     return None
 
 
-def _kubelet_argv(folder: Path) -> Optional[tuple[str, ...]]:
+def _is_inner(status: bytes) -> bool:
+    """Whether a process is in a PID namespace below that of its proc: it has a number in each (NSpid, proc(5))."""
+    return any(line.startswith(b"NSpid:") and len(line.split()) > 2 for line in status.splitlines())
+
+
+def _kubelet_argv(name: str, command: bytes) -> Optional[tuple[str, ...]]:
     """The command line of a process that is kubelet, from that word on; None if it is something else."""
-    name = (folder / "comm").read_text().rstrip("\n")
     if name in _KUBELET_INSIDE:
         return ()
     if name not in ("kubelet", "hyperkube"):
         return None
-    words = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")
+    words = command.decode("utf-8", "surrogateescape").split("\0")
     names = [word.rsplit("/", 1)[-1] for word in words]
     return tuple(words[names.index("kubelet") :]) if "kubelet" in names else None
 
@@ -205,7 +212,10 @@ def wait_for_kubelet(
     deadline = time.monotonic() + timeout_s
     seen = "no kubelet runs"
     while True:
-        found = find_kubelet(proc)
+        try:
+            found = find_kubelet(proc)
+        except NotSeen as error:
+            found, seen = None, f"whether kubelet runs is not known: {error}"
         if found is not None and (
             old is None or found.pid != old.pid or found.started_at > old.started_at + 1
         ):
@@ -222,12 +232,13 @@ def wait_for_kubelet(
 
 @dataclass(frozen=True)
 class KubeletHost:
-    """All there is to know about this host's kubelet."""
+    """All there is to know about this host's kubelet. ``unseen``: that it is not known whether one runs, or ""."""
 
     kubelet: Optional[Kubelet]
     files: Files
     setup: Setup
     record: Optional[SwitchRecord]
+    unseen: str = ""
 
     def names(self, sockets: Sequence[str]) -> tuple[str, ...]:
         """Our sockets, and the one we wrote once: it may have another name by now."""
@@ -235,12 +246,17 @@ class KubeletHost:
 
     def status(self, sockets: Sequence[str]) -> KubeletStatus:
         """Whether kubelet points at one of these sockets of ours, through what, and what to type if not."""
-        running = None
+        running, unseen = None, self.unseen
         if self.kubelet is not None:
             pid = self.kubelet.pid
-            at_us = next((path for path in sockets if is_connected(pid, path)), "")
-            running = RunningKubelet(pid, self.kubelet.started_at, at_us)
-        return judge(self.setup, self.record, sockets, running)
+            held = {path: is_connected(pid, path) for path in sockets}
+            running = RunningKubelet(pid, self.kubelet.started_at, next((p for p in held if held[p]), ""))
+            # Its command line is told to any process, its connections are not.
+            if not running.socket and None in held.values() and self.setup.running is None:
+                unseen = (
+                    f"what kubelet (process {pid}) is connected to is not known: that takes root's rights"
+                )
+        return replace(judge(self.setup, self.record, sockets, running), unseen=unseen)
 
 
 def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> KubeletHost:
@@ -248,11 +264,15 @@ def look(kubelet_files: KubeletFiles, proc: Path = _PROC) -> KubeletHost:
 
     :raises BadKubeletFile: a file of kubelet's, or our record, cannot be understood.
     """
-    kubelet = find_kubelet(proc)
+    kubelet, unseen = None, ""
+    try:
+        kubelet = find_kubelet(proc)
+    except NotSeen as error:
+        unseen = f"whether kubelet runs is not known: {error}"
     argv: Sequence[str] = kubelet.argv if kubelet else ()
     record = kubelet_files.load()
     files = kubelet_files.read(argv, record.paths if record else ())
-    return KubeletHost(kubelet, files, survey(files, argv), record)
+    return KubeletHost(kubelet, files, survey(files, argv), record, unseen)
 
 
 def our_sockets(config: Config) -> tuple[str, ...]:

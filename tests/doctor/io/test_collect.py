@@ -239,10 +239,10 @@ def test_systemctl_is_not_asked_where_systemd_does_not_run(root: Path) -> None:
 
 
 def test_programs_are_known_by_name_and_intels_by_what_runs_it(root: Path) -> None:
-    for pid, name, exe in (("11", "koordlet", "/usr/bin/koordlet"), ("12", "cri-resmgr", "/usr/bin/python3.11"),
-                           ("13", "cri-resmgr", "/usr/bin/cri-resmgr")):  # fmt: skip
+    for pid, name, words in (("11", "koordlet", "/usr/bin/koordlet"), ("13", "cri-resmgr", "/usr/bin/cri-resmgr run"),
+                             ("12", "cri-resmgr", "/usr/bin/python3 -I /usr/bin/cri-resmgr run")):  # fmt: skip
         write(root, f"proc/{pid}/comm", f"{name}\n")
-        (root / f"proc/{pid}/exe").symlink_to(exe)
+        write(root, f"proc/{pid}/cmdline", words.replace(" ", "\0"))
     write(root, "opt/nri/plugins/90-policy", "", 0o755)
     write(root, "opt/nri/plugins/README", "")
     facts = host.read_system_facts(root, root / "proc", "systemctl")

@@ -26,14 +26,17 @@ PROCESSES: dict[str, tuple[str, str, Optional[tuple[str, ...]]]] = {
 def test_kubelet_is_told_by_its_name(case: str, tmp_path: Path) -> None:
     name, words, flags = PROCESSES[case]
     process = tmp_path / "7"
-    (process / "ns").mkdir(parents=True)
-    (process / "ns/pid").symlink_to("pid:[1]")
+    process.mkdir()
     (tmp_path / "uptime").write_text("1000.00 1.00\n")
     (process / "comm").write_text(f"{name}\n")
     (process / "cmdline").write_bytes("\0".join(words.split()).encode())
     (process / "stat").write_text(f"7 ({name}) S {' '.join(['0'] * 18)} 100 0\n")
     found = find_kubelet(tmp_path)
     assert (found.argv if found else None) == flags
+    # That of a container (kind) has a number in the container's own PID namespace, too.
+    for numbers, is_ours in (("7", True), ("7\t1", False)):
+        (process / "status").write_text(f"Name:\t{name}\nNSpid:\t{numbers}\n")
+        assert (find_kubelet(tmp_path) is not None) is (is_ours and flags is not None)
 
 
 def test_a_connection_is_known_by_any_name_of_its_socket(folder: Path) -> None:
