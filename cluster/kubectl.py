@@ -253,8 +253,13 @@ class Kubectl:
         """The API server's answer at a path.
 
         :raises KubectlFailed: it refuses, cannot be reached, or the login fails.
+        :raises CommandError: what answers is no API server.
         """
-        return dict(read_json(self._run("get", "--raw", where)))
+        try:
+            return dict(read_json(self._run("get", "--raw", where)))
+        except (ValueError, TypeError):
+            sentence = f"what answers at {where} is no JSON object: does the kubeconfig name an API server"
+            raise CommandError(f"{sentence}? see: kubectl cluster-info") from None
 
     def namespace(self) -> str:
         """The one of the context."""

@@ -21,6 +21,7 @@ from cri_proxy.cli.answers import (
     fail,
     fail_by,
     json_option,
+    pods,
     print_json,
     show_document,
     waiting_updates,
@@ -154,10 +155,13 @@ def placements(as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("container", shell_complete=containers)
+@click.argument("container", metavar="CONTAINER|POD", shell_complete=pods)
 @json_option
 def explain(container: str, as_json: bool) -> None:
-    """Why a container is where it is. CONTAINER: an id or its beginning, or namespace/pod/container."""
+    """Why a container is where it is, or those of a pod.
+
+    By its id or the beginning of it, by namespace/pod/container or the end of that, or by namespace/pod.
+    """
     show_document(ask_daemon("explain", {"container": container}), as_json, explain_text)
 
 

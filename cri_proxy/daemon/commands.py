@@ -155,7 +155,7 @@ class Commands:
         document = explain(engine, name, self._daemon.services.node_state.clock())
         if document is None:
             known = "is known, nor was one among the last decisions; see: cri-resmgr placements"
-            raise ControlError(f"no container {name!r} {known}")
+            raise ControlError(f"no container or pod {name!r} {known}")
         for row in document["containers"]:
             grant = engine.grants[row["id"]]
             row["would_move"] = self._daemon.affinity.would_move(grant)

@@ -181,12 +181,24 @@ def _matches(path: str, name: str) -> bool:
     return path == name or path.endswith("/" + name)
 
 
+def _is_of_pod(path: str, name: str) -> bool:
+    """Whether a container is in the pod ``name`` or ``namespace/name``."""
+    return bool(name) and _matches(path.rpartition("/")[0], name)
+
+
 def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optional[dict[str, Any]]:
-    """Everything known of a container: its place now, past decisions, the room around it. None if unknown.
+    """Everything known of a container, or of those of a pod: places now, past decisions, the room around. None if unknown.
 
     ``now_s``: seconds since boot, for how long ago things were; None: when the engine was last told the time.
     """
     grants = find(engine, name)
+    found = {grant.key for grant in grants}
+    if not any(key.startswith(name) for key in found):
+        grants += [
+            grant
+            for key, grant in engine.grants.items()
+            if key not in found and _is_of_pod(grant.container.path, name)
+        ]
     paths = {g.key: g.container.path for g in grants}
     history: list[dict[str, Any]] = []
     for record in engine.history if name else ():
@@ -194,7 +206,8 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
             change_row(record, c, key, paths[key]) for c in record.changes for key in c.keys if key in paths
         ]
         own = any(row["id"] == record.id for row in changes)
-        if not own and (record.id in paths or record.id.startswith(name) or _matches(record.path, name)):
+        is_meant = record.id in paths or record.id.startswith(name)
+        if not own and (is_meant or _matches(record.path, name) or _is_of_pod(record.path, name)):
             history.append(history_row(record))
         history += changes
     if not grants and not history:

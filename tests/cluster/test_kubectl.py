@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import ssl
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -265,6 +266,32 @@ async def test_without_a_kubectl_the_plugin_says_so(plugin, tmp_path) -> None:
     assert ended == Ended(
         1, "", "error: there is no kubectl in $PATH, by which this command asks the API server\n"
     )
+
+
+@pytest.mark.parametrize("words", [("top",), ("explain", "web-0"), ("doctor",)], ids="-".join)
+@pytest.mark.parametrize("given", [(), ("--kubeconfig", "/nope"), ("--context", "nope")], ids="-".join)
+async def test_without_a_cluster_it_says_what_kubectl_says(words, given, plugin, kubectl, tmp_path) -> None:
+    environment = {"KUBECONFIG": str(tmp_path / "none")}
+    command = [str(kubectl), "get", "--raw", "/apis", *given]
+    said = await asyncio.to_thread(
+        subprocess.run,
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.stderr
+    assert await plugin(*words, *given, **environment) == Ended(1, "", said.stderr)
+
+
+async def test_what_is_no_api_server_is_a_sentence(plugin, tmp_path) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\necho '<html>log in</html>'\n")
+    program.chmod(0o755)
+    ended = await plugin("top", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (ended.code, ended.out, "Traceback" in ended.err) == (1, "", False)
+    assert "is no JSON object: does the kubeconfig name an API server?" in ended.err
 
 
 async def test_the_namespace_of_the_context_is_that_of_a_pod(server, plugin, tmp_path) -> None:

@@ -186,7 +186,20 @@ def test_a_container_that_is_gone_is_explained_by_its_history(engine) -> None:
     assert explain_text(document).startswith("decisions:\n")
 
 
-@pytest.mark.parametrize("name", ["cat", ""])
+@pytest.mark.parametrize("name", ["db", "default/db"])
+def test_a_pod_is_explained_by_all_its_containers(name, engine) -> None:
+    document = report.explain(engine, name)
+    assert document is not None
+    assert {row["container"] for row in document["containers"]} == {"app", "late"}
+    assert {row["container"] for row in document["history"]} == {"default/db/app", "default/db/late"}
+    engine.remove("ab2")
+    document = report.explain(engine, name)
+    assert document is not None
+    assert [row["container"] for row in document["containers"]] == ["late"]
+    assert "default/db/app" in {row["container"] for row in document["history"]}
+
+
+@pytest.mark.parametrize("name", ["cat", "", "default", "b", "default/d"])
 def test_what_is_unknown_has_no_explanation(name, engine) -> None:
     assert report.explain(engine, name) is None
 

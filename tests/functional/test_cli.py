@@ -172,7 +172,7 @@ async def test_the_daemons_refusals_exit_with_1(busy) -> None:
     for words, sentence in (
         (
             ("explain", "nobody"),
-            "no container 'nobody' is known, nor was one among the last decisions; see: cri-resmgr placements",
+            "no container or pod 'nobody' is known, nor was one among the last decisions; see: cri-resmgr placements",
         ),
         (("adopt", "nobody"), "no container 'nobody' is known; see: cri-resmgr placements"),
         (

@@ -30,13 +30,14 @@ async def offered(agent: Agent, *words: str, shell: str = "bash") -> list[str]:
 async def test_containers_are_offered_by_name_or_id(agent, client) -> None:
     _, web = await run_pod_with(client, "web", cpu_limit=2000)
     await run_pod_with(client, "db", cpu_limit=2000)
-    assert await offered(agent, "explain", "def") == ["default/db/db", "default/web/web"]
+    assert await offered(agent, "release", "def") == ["default/db/db", "default/web/web"]
+    assert await offered(agent, "explain", "default/d") == ["default/db", "default/db/db"]
     assert await offered(agent, "release", "default/w") == ["default/web/web"]
     assert await offered(agent, "adopt", "we") == ["web", "web/web"]
     assert await offered(agent, "explain", web[:8]) == [web]
     assert await offered(agent, "history", "default/w") == ["default/web", "default/web/web"]
     assert await offered(agent, "explain", "nobody") == []
-    assert await offered(agent, "explain", "default/w", shell="fish") == ["default/web/web"]
+    assert await offered(agent, "explain", "default/w", shell="fish") == ["default/web", "default/web/web"]
 
 
 async def test_where_no_daemon_answers_nothing_is_offered_and_nothing_said(agent) -> None:
