@@ -13,9 +13,7 @@ from typing import Optional
 
 
 class NotSeen(Exception):
-    """Whether a program runs may not be looked at. The message says what hides it, the hint what to do."""
-
-    hint = "try again as root"
+    """Whether a program runs may not be looked at. The message says what hides it."""
 
 
 class Processes:

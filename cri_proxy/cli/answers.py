@@ -24,6 +24,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 NEXT_STEPS = {
     "ControlError": "see: cri-resmgr status; journalctl -u cri-resource-manager",
     "NotOne": "see: cri-resmgr placements",
+    "NotSeen": "try again as root",
     "NoRuntime": "start the runtime, or name its socket: relay.runtime_endpoint",
     "NoMachine": "see: cri-resmgr doctor; topology.source names what is read",
     "BadConfig": "see: cri-resmgr config check FILE",
