@@ -1,7 +1,7 @@
-"""``kubectl cri_resmgr``: the fleet as its NodePlacements tell of it. One file, standard library.
+"""``kubectl cri_resmgr``: the fleet as its NodePlacements and PlacementPolicies tell of it. Standard library.
 
-Only NodePlacements are read, by ``kubectl get --raw``: so every login that kubectl knows works, and no agent, node or pod is
-asked, nor disturbed.
+They are read by ``kubectl get --raw``: so every login that kubectl knows works, and no agent, node or pod is asked, nor
+disturbed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Callable, Optional
 
-from cluster.api.names import DEGRADED, GROUP, NODE_PLACEMENTS, READY, VERSION
+from cluster.api.names import DEGRADED, GROUP, NODE_PLACEMENTS, PLACEMENT_POLICIES, READY, VERSION
 from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
+from cluster.rollouts import node_row as mode_row
+from cluster.rollouts import policy_row, rollout_text
 from policies.machine.cpus import parse_cpus
 from policies.machine.domain_names import domain_text
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
+POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
 
 #: NodePlacements read at a time: each may have 200 KB, and each page is a process and perhaps a login.
 PAGE = 100
@@ -323,6 +326,16 @@ def explain(kubectl: Kubectl, options: argparse.Namespace) -> int:
     return _show(options, rows, explain_text)
 
 
+def rollout(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    nodes = _placements(kubectl, options.node, mode_row)
+    policies = [policy_row(each) for each in kubectl.get(path(POLICIES)).get("items") or ()]
+    if options.output == "json":
+        print(json.dumps({"policies": policies, "nodes": nodes}, indent=2))
+    else:
+        print(rollout_text(policies, nodes, table, WIDTH))
+    return 0
+
+
 def doctor(kubectl: Kubectl, options: argparse.Namespace) -> int:
     found = _placements(kubectl, options.node, complaints)
     told = [each for one in found for each in one]
@@ -396,6 +409,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("pod", metavar="POD")
     one.add_argument("-n", "--namespace", default="", help="default: the context's, or default")
     one.add_argument("-c", "--container", default="", help="only this one")
+    add("rollout", rollout, "How far policies are, and how many nodes are in which mode, and why.")
     add("doctor", doctor, "What is wrong, on every node; exit code 1 if an error is among it.")
     return made
 

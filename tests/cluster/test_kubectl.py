@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster.kubectl import PAGE, PLACEMENTS, WIDTH
+from cluster.kubectl import PAGE, PLACEMENTS, POLICIES, WIDTH
 from tests.cluster.api_server import ApiServer, Fault, certificates
 from tests.peers.programs import Unavailable, find
 
@@ -185,6 +185,61 @@ async def test_doctor_of_nodes_that_are_well_exits_with_0(server, plugin) -> Non
     assert await plugin("doctor") == Ended(0, "1 of 1 nodes are well\n", "")
 
 
+# --- rollout
+
+
+def policy(name: str, config: Any, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"config": config}, "status": status}
+
+
+async def test_rollout_has_a_line_a_policy_and_one_for_all_nodes_that_are_alike(server, plugin) -> None:
+    config = {"relay": {"mode": "enforce"}, "placement": {"memory": "off"}}
+    counts = {"desired": 40, "updated": 4, "ready": 3, "degraded": 0}
+    why = "n9 is not changed before it is well: the disk is full"
+    server.put(POLICIES, policy("over", config, **counts, phase="Waiting", message=why))
+    server.put(POLICIES, policy("young", {}))
+    origin = "cluster policy over (generation 1)"
+    for number in range(12):
+        new = {"mode": "observe", "modeFrom": "default of the install", "policy": {"state": "None"}}
+        done = {"mode": "enforce", "modeFrom": origin, "policy": {"name": "over", "state": "Applied"}}
+        server.put(PLACEMENTS, node_placement(f"n{number:02}", **(new if number > 1 else done)))
+    ended = await plugin("rollout")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "POLICY  MODE     MEMORY  UPDATED  READY  DEGRADED  PHASE",
+        "over    enforce  off     4/40     3      0         Waiting",
+        "young   -        -       0/0      0      0         -",
+        "",
+        f"over: {why}",
+        "",
+        "NODES  MODE     FROM                                POLICY",
+        "10     observe  default of the install              -",
+        "       n02, n03, n04, n05, n06, n07, n08, n09 and 2 more",
+        f"2      enforce  {origin}  over Applied",
+        "       n00, n01",
+    ]
+    told = json.loads((await plugin("rollout", "-o", "json", "--node", "n01")).out)
+    assert [row["policy"] for row in told["policies"]] == ["over", "young"]
+    assert [row["modeFrom"] for row in told["nodes"]] == [origin]
+
+
+async def test_rollout_of_a_cluster_without_any_says_so(server, plugin) -> None:
+    ended = await plugin("rollout")
+    assert ended == Ended(0, "no PlacementPolicy\n\nno node has a NodePlacement\n", "")
+
+
+async def test_rollout_names_what_cannot_be_read_and_shows_the_others(server, plugin) -> None:
+    server.put(POLICIES, policy("bad\x1b[2J", {"relay": "enforce"}))
+    server.put(PLACEMENTS, node_placement("a", mode={"not": "a text"}))
+    server.put(PLACEMENTS, node_placement("b", modeFrom="\x1b]0;title\x07"))
+    ended = await plugin("rollout")
+    assert ended.code == 0
+    assert "\x1b" not in ended.out
+    assert "cannot be read: spec.config.relay is" in ended.out
+    assert "a cannot be read: status.mode is" in ended.out
+    assert "\n       b\n" in ended.out
+
+
 # --- what is missing
 
 
@@ -312,5 +367,5 @@ async def test_a_server_error_is_not_a_traceback(server, plugin) -> None:
 async def test_help_names_every_command(plugin) -> None:
     ended = await plugin("--help")
     assert ended.code == 0
-    for command in ("top", "placements", "explain", "doctor"):
+    for command in ("top", "placements", "explain", "rollout", "doctor"):
         assert command in ended.out
