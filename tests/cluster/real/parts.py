@@ -112,10 +112,18 @@ class DescribedNode:
     """A node without a kubelet: a daemon on a described machine, a runtime made for tests, an agent, a Node object.
 
     The Node has heartbeats: without them the controllers take it for lost a minute after its creation. The agent has
-    the token of a pod on that node, which never runs.
+    the token of a pod on that node, which never runs. ``more``: of the daemon's command line.
     """
 
-    def __init__(self, api: ControlPlane, folder: Path, name: str, described: str, url: str = "") -> None:
+    def __init__(
+        self,
+        api: ControlPlane,
+        folder: Path,
+        name: str,
+        described: str,
+        url: str = "",
+        more: Sequence[str] = (),
+    ) -> None:
         self.api = api
         self.name = name
         folder.mkdir()
@@ -123,6 +131,7 @@ class DescribedNode:
         self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described), REAL_CGROUPS))
         self._kubeconfig, self._url = folder / "kubeconfig", url
         self.agent = node_agent(folder, name, self.daemon, self._kubeconfig)
+        self._more = more
         self._beats: Optional[asyncio.Future[None]] = None
 
     async def start(self, **labels: str) -> None:
@@ -136,7 +145,13 @@ class DescribedNode:
         await self.agent.start()
 
     async def start_daemon(self) -> None:
-        await self.daemon.start(command=(*ALONE, sys.executable, "-m", "cri_proxy"))
+        await self.daemon.start(*self._more, command=(*ALONE, sys.executable, "-m", "cri_proxy"))
+
+    def reload_daemon(self) -> None:
+        """SIGHUP for the daemon itself, which is the child of the program that sets it alone."""
+        assert self.daemon.process is not None
+        parent = self.daemon.process.pid
+        os.kill(int(Path(f"/proc/{parent}/task/{parent}/children").read_text()), signal.SIGHUP)
 
     async def _beat(self) -> None:
         """Kubelet's part, for as long as the node is there; a server that is away hears of it later."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from tests.cluster.real.parts import (
     WAIT_S,
     DescribedNode,
     Part,
-    condition,
     delete,
     placement,
     policy,
@@ -35,6 +35,8 @@ from tests.machines import EPYC_NPS4_1S
 
 pytestmark = pytest.mark.cluster
 
+#: As the DaemonSets have it.
+FIRST_MODE = ("--first-mode", "observe")
 INSTALLED = "default of the install"
 NAMES = ("a", "b", "c")
 
@@ -47,7 +49,9 @@ async def fleet(
     async with contextlib.AsyncExitStack() as stack:
         nodes = []
         for name in NAMES:
-            node = DescribedNode(rights, folder / name, f"{name}-{os.getpid()}", EPYC_NPS4_1S, new=True)
+            node = DescribedNode(
+                rights, folder / name, f"{name}-{os.getpid()}", EPYC_NPS4_1S, more=FIRST_MODE
+            )
             stack.push_async_callback(node.close)
             await node.start(pool="first")
             nodes.append(node)
@@ -55,9 +59,9 @@ async def fleet(
         yield nodes
 
 
-def enforcing(**config: Any) -> dict[str, Any]:
-    selector = {"matchLabels": {"pool": "first"}}
-    return policy("over", {"relay": {"mode": "enforce"}, **config}, selector=selector)
+def enforcing(memory: str = "off", **rollout: Any) -> dict[str, Any]:
+    config = {"relay": {"mode": "enforce"}, "placement": {"memory": memory}}
+    return policy("over", config, selector={"matchLabels": {"pool": "first"}}, **rollout)
 
 
 async def modes(nodes: list[DescribedNode]) -> list[str]:
@@ -103,7 +107,7 @@ async def test_a_policy_brings_new_nodes_over_one_by_one_memory_last_and_back(
         while True:
             most = max(most, int((await policy_status(rights, "over")).get("inChange", 0)))
 
-    await put_policy(rights, enforcing(placement={"memory": "off"}))
+    await put_policy(rights, enforcing())
     looking = asyncio.ensure_future(in_change())
     try:
         await until_phase(rights, "Complete")
@@ -123,7 +127,7 @@ async def test_a_policy_brings_new_nodes_over_one_by_one_memory_last_and_back(
         where = f"/apis/cri-resmgr.io/v1alpha1/nodeplacements/{own}"
         await asyncio.to_thread(lambda: rights.ask("PATCH", where, patch, content_type=kind))
         await until_told(rights, fleet[1:2], {own: "observe"})
-        await put_policy(rights, enforcing(placement={"memory": "prefer"}))
+        await put_policy(rights, enforcing("prefer"))
         await until(
             lambda: policy_status(rights, "over"),
             lambda told: told.get("observedGeneration") == 2 and told.get("phase") == "Complete",
@@ -147,30 +151,36 @@ async def test_a_policy_brings_new_nodes_over_one_by_one_memory_last_and_back(
 async def test_the_first_node_that_is_degraded_stops_it_and_all_go_back_to_observe(
     rights: ControlPlane, kubectl: Kubectl, fleet: list[DescribedNode]
 ) -> None:
-    names = [node.name for node in fleet]
+    async def given() -> set[str]:
+        objects = [await placement(rights, node.name) for node in fleet]
+        return {of["metadata"]["name"] for of in objects if of["spec"].get("policy")}
 
-    async def given() -> list[str]:
-        objects = {name: await placement(rights, name) for name in names}
-        return [name for name, of in objects.items() if (of["spec"].get("policy") or {}).get("name") == "over"]
-
-    # 1. Once the second node has been given it, that node is Degraded: what listens on the machine is gone.
-    await put_policy(rights, {**enforcing(), "spec": {**enforcing()["spec"], "rollout": SLOW}})
+    # 1. Two nodes have it and are well; for an hour no other is changed.
+    await put_policy(rights, enforcing(maxUnavailable=2, pauseSeconds=3600))
     try:
-        await until(given, lambda found: len(found) == 2, WAIT_S)
-        second = next(node for node in fleet if node.name == max(await given()))
-        await second.runtime.stop()
-        await until(
-            lambda: placement(rights, second.name), lambda of: condition(of, "Degraded") == "True", WAIT_S
-        )
+        await until(lambda: policy_status(rights, "over"), lambda told: told.get("ready") == 2, WAIT_S)
+        enforce = sorted(await given())
+        assert enforce == sorted(node.name for node in fleet)[:2]
+        # 2. One is Degraded: where its metrics are to be something else listens.
+        failing = next(node for node in fleet if node.name == enforce[1])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            failing.daemon.write_config({"metrics": {"listen": f"127.0.0.1:{listener.getsockname()[1]}"}})
+            failing.reload_daemon()
+            status = await until_phase(rights, "TakingBack", "Aborted")
+            assert failing.name in str(status["message"])
+            # 3. All observe again, and the third has never done anything else.
+            await until(given, lambda names: not names, WAIT_S)
+            await until(lambda: modes(fleet), lambda said: said == [f"observe, {INSTALLED}"] * 3, WAIT_S)
+            third = next(node for node in fleet if node.name not in enforce)
+            assert "cluster policy" not in third.daemon.log()
+            said = kubectl.run("cri_resmgr", "rollout")
+            assert f"observe  {INSTALLED}" in said
+            assert failing.name in said
+        # 4. It is well again: that ends it, and nothing is tried anew before the policy is another.
+        failing.daemon.write_config({"metrics": {"listen": ""}})
+        failing.reload_daemon()
         status = await until_phase(rights, "Aborted")
-        assert second.name in str(status["message"]) or "runtime" in str(status["message"])
-        # 2. All are back in observe, the third has never left it.
-        await until(lambda: modes(fleet), lambda said: said == [f"observe, {INSTALLED}"] * 3, WAIT_S)
-        assert max(names) not in await given()
-        assert "Aborted" in kubectl.run("cri_resmgr", "rollout")
+        assert failing.name in str(status["message"])
+        assert await modes(fleet) == [f"observe, {INSTALLED}"] * 3
     finally:
         await delete(rights, f"{POLICIES}/over")
-
-
-#: Long enough for a node to be Degraded before the next is changed.
-SLOW = {"maxUnavailable": 1, "pauseSeconds": 5, "abortOn": ["Degraded"]}
