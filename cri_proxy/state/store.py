@@ -28,8 +28,10 @@ from typing import Callable, Optional
 
 from cri_proxy import effects
 from cri_proxy.config.io.files import LAST
+from cri_proxy.config.options.table import BY_KEY
 from cri_proxy.engine.snapshot import FORMAT, RecordWriter, UnreadableRecord
 from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
+from cri_proxy.machine_root import below, machine_root
 from cri_proxy.state.file import (
     FILE,
     LOCK_WAIT_S,
@@ -54,6 +56,14 @@ LONG_BYTES = 256 << 10
 OWN = ("", "-wal", "-shm")
 
 Journal = Mapping[JournalKey, JournalValue]
+
+
+def _keep_to_root(directory: Path) -> None:
+    """Kubelet makes the folder of a pod's hostPath for every user. One that is not the usual may be others' as well."""
+    usual = below(machine_root(), BY_KEY["state.directory"].default)
+    with contextlib.suppress(OSError):
+        if directory == usual and directory.stat().st_mode & 0o077:
+            directory.chmod(0o700)
 
 
 class Store:
@@ -190,6 +200,7 @@ class Store:
     def _open(self, wait_s: float) -> LogFound:
         """Connect, waiting that long for a lock, and read the log; what was made on the way to a failure goes again."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _keep_to_root(self.directory)
         existed = self.path.exists()
         try:
             self._db = connect(self.path, wait_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Callable
 
 import pytest
 
+from cri_proxy import machine_root
 from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.engine.snapshot import everything
 from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
@@ -342,3 +344,12 @@ def test_a_file_that_vanishes_is_begun_anew_with_all_records(store: Store) -> No
     assert store.write({("distrust", "a"): None})
     assert records_in(store.directory) == ONE_POD
     assert store.load().meta["boot_id"] == "x"
+
+
+@pytest.mark.parametrize(("name", "mode"), [("cri-resmgr", 0o700), ("others-too", 0o755)])
+def test_the_usual_folder_that_kubelet_has_made_is_roots_alone(tmp_path, monkeypatch, name, mode) -> None:
+    monkeypatch.setenv(machine_root.VARIABLE, str(tmp_path))
+    folder = tmp_path / "var/lib" / name
+    folder.mkdir(mode=0o755, parents=True)
+    Store(folder).load()
+    assert stat.S_IMODE(folder.stat().st_mode) == mode

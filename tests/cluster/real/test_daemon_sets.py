@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.api.names import AGENT, NAMESPACE
+from tests.cluster.real.parts import POLICIES, policy
 from tests.cluster.real.whole import NODE, PODS, WholeCluster, until
 from tests.e2e.image import ARCHIVE, build
 
@@ -165,3 +166,67 @@ def test_the_label_of_a_proxy_node_alone_keeps_the_daemon_in_a_pod_off(cluster: 
         cluster.kubectl.run("label", "node", NODE, "cri-resmgr.io/front-end-")
         cluster.kubectl.run("delete", "-f", str(cluster.written(FOLDER)))
         until(lambda: not cluster.our_containers())
+
+
+# --- of a new node, and of one that a version before ran on
+
+INSTALLED = "default of the install"
+
+
+@pytest.fixture
+def new_node(cluster: WholeCluster) -> Iterator[WholeCluster]:
+    """No version has run on it."""
+    for folder in ("/var/lib/cri-resmgr", "/var/lib/cri-resmgr-agent"):
+        shutil.rmtree(cluster.on_host(folder), ignore_errors=True)
+    yield cluster
+    cluster.kubectl.run("delete", "--ignore-not-found", "-f", str(cluster.written(FOLDER)))
+    until(lambda: not cluster.our_containers())
+
+
+def until_mode(cluster: WholeCluster, mode: str, origin: str) -> None:
+    def told() -> tuple[Any, Any]:
+        status = cluster.node_placement().get("status", {})
+        return status.get("mode"), status.get("modeFrom")
+
+    until(told, lambda said: said == (mode, origin))
+
+
+def test_a_new_install_observes_until_a_policy_says_otherwise_and_doctor_has_nothing_against_it(
+    new_node: WholeCluster,
+) -> None:
+    new_node.kubectl.run("apply", "-f", str(new_node.written(FOLDER, mode="")))
+    for app in (DAEMON, AGENT, OPERATOR_POD):
+        new_node.ready_pod(app)
+    until_mode(new_node, "observe", INSTALLED)
+    seen = new_node.run("seen", limit="250m")
+    until(lambda: new_node.rows().get("seen"))
+    assert new_node.containerd.cpuset_of(seen)[0] in ("", new_node.all_cpus())
+    # Nothing that kubelet made for the pod is open to every user.
+    doctor = until(lambda: new_node.node_placement()["status"].get("doctor"))
+    assert "state-mode" not in {problem["check"] for problem in doctor.get("problems", ())}
+    # It is brought over, and back.
+    wanted = policy("over", {"relay": {"mode": "enforce"}}, abortOn=["Degraded"])
+    new_node.api.ask("POST", POLICIES, wanted)
+    try:
+        until_mode(new_node, "enforce", "cluster policy over (generation 1)")
+        placed(new_node, "young")
+    finally:
+        new_node.api.ask("DELETE", f"{POLICIES}/over")
+    until_mode(new_node, "observe", INSTALLED)
+
+
+def test_an_upgrade_changes_no_mode(new_node: WholeCluster) -> None:
+    # 1. As the version before was applied: no mode in the ConfigMap, and a program that knows of no first mode.
+    before = new_node.written(FOLDER, mode="", without="--first-mode=observe")
+    new_node.kubectl.run("apply", "-f", str(before))
+    for app in (DAEMON, AGENT, OPERATOR_POD):
+        new_node.ready_pod(app)
+    kept = placed(new_node, "kept")
+    old = new_node.ready_pod(DAEMON)
+    cpus = new_node.containerd.cpuset_of(kept)
+    # 2. This one.
+    new_node.kubectl.run("apply", "-f", str(new_node.written(FOLDER, mode="")))
+    new_node.ready_pod(DAEMON, but=old["metadata"]["uid"])
+    until_mode(new_node, "enforce", INSTALLED)
+    placed(new_node, "young")
+    assert new_node.containerd.cpuset_of(kept) == cpus

@@ -24,7 +24,7 @@ import yaml
 
 from cluster.api.names import NAMESPACE
 from policies.machine.topology_json import write_topology
-from tests.cluster.manifests.rendered import PACKAGING, pod_of
+from tests.cluster.manifests.rendered import PACKAGING, WORKLOADS, pod_of
 from tests.cluster.real.control_plane import SERVICE_ADDRESS, SERVICE_CIDR, ControlPlane, Refused
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.parts import PLACEMENTS, condition
@@ -180,19 +180,22 @@ class WholeCluster:
 
     # --- our objects
 
-    def objects(self, folder: str) -> list[dict[str, Any]]:
-        """What the folder of packaging/cluster has, for this host: where its folders are, and its CPUs."""
+    def objects(self, folder: str, mode: str) -> list[dict[str, Any]]:
+        """What the folder of packaging/cluster has, for this host: where its folders are, and its CPUs.
+
+        ``mode``: what the ConfigMap sets; "": nothing, as it is.
+        """
         rendered = self.kubectl.run("kustomize", str(PACKAGING / folder))
         found: list[dict[str, Any]] = [one for one in yaml.safe_load_all(rendered) if one]
         for one in found:
-            if one["kind"] in ("DaemonSet", "Deployment"):
+            if one["kind"] in WORKLOADS:
                 for volume in pod_of(one).get("volumes", ()):
                     if "hostPath" in volume:
                         volume["hostPath"]["path"] = str(self.on_host(volume["hostPath"]["path"]))
             if one["kind"] == "ConfigMap":
                 config = yaml.safe_load(one["data"]["config.yaml"])
                 endpoint = f"/run/containerd/{self.containerd.socket.name}"
-                config["relay"] = {"runtime_endpoint": endpoint, "mode": "enforce"}
+                config["relay"] = {"runtime_endpoint": endpoint, **({"mode": mode} if mode else {})}
                 config["topology"] = {"source": "/etc/cri-resmgr/machine.json"}
                 one["data"]["config.yaml"] = json.dumps(config)
                 one["data"]["machine.json"] = json.dumps(write_topology(ONE_NODE))
@@ -206,10 +209,14 @@ class WholeCluster:
             return self.containerd.folder
         return self.host.root / path.lstrip("/")
 
-    def written(self, folder: str) -> Path:
-        """A file of these objects, to apply and to delete."""
+    def written(self, folder: str, *, mode: str = "enforce", without: str = "") -> Path:
+        """A file of these objects, to apply and to delete. ``without``: a word of their pods' command lines."""
         path = self.folder / f"{folder.replace('/', '-')}.yaml"
-        path.write_text(yaml.safe_dump_all(self.objects(folder)))
+        objects = self.objects(folder, mode)
+        for one in objects:
+            for container in pod_of(one)["containers"] if one["kind"] in WORKLOADS else ():
+                container["command"] = [word for word in container["command"] if word != without]
+        path.write_text(yaml.safe_dump_all(objects))
         return path
 
     def pods(self, app: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
