@@ -177,8 +177,9 @@ bench-soak: setup ## An hour of pods, plugins, an observer and floods on a real 
 	@tools/debian-packages $(DEBIAN) python3-bpfcc
 	$(BIN)/python -m bench.soak $(SOAK)
 
-bench-cluster: setup ## Memory, CPU and bytes of a node's agent
+bench-cluster: setup ## Memory, CPU and bytes of a node's agent; the operator's rounds with 5,000 nodes
 	$(BIN)/python -m bench.cluster_agent
+	$(BIN)/python -m bench.cluster_operator
 
 docs: setup ## Write docs/configuration.md, docs/metrics.md, the CRDs from the tables
 	$(BIN)/python -m cri_proxy.config.documents > docs/configuration.md
