@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
 
 from cluster.api.names import AGENT_SILENT, API_VERSION, NODE_PLACEMENT, OPERATOR, READY
@@ -84,10 +84,12 @@ def plan(
     missing_since: Mapping[str, float],
     now: float,
     unread: Mapping[str, Skipped] = {},
+    refused: Mapping[str, str] = {},
 ) -> ClusterPlan:
     """The writes, from nothing but the objects (``missing_since`` only delays what is deleted).
 
-    ``unread``: by its name each Node and NodePlacement that cannot be read; such a node is left as it is.
+    ``unread``: by its name each Node and NodePlacement that cannot be read; such a node is left as it is. ``refused``: by
+    node, the server's sentence about a change that it has not taken.
     """
     resolution = resolve(policies.values(), nodes.values(), placements)
     ready = {node.name: node.ready for node in nodes.values()}
@@ -103,6 +105,13 @@ def plan(
     statuses, changes, waking = [], [], []
     for name, policy in sorted(policies.items()):
         step = rollout.step(policy, targets[name], ready, now)
+        in_the_way = [each.seen.name for each in step.changes if each.seen.name in refused]
+        if in_the_way:
+            node = min(in_the_way)
+            waits = (
+                f"the API server does not take the change of {node}, which is tried again: {refused[node]}"
+            )
+            step = replace(step, waits=waits)
         conflicts = resolution.conflicts.get(name, ())
         view = View(policy, targets[name], desired[name], conflicts, ready, step, left[name])
         status = policy_status(view, now)

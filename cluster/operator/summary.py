@@ -132,7 +132,9 @@ def _phase(view: View, updated: Sequence[NodePlacement], done: bool, now: float)
         why = failure(step.abort) if step.abort else str(policy.condition("Aborted").get("message", ""))
         back = any(has(policy, each) or (each.notes.failed and in_change(each, now)) for each in view.targets)
         if back:
-            return "TakingBack", f"{why}; its nodes go back to what they had"
+            return "TakingBack", f"{why}; its nodes go back to what they had" + (
+                f"; {step.waits}" if step.waits else ""
+            )
         return "Aborted", f"{why}; a change of spec is tried anew"
     if _stopped(view):
         return "Stopped", step.waits

@@ -126,6 +126,8 @@ class Operator:
         self._left_out: tuple[str, ...] = ()
         self._missing_since: Any = {}
         self._may_not = False
+        #: By node, and by ``_key_of`` a policy: why the server does not take a change or a status. All others go on.
+        self._refused: dict[str, str] = {}
         self._failures = 0
 
     async def run(self) -> None:
@@ -237,8 +239,12 @@ class Operator:
             self._missing_since,
             now,
             {**self.nodes.unread, **self.placements.unread},
+            self._refused,
         )
         self._missing_since = made.missing_since
+        wanted = {change.change.seen.name for change in made.changes}
+        wanted |= {_key_of(status.policy.name) for status in made.statuses}
+        self._refused = {name: why for name, why in self._refused.items() if name in wanted}
         # What an older schema makes of a status is no difference: it would be written for ever.
         made = replace(made, statuses=tuple(filter(self._is_other, made.statuses)))
         try:
@@ -246,11 +252,14 @@ class Operator:
             await self._unread.round(self.placements, self._leader.check)
             if len(self._events):
                 self._to_tell.set()
-            self._failures = 0
         except ApiError as error:
             return self._again(f"the API server says {error}")
         except (Unreachable, NoAccess) as error:
             return self._again(f"the API server does not answer: {error}")
+        if self._refused:
+            name, why = min(self._refused.items())
+            return self._again(f"the API server refuses a write for {name}: {why}")
+        self._failures = 0
         if not whole:
             return 0.0
         return None if made.wake_at is None else max(QUIET_S, made.wake_at - now)
@@ -344,11 +353,15 @@ class Operator:
             document = status_document(name, new.status)
             answer = await self._known.apply(name, document, manager=OPERATOR_MANAGER, subresource="status")
         except ApiError as error:
-            if error.status != 404:
+            if error.status not in HOPELESS:
                 raise
-            self.policies.drop(name)
-            self._told.pop(name, None)
+            if error.status == 404:
+                self.policies.drop(name)
+                self._told.pop(name, None)
+            else:
+                self._refused[_key_of(name)] = str(error)
             return
+        self._refused.pop(_key_of(name), None)
         kept = self.policies.put(answer)
         self._told[name] = (new.status, None if isinstance(kept, Skipped) else kept.status)
         if (left_out := self._known.left_out) != self._left_out:
@@ -381,9 +394,12 @@ class Operator:
             elif error.status == 409:
                 # The agent has written between the read and the write: the next plan reads again.
                 self._changed.set()
+            elif error.status in HOPELESS:
+                self._refused[name] = str(error)
             else:
                 raise
             return
+        self._refused.pop(name, None)
         self.placements.put(answer)
         if node is not None:
             self._announce(events.of_change(node, policy, change))
@@ -400,3 +416,8 @@ class Operator:
             if error.status not in (404, 409):
                 raise
         self.placements.drop(state.name)
+
+
+def _key_of(policy: str) -> str:
+    """Beside the names of nodes, which have no space."""
+    return f"policy {policy}"

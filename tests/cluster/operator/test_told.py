@@ -12,7 +12,7 @@ from cluster.api.names import AGENT_SILENT, READY
 from cluster.kube.events import BURST
 from cluster.kube.requests import ApiError
 from cluster.kubectl import complaints, node_row
-from tests.cluster.operator.api import Api
+from tests.cluster.operator.api import Api, Key
 from tests.cluster.operator.cluster import node, policy, well_status
 from tests.cluster.operator.test_operator import Running, in_time
 
@@ -155,6 +155,42 @@ def test_an_account_that_may_not_write_it_says_it_once_and_goes_on() -> None:
         await asyncio.sleep(200)
         assert status(api)["message"].startswith("the agent of n0 has not answered to policy p")
         assert sum("is forbidden" in line for line in running.lines) == 1
+        await running.close()
+
+    in_time(scenario)
+
+
+def test_a_change_that_the_server_refuses_is_told_and_other_nodes_go_on() -> None:
+    async def scenario(api: Api) -> None:
+        running = await with_good_policy(api)
+        api.put("nodes", node("n2", pool="other"))
+        other = policy("q", BETTER, priority=1, nodeSelector={"matchLabels": {"pool": "other"}})
+        await asyncio.sleep(5)
+        answer(api, "n2")
+
+        def refuse(verb: str, key: Key) -> None:
+            if (verb, key) == ("patch", ("nodeplacements", "n0")):
+                raise ApiError(403, "Forbidden", "an admission policy says no")
+
+        api.before = refuse
+        edit(api, BETTER)
+        await asyncio.sleep(10)
+        assert status(api)["phase"] == "Waiting"
+        assert status(api)["message"] == (
+            "the API server does not take the change of n0, which is tried again: "
+            "403 Forbidden: an admission policy says no"
+        )
+        api.put("placementpolicies", other)
+        await asyncio.sleep(60)
+        assert api.all("nodeplacements")["n2"]["spec"]["policy"]["name"] == "q"
+        # It is tried less and less, and goes on when it is let through.
+        assert sum("an admission policy says no" in line for line in running.lines) < 12
+        api.before = lambda verb, key: None
+        for _ in range(20):
+            await asyncio.sleep(10)
+            for name in ("n0", "n1", "n2"):
+                answer(api, name)
+        assert status(api)["phase"] == "Complete"
         await running.close()
 
     in_time(scenario)
