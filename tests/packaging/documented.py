@@ -11,7 +11,7 @@ PAGES = ("README.md", "docs/install.md")
 #: A span of code in a sentence is a command if it begins with one of these and has an argument.
 PROGRAMS = (
     "apt", "apt-get", "dnf", "dpkg", "rpm", "cri-resmgr", "crictl", "kubectl", "systemctl", "journalctl", "man", "make",
-    "eval", "rm", "mkdir", "python3", "pip", "semanage", "semodule", "ausearch", ".venv/bin/python",
+    "eval", "rm", "mkdir", "groupdel", "python3", "pip", "semanage", "semodule", "ausearch", ".venv/bin/python",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ All its processes are in one cgroup below the machine's, and end with it.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from policies.machine.topology_json import write_topology
 from tests.e2e.cgroups import cgroup_mounts, remove_cgroup
+from tests.machines import HYGON_7285_2S, machine
 from tests.packaging.roots import NODE_PACKAGES, REPOSITORY, Root
 
 RUNTIME = "/run/containerd/containerd.sock"
 WAIT_S = 300.0
+CONFIG = "topology:\n  source: /srv/machine.json\n"
 #: $0: the cgroup's procs, $1: the root. What comes after is of namespaces that begin empty.
 _ENTER = """
 echo $$ >"$0"
@@ -101,6 +105,17 @@ class Node:
         )
         assert done.returncode == code, f"{line}: {done.returncode}\n{done.stdout}{self._journal()}"
         return done.stdout
+
+    def describe_machine(self) -> None:
+        """In our configuration: the machine is small, and the described one is not."""
+        self.root.write("/srv/machine.json", json.dumps(write_topology(machine(HYGON_7285_2S))))
+        self.root.write("/etc/cri-resmgr/config.yaml", CONFIG)
+
+    def of_ours(self) -> set[str]:
+        """Files and groups that a package of ours has brought; what is in /root is the tests'."""
+        files = (name for name in self.root.files() if not name.startswith("root/"))
+        groups = self.root.read("/etc/group").splitlines()
+        return {name for name in (*files, *groups) if "cri-res" in name}
 
     def _journal(self) -> str:
         command = self.command("journalctl", "--no-pager", "--lines=60", "--output=cat")

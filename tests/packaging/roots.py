@@ -18,6 +18,8 @@ CACHE = REPOSITORY / ".cache" / "roots"
 MIRROR = "http://deb.debian.org/debian"
 #: What each has besides the base system; no systemd: the scripts must do without.
 PACKAGES = {"bookworm": "python3,rpm,libstdc++6", "bullseye": "python3,libstdc++6"}
+#: Of those that nodes have.
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 #: What a node has (tests/packaging/node.py): systemd, what the packages recommend, and what the documents type.
 NODE_PACKAGES = "python3,libstdc++6,python3-bpfcc,systemd,rpm,dnf,tmux,man-db,bash-completion"
 TOOLS = ("debootstrap", "mmdebstrap", "dpkg-deb", "rpmbuild", "rpm", "unshare")

@@ -19,22 +19,17 @@ from typing import Optional
 
 import pytest
 
-from policies.machine.topology_json import write_topology
 from tests.cri_client import CriClient
-from tests.machines import HYGON_7285_2S, machine
 from tests.packaging import documented
 from tests.packaging.base_system import base_system
 from tests.packaging.kinds import DEB, RPM, Kind
 from tests.packaging.node import WAIT_S, Node, booted
-from tests.packaging.roots import REPOSITORY
+from tests.packaging.roots import PYTHONS, REPOSITORY
 from tests.view.web.browser import CHROMIUM, DRIVER
 from tests.vm.guest.kubelet import FILES as KUBELET_FILES
 from tests.vm.guest.kubelet import PROGRAM as KUBELET_PROGRAM
 
 pytestmark = pytest.mark.packages
-
-PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
-CONFIG = "topology:\n  source: /srv/machine.json\n"
 
 
 @dataclass(frozen=True)
@@ -70,12 +65,6 @@ class Visit:
                 line = (step.typed or step.shown).format(first=self.first, second=self.second)
                 said = self.node.type(line, step.code)
                 assert re.search(step.says, said, re.MULTILINE), f"{line}: {step.says!r} is not in\n{said}"
-
-
-def describe_machine(visit: Visit) -> None:
-    """The machine is small, and a described one is not."""
-    visit.node.root.write("/srv/machine.json", json.dumps(write_topology(machine(HYGON_7285_2S))))
-    visit.node.root.write("/etc/cri-resmgr/config.yaml", CONFIG)
 
 
 def check_shown_configurations(visit: Visit) -> None:
@@ -188,9 +177,11 @@ ACTIVE = "systemctl is-active cri-resource-manager.service"
 
 STEPS = (
     Step("python3 --version", r"^Python 3\.\d+"),
-    Step("apt install ./dist/cri-resmgr_*_amd64.deb", "^Setting up cri-resmgr", only="deb"),
     Step(
-        "apt install ./cri-resmgr_0.1.0-1+py3.11_amd64.deb",
+        "apt install ./dist/cri-resmgr_*+py$(py3versions -dv)_amd64.deb", "^Setting up cri-resmgr", only="deb"
+    ),
+    Step(
+        "apt install ./cri-resmgr_*+py$(py3versions -dv)_amd64.deb",
         "newest version",
         typed="apt install ./{first}",
         only="deb",
@@ -207,7 +198,7 @@ STEPS = (
     Step("", "usage: kubectl cri_resmgr", typed="kubectl-cri_resmgr --help"),
     Step("man cri-resmgr", r"^CRI-RESMGR\(8\)"),
     Step("cri-resmgr topology", r"\d+ sockets?, \d+ NUMA nodes?"),
-    Step("", does=describe_machine),
+    Step("", does=lambda visit: visit.node.describe_machine()),
     Step("", does=check_shown_configurations),
     Step("systemctl enable --now cri-resource-manager"),
     Step("systemctl enable --now cri-resource-manager.service"),
@@ -293,6 +284,7 @@ STEPS = (
     ),
     Step("dnf remove cri-resmgr", "^Removed", only="rpm"),
     Step("rm -rf /var/lib/cri-resmgr /etc/cri-resmgr", only="rpm"),
+    Step("groupdel cri-resmgr-view", only="rpm"),
 )
 #: What cannot be typed there, by how it begins, and why; what is tried instead.
 ELSEWHERE = {
@@ -337,7 +329,7 @@ def test_each_command_that_is_shown_is_typed_or_it_is_said_why_not() -> None:
     ids=lambda pair: f"{pair[1].name} on {pair[0]}",
 )
 def visit(request: pytest.FixtureRequest, package: Callable[..., Path], tmp_path: Path) -> Iterator[Visit]:
-    """A node with a runtime, and both releases' packages in /root, the first in /root/dist as well."""
+    """A node with a runtime, and both releases' packages in /root, the first in /root/dist, too, beside other Debians'."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs chromium and chromium-driver (Debian packages)")
     pytest.importorskip("selenium")
@@ -349,6 +341,8 @@ def visit(request: pytest.FixtureRequest, package: Callable[..., Path], tmp_path
             (home / "dist").mkdir()
             for file, folder in ((files[0], home), (files[1], home), (files[0], home / "dist")):
                 shutil.copyfile(file, folder / file.name)
+            for python in set(PYTHONS.values()) if kind is DEB else ():
+                shutil.copyfile(built := package("deb", python=python), home / "dist" / built.name)
             if kind is RPM:
                 shutil.copyfile(base_system(files, tmp_path), home / "base.rpm")
                 node.type("rpm --install base.rpm")
@@ -358,12 +352,7 @@ def visit(request: pytest.FixtureRequest, package: Callable[..., Path], tmp_path
 
 
 def test_each_does_on_a_node_what_its_page_says_and_nothing_is_left_behind(visit: Visit) -> None:
-    def of_ours() -> set[str]:
-        return {
-            name for name in visit.node.root.files() if "cri-res" in name and not name.startswith("root/")
-        }
-
-    before = of_ours()
+    before = visit.node.of_ours()
     for step in STEPS:
         visit.take(step)
-    assert of_ours() == before
+    assert visit.node.of_ours() == before
