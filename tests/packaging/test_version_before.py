@@ -1,4 +1,4 @@
-"""The version before, built from git, is upgraded on a node while a container runs, downgraded, upgraded again and removed."""
+"""The version before, built from git, is upgraded while a container runs, downgraded, upgraded again and removed."""
 
 from __future__ import annotations
 
