@@ -15,14 +15,15 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any, Callable, Optional
+from typing import IO, Any, Callable, Optional, TypeVar, Union
 
 from cluster.api.names import DEGRADED, GROUP, NODE_PLACEMENTS, PLACEMENT_POLICIES, READY, VERSION
+from cluster.api.reader import Fields, Skipped, read
 from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
 from cluster.rollouts import node_row as mode_row
 from cluster.rollouts import policy_row, rollout_text
-from policies.machine.cpus import parse_cpus
+from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.machine.domain_names import domain_text
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
@@ -32,6 +33,7 @@ POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
 PAGE = 100
 WIDTH = 80
 Document = Mapping[str, Any]
+Value = TypeVar("Value")
 
 
 class CommandError(Exception):
@@ -41,45 +43,65 @@ class CommandError(Exception):
 # ---------------------------------------------------------------- output: values in, values out
 
 
-def condition(found: Document, kind: str) -> str:
-    """Of a NodePlacement: True, False or Unknown, which is also what it lacks."""
-    for each in found.get("status", {}).get("conditions") or ():
-        if each.get("type") == kind:
-            return str(each.get("status"))
-    return "Unknown"
+def condition(status: Fields, kind: str) -> str:
+    """Of a NodePlacement's status: True, False or Unknown, which is also what it lacks."""
+    found = (each.text("status") for each in status.rows("conditions") if each.text("type") == kind)
+    return next(found, "Unknown")
 
 
 def node_row(found: Document) -> dict[str, Any]:
-    """One node in a line. CPUs in milli-CPUs, over its sockets."""
-    status = found.get("status") or {}
-    whole = [zone for zone in status.get("zones") or () if not zone.get("parent")]
-    exclusive = (parse_cpus(str(zone.get("exclusiveCpus") or "")) for zone in whole)
+    """One node in a line. CPUs in milli-CPUs, over its sockets. ``Unreadable``, as all that read an object here."""
+    whole = Fields(found)
+    status = whole.fields("status")
+    counts, policy = status.fields("counts"), status.fields("policy")
+    sockets = [zone for zone in status.rows("zones") if not zone.text("parent", "")]
     return {
-        "node": found["metadata"]["name"],
-        "ready": condition(found, READY),
-        "degraded": condition(found, DEGRADED),
-        "mode": status.get("mode", ""),
-        "frontEnd": status.get("frontEnd", ""),
-        "containers": (status.get("counts") or {}).get("placements", 0),
-        "unplaced": (status.get("counts") or {}).get("unplaced", 0),
-        "chargedMilliCpus": sum(zone.get("chargedMilliCpus", 0) for zone in whole),
-        "allocatableMilliCpus": sum(zone.get("allocatableMilliCpus", 0) for zone in whole),
-        "exclusiveCpus": sum(len(cpus) for cpus in exclusive),
-        "policy": (status.get("policy") or {}).get("name", ""),
-        "policyState": (status.get("policy") or {}).get("state", ""),
+        "node": _node(whole),
+        "ready": condition(status, READY),
+        "degraded": condition(status, DEGRADED),
+        "mode": status.text("mode", ""),
+        "frontEnd": status.text("frontEnd", ""),
+        "containers": counts.number("placements", 0),
+        "unplaced": counts.number("unplaced", 0),
+        "chargedMilliCpus": sum(zone.number("chargedMilliCpus", 0) for zone in sockets),
+        "allocatableMilliCpus": sum(zone.number("allocatableMilliCpus", 0) for zone in sockets),
+        "exclusiveCpus": sum(_count_of_cpus(zone, "exclusiveCpus") for zone in sockets),
+        "policy": policy.text("name", ""),
+        "policyState": policy.text("state", ""),
     }
+
+
+def _node(whole: Fields) -> str:
+    return whole.fields("metadata").text("name")
+
+
+def _count_of_cpus(zone: Fields, key: str) -> int:
+    text = zone.text(key, "")
+    try:
+        return len(parse_cpus(text))
+    except BadCpuList:
+        raise zone.wrong(key, text, "CPUs such as 0-3,8") from None
 
 
 def placement_rows(found: Document, namespace: str = "") -> list[dict[str, Any]]:
     """The containers of one node, of one namespace unless that is ""."""
-    node = found["metadata"]["name"]
-    rows = (found.get("status") or {}).get("placements") or ()
+    whole = Fields(found)
+    node, rows = _node(whole), map(_container, whole.fields("status").rows("placements"))
     return [{"node": node, **row} for row in rows if namespace in ("", row.get("namespace"))]
+
+
+def _container(row: Fields) -> dict[str, Any]:
+    row.flag("exclusive", False)
+    return _typed(row, "namespace", "pod", "container", "level", "cpus", "mems", "state", "zone", "why")
+
+
+def _typed(row: Fields, *texts: str) -> dict[str, Any]:
+    """A row with all that its agent tells, of which these are texts."""
+    return {**row.found, **{key: row.text(key) for key in texts if key in row}}
 
 
 def explained(found: Document, namespace: str, pod: str, container: str = "") -> list[dict[str, Any]]:
     """The containers of a pod on one node, with its overrides and the groups that talk to them."""
-    status = found.get("status") or {}
 
     def is_meant(row: Document) -> bool:
         return (row.get("namespace"), row.get("pod")) == (namespace, pod) and container in (
@@ -87,39 +109,52 @@ def explained(found: Document, namespace: str, pod: str, container: str = "") ->
             row.get("container"),
         )
 
+    told = [_group(group) for group in Fields(found).fields("status").rows("affinityGroups")]
     rows = []
     for row in filter(is_meant, placement_rows(found)):
         own = row.get("container")
         groups = [
             group
-            for group in status.get("affinityGroups") or ()
-            if any(is_meant(each) and each.get("container") == own for each in group.get("members") or ())
+            for group in told
+            if any(is_meant(each) and each.get("container") == own for each in group["members"])
         ]
         rows.append({**row, "affinityGroups": groups})
     return rows
 
 
+def _group(group: Fields) -> dict[str, Any]:
+    group.flag("together", False)
+    members = [_typed(member, "namespace", "pod", "container") for member in group.rows("members")]
+    rate = group.number("bytesPerSecond", 0)
+    return {**_typed(group, "zone", "whyNot"), "members": members, "bytesPerSecond": rate}
+
+
 def complaints(found: Document) -> list[dict[str, str]]:
-    """The faults of a node, errors first: its conditions, its policy, its doctor's findings."""
-    status = found.get("status") or {}
-    node = found["metadata"]["name"]
+    """The faults of a node, errors first: its conditions, its policy, its doctor's findings; or that it is unreadable."""
+    told = read(found, _complaints)
+    if isinstance(told, Skipped):
+        return [{"node": told.name, "severity": "error", "check": "NodePlacement", "message": told.sentence}]
+    return told
+
+
+def _complaints(found: Document) -> list[dict[str, str]]:
+    whole = Fields(found)
+    status = whole.fields("status")
     told: list[tuple[str, str, str]] = []
-    for each in status.get("conditions") or ():
-        wanted = "False" if each.get("type") == DEGRADED else "True"
-        if each.get("status") != wanted:
-            told.append(
-                ("error", str(each.get("type")), str(each.get("message") or each.get("reason") or ""))
-            )
-    if not status.get("conditions"):
+    for each in status.rows("conditions"):
+        kind, holds = each.text("type"), each.text("status")
+        if holds != ("False" if kind == DEGRADED else "True"):
+            told.append(("error", kind, each.text("message", "") or each.text("reason", "")))
+    if "conditions" not in status:
         told.append(("error", READY, "its agent has written nothing: is it running?"))
-    policy = status.get("policy") or {}
-    if policy.get("state") in ("Refused", "TakenBack"):
-        told.append(("error", f"policy {policy.get('name', '')}", str(policy.get("message", ""))))
-    for each in (status.get("doctor") or {}).get("problems") or ():
-        said = str(each.get("message", ""))
-        hint = f" ({each['hint']})" if each.get("hint") else ""
-        told.append((str(each.get("severity", "error")), str(each.get("check", "")), said + hint))
+    policy = status.fields("policy")
+    if policy.text("state", "") in ("Refused", "TakenBack"):
+        told.append(("error", f"policy {policy.text('name', '')}", policy.text("message", "")))
+    for each in status.fields("doctor").rows("problems"):
+        hint = f" ({each.text('hint')})" if each.text("hint", "") else ""
+        told.append((each.text("severity", "error"), each.text("check", ""), each.text("message", "") + hint))
     told.sort(key=lambda one: one[0] != "error")
+    node = _node(whole)
     return [
         {"node": node, "severity": severity, "check": check, "message": said}
         for severity, check, said in told
@@ -302,20 +337,25 @@ def _tell(errors: IO[bytes], refused: list[bytes]) -> None:
 
 
 def top(kubectl: Kubectl, options: argparse.Namespace) -> int:
-    rows = _placements(kubectl, options.node, node_row)
+    rows = _readable(_placements(kubectl, options.node, lambda one: read(one, node_row)))
     return _show(options, rows, top_text)
 
 
 def placements(kubectl: Kubectl, options: argparse.Namespace) -> int:
-    found = _placements(kubectl, options.node, lambda one: placement_rows(one, options.namespace))
+    def rows_of(one: Document) -> list[dict[str, Any]]:
+        return placement_rows(one, options.namespace)
+
+    found = _readable(_placements(kubectl, options.node, lambda one: read(one, rows_of)))
     return _show(options, [row for rows in found for row in rows], placements_text)
 
 
 def explain(kubectl: Kubectl, options: argparse.Namespace) -> int:
     namespace = options.namespace or kubectl.namespace()
-    found = _placements(
-        kubectl, options.node, lambda one: explained(one, namespace, options.pod, options.container)
-    )
+
+    def rows_of(one: Document) -> list[dict[str, Any]]:
+        return explained(one, namespace, options.pod, options.container)
+
+    found = _readable(_placements(kubectl, options.node, lambda one: read(one, rows_of)))
     rows = [row for each in found for row in each]
     if not rows:
         wanted = "/".join(part for part in (namespace, options.pod, options.container) if part)
@@ -341,6 +381,20 @@ def doctor(kubectl: Kubectl, options: argparse.Namespace) -> int:
     told = [each for one in found for each in one]
     _show(options, told, lambda rows: doctor_text(list(rows), len(found)))
     return 1 if any(each["severity"] == "error" for each in told) else 0
+
+
+def _readable(found: Iterable[Union[Value, Skipped]]) -> list[Value]:
+    """Those that could be read; of each other one it is said on stderr that it is left out, and why."""
+    values: list[Value] = []
+    for each in found:
+        if isinstance(each, Skipped):
+            sentence = (
+                f"warning: {each.name} is left out, as its NodePlacement cannot be read: {each.sentence}"
+            )
+            print(sentence, file=sys.stderr)
+        else:
+            values.append(each)
+    return values
 
 
 def _placements(kubectl: Kubectl, nodes: Sequence[str], keep: Callable[[Document], Any]) -> list[Any]:
@@ -373,7 +427,7 @@ def _pages(kubectl: Kubectl, keep: Callable[[Document], Any]) -> list[Any]:
             kept, token, begins_anew = [], "", True
             continue
         kept += map(keep, page.get("items") or ())
-        token = str(page["metadata"].get("continue") or "")
+        token = Fields(page).fields("metadata").text("continue", "")
         if not token:
             return kept
 

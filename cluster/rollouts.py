@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cluster.api.reader import Fields, Unreadable, plain, skipped
+from cluster.api.reader import Fields, Unreadable, skipped
+from cluster.api.schema import plain
 
 #: Nodes of one group that are named.
 MOST_NAMES = 8

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from cluster.agent.spec import Override, PolicyDocument, Spec, read_spec, write_policy, write_spec
-from cluster.agent.status import FALSE, TRUE, Condition
+from cluster.agent.status import ENOUGH, FALSE, TRUE, Condition, shortened
 from cluster.api.allowed import NotAllowed, check
 from cluster.api.names import CONFIG_APPLIED, NODE_PLACEMENT
 from cluster.api.reader import Fields, Unreadable
@@ -325,7 +325,7 @@ def _policy_status(
         "state": state,
     }
     if message:
-        status["message"] = message
+        status["message"] = shortened(message, ENOUGH)
     if state == "Applied" and cluster.get("needs_restart"):
         status["needsRestart"] = sorted(cluster["needs_restart"])
     return status
@@ -353,7 +353,7 @@ def _override_status(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **status,
         "state": str(row.get("state", "waiting")).capitalize(),
-        "message": str(row.get("sentence", "")),
+        "message": shortened(str(row.get("sentence", "")), ENOUGH),
     }
 
 

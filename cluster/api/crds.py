@@ -7,6 +7,7 @@ from typing import Any
 
 from cluster.api import node_placement, placement_policy
 from cluster.api.allowed import OPTIONS
+from cluster.api.fit import MOST_MEMBERS
 from cluster.api.names import (
     AFFINITY_ADVICE,
     AFFINITY_ADVICES,
@@ -17,7 +18,7 @@ from cluster.api.names import (
     PLACEMENT_POLICY,
     VERSION,
 )
-from cluster.api.schema import number, published, record, rows, text, word
+from cluster.api.schema import LINES, number, published, record, rows, text, word
 
 Column = tuple[str, str, str, int]
 
@@ -50,7 +51,7 @@ def definitions(options: Mapping[str, Mapping[str, Any]] = OPTIONS) -> tuple[dic
             placement_policy.schema(options),
             placement_policy.COLUMNS,
         ),
-        (AFFINITY_ADVICE, AFFINITY_ADVICES, "aadv", _affinity_advice(), _ADVICE_COLUMNS),
+        (AFFINITY_ADVICE, AFFINITY_ADVICES, "aadv", affinity_advice(), _ADVICE_COLUMNS),
     )
     return tuple(
         _definition(kind, plural, short, published(schema), columns)
@@ -103,24 +104,26 @@ def _with_head(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "properties": {**head, **schema["properties"]}}
 
 
-def _affinity_advice() -> dict[str, Any]:
+def affinity_advice() -> dict[str, Any]:
     """AffinityAdvice, the whole object: which Deployments and StatefulSets would gain from one node. It has no spec."""
     owner = record(
         "One owner.",
         {**_OWNER, "pods": number("Its pods that were seen."), "nodes": number("The nodes these are on.")},
+        tuple(_OWNER),
     )
     status = record(
         "The advice. The operator writes it, and nothing carries it out.",
         {
-            "owners": rows("Owners whose pods send much to each other.", owner),
+            "owners": rows("Owners whose pods send much to each other.", owner, maxItems=MOST_MEMBERS),
             "bytesPerSecond": number("What they send to each other where they share a node, rounded."),
             "remoteBytesPerSecond": number("What they send to each other from node to node, rounded."),
-            "nodes": rows("Nodes they share, 16 at most.", text("A node's name.")),
+            "nodes": rows("Nodes they share, 16 at most.", text("A node's name."), maxItems=16),
             "target": record(
                 "The owner that the others are to come near; podAffinity selects its pods.", _OWNER
             ),
             "podAffinity": text(
-                "What to put under spec.template.spec of the owners that reason names, as YAML."
+                "What to put under spec.template.spec of the owners that reason names, as YAML.",
+                pattern=LINES,
             ),
             "reason": text("One sentence: what would be gained."),
         },

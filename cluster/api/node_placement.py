@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.schema import KEEPS_UNKNOWN, flag, keyed, number, record, rows, rule, text, word
+from cluster.api.fit import MOST_GROUPS, MOST_MEMBERS, MOST_PROBLEMS, MOST_REMOTE, MOST_TEXTS
+from cluster.api.schema import KEEPS_UNKNOWN, LINES, flag, keyed, number, record, rows, rule, text, word
 
 #: More of them than a node has containers.
 MAX_OVERRIDES = 512
@@ -22,6 +23,16 @@ LABEL = {"minLength": 1, "maxLength": 63, "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0
 SUBDOMAIN = {"minLength": 1, "maxLength": 253, "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}
 
 CPU_SET = "in the kernel's list format"
+#: Packages, NUMA nodes and L3s of the largest machines; a status of all bytes that it may have has fewer containers.
+MAX_SOCKETS, MAX_NODES, MAX_L3S, MAX_ZONES, MAX_PLACEMENTS = 64, 1024, 4096, 8192, 8192
+#: Keys of options that need a restart, and conditions of all writers.
+MAX_KEYS, MAX_CONDITIONS = 256, 32
+
+
+def cpus(description: str) -> dict[str, Any]:
+    """CPUs or memory nodes; a long list ends in three dots."""
+    return text(f"{description}, {CPU_SET}.", pattern=r"^[0-9,.-]*$")
+
 
 _MEMBER = {
     "namespace": text("The pod's namespace."),
@@ -43,6 +54,7 @@ def _policy_asked() -> dict[str, Any]:
                 "type": "object",
                 "description": "The configuration: options of the allow-list, checked by agent and daemon.",
                 KEEPS_UNKNOWN: True,
+                "maxProperties": 64,
             },
             "abortOn": rows(
                 "On which of these the agent takes the configuration back by itself while the API server is away.",
@@ -100,7 +112,8 @@ def _machine() -> dict[str, Any]:
         {
             "sockets": rows(
                 "The packages.",
-                record("One package.", {"id": number("Its number."), "cpus": text(f"Its CPUs, {CPU_SET}.")}),
+                record("One package.", {"id": number("Its number."), "cpus": cpus("Its CPUs")}, ("id",)),
+                maxItems=MAX_SOCKETS,
             ),
             "numaNodes": rows(
                 "The NUMA nodes, those without CPUs included.",
@@ -109,15 +122,18 @@ def _machine() -> dict[str, Any]:
                     {
                         "id": number("Its number."),
                         "socket": number("The package it is in; -1 where it has no CPUs."),
-                        "cpus": text(f"Its CPUs, {CPU_SET}."),
+                        "cpus": cpus("Its CPUs"),
                         "memoryBytes": number("Its memory; 0 where that is not known."),
                         "distances": {
                             "type": "object",
                             "description": "The distance to each NUMA node, by its number, as firmware gives it.",
                             "additionalProperties": number("A distance; 10 is that to itself."),
+                            "maxProperties": MAX_NODES,
                         },
                     },
+                    ("id",),
                 ),
+                maxItems=MAX_NODES,
             ),
             "l3s": rows(
                 "The L3 caches.",
@@ -126,10 +142,12 @@ def _machine() -> dict[str, Any]:
                     {
                         "id": number("Its number."),
                         "numaNode": number("The NUMA node it is in."),
-                        "cpus": text(f"The CPUs that share it, {CPU_SET}."),
+                        "cpus": cpus("The CPUs that share it"),
                         "sizeBytes": number("Its size; 0 where that is not known."),
                     },
+                    ("id",),
                 ),
+                maxItems=MAX_L3S,
             ),
         },
         is_atomic=True,
@@ -143,7 +161,7 @@ def _zones() -> dict[str, Any]:
             "name": text("Its name: socket-ID, numa-ID or l3-ID."),
             "type": text("Its kind: Socket, Node (a NUMA node) or L3."),
             "parent": text("The next larger zone that holds all of it."),
-            "cpus": text(f"Its CPUs, {CPU_SET}."),
+            "cpus": cpus("Its CPUs"),
             "capacityMilliCpus": number("Milli-CPUs of its CPUs that are online."),
             "allocatableMilliCpus": number(
                 "Milli-CPUs of those that containers may have: without reserved ones."
@@ -152,15 +170,16 @@ def _zones() -> dict[str, Any]:
                 "What is allocated: requests on its shared CPUs, and all of its exclusive CPUs."
             ),
             "freeMilliCpus": number("What is left of the allocatable; 0 where requests exceed it."),
-            "exclusiveCpus": text(f"Exclusive CPUs: each is one container's, {CPU_SET}."),
-            "sharedCpus": text(f"CPUs that containers share, {CPU_SET}."),
+            "exclusiveCpus": cpus("Exclusive CPUs: each is one container's"),
+            "sharedCpus": cpus("CPUs that containers share"),
             "memoryBytes": number("Its memory."),
             "memoryAllocatableBytes": number("Memory that may be allocated to containers, by their limits."),
             "memoryChargedBytes": number("Memory that is allocated on it, by limits."),
             "memoryFreeBytes": number("What may still be allocated; absent where that is not known."),
         },
+        ("name", "type"),
     )
-    return rows("The zones, largest kind first, with what they have.", zone)
+    return rows("The zones, largest kind first, with what they have.", zone, maxItems=MAX_ZONES)
 
 
 def _placements() -> dict[str, Any]:
@@ -172,8 +191,8 @@ def _placements() -> dict[str, Any]:
             "containerId": text("The first 13 digits of the runtime's name for it, as crictl shows them."),
             "qos": text("The pod's QoS class."),
             "milliCpus": number("Its CPU request."),
-            "cpus": text(f"The CPUs it runs on, {CPU_SET}."),
-            "mems": text(f"The memory nodes it is bound to, {CPU_SET}; empty where it is not."),
+            "cpus": cpus("The CPUs it runs on"),
+            "mems": cpus("The memory nodes it is bound to, none where it is not"),
             "level": text("The domain level it is on, from one L3 to the whole machine."),
             "state": text(
                 "managed, adopted, observed, opted-out, kubelet, unplaced, released or foreign (modified externally)."
@@ -183,22 +202,30 @@ def _placements() -> dict[str, Any]:
             "zone": text("The smallest zone that holds its CPUs; empty where they span packages."),
             "demand": text("l3 or numa where it is refused without that; else empty."),
         },
+        ("state",),
     )
-    return rows("The containers. What did not fit is counted in counts.placementsLeftOut.", placement)
+    return rows(
+        "The containers. What did not fit is counted in counts.placementsLeftOut.",
+        placement,
+        maxItems=MAX_PLACEMENTS,
+    )
 
 
 def _affinity_groups() -> dict[str, Any]:
     group = record(
         "Containers that belong together by what they send to each other.",
         {
-            "members": rows("Its containers.", record("One container.", _MEMBER)),
+            "members": rows(
+                "Its containers.", record("One container.", _MEMBER, tuple(_MEMBER)), maxItems=MOST_MEMBERS
+            ),
             "bytesPerSecond": number("What they send to each other, rounded."),
             "together": flag("Whether all of them are in one NUMA node."),
             "zone": text("The smallest zone that holds all of them."),
             "whyNot": text("One line: why they are not together; empty where they are."),
         },
+        ("members", "bytesPerSecond"),
     )
-    return rows("Groups of containers, heaviest first.", group)
+    return rows("Groups of containers, heaviest first.", group, maxItems=MOST_GROUPS)
 
 
 def _remote_traffic() -> dict[str, Any]:
@@ -213,8 +240,9 @@ def _remote_traffic() -> dict[str, Any]:
                 "Both directions of connections it accepted, and datagrams it sent; rounded."
             ),
         },
+        ("address", "bytesPerSecond"),
     )
-    return rows("What containers exchange with other nodes, heaviest first.", row)
+    return rows("What containers exchange with other nodes, heaviest first.", row, maxItems=MOST_REMOTE)
 
 
 def _overrides_done() -> dict[str, Any]:
@@ -229,10 +257,12 @@ def _overrides_done() -> dict[str, Any]:
                 "Waiting",
                 "Refused",
             ),
-            "message": text("One sentence: why it is not applied."),
+            "message": text("One sentence: why it is not applied.", pattern=LINES),
         },
+        (*_MEMBER, "zone", "state"),
     )
-    return rows("What has become of spec.overrides.", override)
+    # Those of the spec, and those that the daemon has from before.
+    return rows("What has become of spec.overrides.", override, maxItems=2 * MAX_OVERRIDES)
 
 
 def _policy_done() -> dict[str, Any]:
@@ -251,11 +281,16 @@ def _policy_done() -> dict[str, Any]:
                 "Refused",
                 "TakenBack",
             ),
+            # Agents of the version before give the daemon's sentences as they are, one a line.
             "message": text(
-                "One sentence that names the key where it is refused, the cause where it was taken back."
+                "One sentence that names the key where it is refused, the cause where it was taken back.",
+                pattern=LINES,
             ),
-            "needsRestart": rows("Keys that count after a restart of the daemon.", text("One key.")),
+            "needsRestart": rows(
+                "Keys that count after a restart of the daemon.", text("One key."), maxItems=MAX_KEYS
+            ),
         },
+        ("state",),
     )
 
 
@@ -268,14 +303,16 @@ def _doctor() -> dict[str, Any]:
             "message": text("One sentence."),
             "hint": text("What to do about it."),
         },
+        ("severity", "check", "message"),
     )
     return record(
         "What `cri-resmgr doctor` says on the node.",
         {
             "errors": number("How many errors there are."),
             "warnings": number("How many warnings there are."),
-            "problems": rows("The problems, errors first.", problem),
+            "problems": rows("The problems, errors first.", problem, maxItems=MOST_PROBLEMS),
         },
+        ("errors",),
     )
 
 
@@ -316,6 +353,7 @@ def conditions(description: str) -> dict[str, Any]:
             ("type", "status"),
         ),
         "type",
+        maxItems=MAX_CONDITIONS,
     )
 
 
@@ -338,7 +376,9 @@ def _status() -> dict[str, Any]:
                 "Hash of the cluster's policy that was in force when Ready, Degraded and doctor were seen; empty: none."
             ),
             "frozen": flag("Whether containers that run are kept from being moved."),
-            "warnings": rows("What the daemon warns of, a sentence each.", text("One sentence.")),
+            "warnings": rows(
+                "What the daemon warns of, a sentence each.", text("One sentence."), maxItems=MOST_TEXTS
+            ),
             "machine": _machine(),
             "zones": _zones(),
             "placements": _placements(),

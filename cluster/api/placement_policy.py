@@ -13,6 +13,8 @@ PHASES = ("Invalid", "Progressing", "Waiting", "TakingBack", "Aborted", "Complet
 #: More labels and expressions than a selector needs.
 MAX_EXPRESSIONS, MAX_VALUES = 32, 64
 MAX_PRIORITY = 1_000_000
+#: Of the policies that conflict with one, so many are listed.
+MAX_CONFLICTS = 20
 
 _BALLOON_RULES = (
     rule(
@@ -132,6 +134,7 @@ def _status() -> dict[str, Any]:
             "nodes": number("How many nodes both select."),
             "node": text("One of them."),
         },
+        ("policy",),
     )
     return record(
         "How far the change has come. The operator writes it.",
@@ -149,7 +152,9 @@ def _status() -> dict[str, Any]:
             "hash": text("The hash of the configuration that is rolled out or in force."),
             "completedHash": text("The hash of the last one that all nodes had."),
             "message": text("One sentence; it names the key where the configuration is refused."),
-            "conflicts": rows("Policies of the same priority for the same nodes.", conflict),
+            "conflicts": rows(
+                "Policies of the same priority for the same nodes.", conflict, maxItems=MAX_CONFLICTS
+            ),
             "conditions": conditions("Accepted, Progressing, Complete, Aborted, Degraded, Conflict."),
         },
     )

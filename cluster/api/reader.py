@@ -8,11 +8,10 @@ conditions and Events: texts have no control characters, numbers 64 bits, docume
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
 
-from cluster.api.schema import shown, shown_key
+from cluster.api.schema import plain, shown, shown_key
 
 #: Levels of a document that has no schema here, such as a policy's configuration. The options of today have five.
 MOST_DEPTH = 32
@@ -21,8 +20,6 @@ MOST_DOCUMENT_BYTES = 16 << 10
 #: Characters of a text.
 MOST_TEXT = 32768
 _BITS_64 = 1 << 63
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 Value = TypeVar("Value")
 Object = Mapping[str, Any]
@@ -68,7 +65,7 @@ class Fields:
             raise self.wrong(key, value, "a text")
         if len(value) > MOST_TEXT:
             raise self.wrong(key, value, f"at most {MOST_TEXT} characters")
-        return value if value.isprintable() else plain(value)
+        return plain(value)
 
     def number(self, key: str, default: Optional[int] = None, least: int = -_BITS_64) -> int:
         """A whole number of 64 bits."""
@@ -159,11 +156,6 @@ def skipped(found: Any, sentence: str) -> Skipped:
     known = metadata if isinstance(metadata, Mapping) else {}
     name, uid = (known.get(key) for key in ("name", "uid"))
     return Skipped(name if isinstance(name, str) else "", uid if isinstance(uid, str) else "", sentence)
-
-
-def plain(text: str) -> str:
-    """A text without control characters, and without halves of characters that UTF-8 cannot have."""
-    return _SURROGATE.sub("\ufffd", _CONTROL.sub(" ", text))
 
 
 def is_deep(found: Any, most: int = MOST_DEPTH) -> bool:

@@ -6,7 +6,9 @@ Beside Kubernetes' own keys a schema here may have ``expected``: what a value sh
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +30,18 @@ INT_OR_STRING = "x-kubernetes-int-or-string"
 RULES = "x-kubernetes-validations"
 #: What stands before ``expected`` in a description.
 EXPECTED = " Value: "
+#: Of a text that says nothing else: sentences, and lists of CPUs of the largest machines.
+MAX_TEXT = 8192
+NO_CONTROL = r"^[^\x00-\x1f\x7f-\x9f]*$"
+#: The same for a text of several lines.
+LINES = r"^[^\x00-\x09\x0b-\x1f\x7f-\x9f]*$"
 KEEPS_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 
 
 def text(description: str, **more: Any) -> dict[str, Any]:
-    """A text; ``more``: keys of the schema such as ``enum``, ``pattern``, ``maxLength``."""
-    return {"type": "string", "description": description, **more}
+    """A text; ``more``: keys of the schema such as ``enum``, ``pattern``, ``maxLength``. It has no control characters."""
+    bounds = {} if "enum" in more or "format" in more else {"maxLength": MAX_TEXT, "pattern": NO_CONTROL}
+    return {"type": "string", "description": description, **bounds, **more}
 
 
 def word(description: str, *values: str, **more: Any) -> dict[str, Any]:
@@ -69,20 +77,21 @@ def record(
     }
 
 
-def rows(description: str, items: Schema, **more: Any) -> dict[str, Any]:
+def rows(description: str, items: Schema, *, maxItems: int, **more: Any) -> dict[str, Any]:
     """A list that is written as a whole: one entry in managedFields, however long it is."""
     return {
         "type": "array",
         "description": description,
         "x-kubernetes-list-type": "atomic",
         "items": dict(items),
+        "maxItems": maxItems,
         **more,
     }
 
 
-def keyed(description: str, items: Schema, *keys: str, **more: Any) -> dict[str, Any]:
+def keyed(description: str, items: Schema, *keys: str, maxItems: int) -> dict[str, Any]:
     """A list in which no two entries have the same keys; writers may own single entries."""
-    found = rows(description, items, **more)
+    found = rows(description, items, maxItems=maxItems)
     return {**found, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -96,6 +105,8 @@ def published(schema: Schema) -> dict[str, Any]:
     found = {key: value for key, value in schema.items() if key != "expected"}
     if "expected" in schema and EXPECTED not in found["description"]:
         found["description"] = f"{found['description']}{EXPECTED}{schema['expected']}."
+    if found.get("type") == "string" and not {"enum", "format", "pattern"} & found.keys():
+        found["pattern"] = NO_CONTROL
     for key in ("items", "additionalProperties"):
         if isinstance(found.get(key), Mapping):
             found[key] = published(found[key])
@@ -144,6 +155,59 @@ def _faults_of_fields(value: dict[str, Any], schema: Schema, place: str) -> Iter
             yield from faults(item, inside, f"{place}.{name}")
         elif properties is not None:
             yield f"{place}.{shown_key(name)} is not known{nearest(name, properties)}"
+
+
+class _LeftOut(Exception):
+    """A value that no cut makes fit."""
+
+
+def within(value: Any, schema: Schema) -> Any:
+    """A value to be written, within the bounds of its schema, for one of which a server refuses the whole document.
+
+    Long texts end in three dots, control characters are spaces, lists end early; a value that still is not right is left
+    out, and so is what lacks a field that it must have. Fields that the schema does not have stay (``cluster.kube.known``).
+    """
+    if isinstance(value, str):
+        text = _SURROGATE.sub("\ufffd", cut(value, schema.get("maxLength", len(value))))
+        text = text if _wrong_text(text, schema) is None else plain(text)
+        if _wrong_text(text, schema) is not None:
+            raise _LeftOut
+        return text
+    if isinstance(value, (list, tuple)):
+        items = _each_within(value, schema.get("items", {}))
+        return list(itertools.islice(items, schema.get("maxItems", len(value))))
+    if not isinstance(value, Mapping):
+        return value
+    properties, inside = schema.get("properties", {}), schema.get("additionalProperties", {})
+    found = {}
+    for name, item in value.items():
+        with contextlib.suppress(_LeftOut):
+            found[name] = within(item, properties.get(name, inside))
+    if any(name not in found for name in schema.get("required", ())):
+        raise _LeftOut
+    return found
+
+
+def _each_within(items: Sequence[Any], schema: Schema) -> Iterator[Any]:
+    for item in items:
+        with contextlib.suppress(_LeftOut):
+            yield within(item, schema)
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters; three dots where something was left out."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def plain(text: str) -> str:
+    """A text without control characters, and without halves of characters that UTF-8 cannot have."""
+    if text.isprintable():
+        return text
+    return _SURROGATE.sub("\ufffd", _CONTROL.sub(" ", text))
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def nearest(name: Any, names: Any) -> str:

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cluster.api.names import API_VERSION, PLACEMENT_POLICY
+from cluster.api.placement_policy import MAX_CONFLICTS
 from cluster.api.reader import Skipped
 from cluster.operator.objects import NodePlacement, PlacementPolicy, write_time
 from cluster.operator.resolve import PolicyConflict
 from cluster.operator.rollout import Abort, RolloutStep, finished, has, in_change, trouble
-
-#: Of the policies that conflict with one, so many are listed.
-CONFLICTS_MOST = 20
 
 
 class View(NamedTuple):
@@ -56,7 +54,7 @@ def policy_status(view: View, now: float) -> dict[str, Any]:
         "message": message,
         "hash": policy.hash,
         "completedHash": policy.hash if done else str(before.get("completedHash", "")),
-        "conflicts": [each._asdict() for each in view.conflicts[:CONFLICTS_MOST]],
+        "conflicts": [each._asdict() for each in view.conflicts[:MAX_CONFLICTS]],
         "conditions": [_condition(policy, kind, *fact, now=now) for kind, fact in facts.items()],
     }
 

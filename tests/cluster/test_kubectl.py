@@ -104,6 +104,43 @@ async def test_top_has_one_line_a_node_and_shows_those_that_are_not_well_first(s
     assert max(map(len, lines)) <= WIDTH
 
 
+BROKEN = {
+    'status.zones[0].exclusiveCpus is "0-999999999", expected CPUs such as 0-3,8': (
+        "top",
+        {"zones": [{"exclusiveCpus": "0-999999999"}]},
+    ),
+    "status.conditions[0] has no type, expected one": ("top", {"conditions": [{}]}),
+    "status.placements[0] is a list of 0, expected a mapping": ("placements", {"placements": [[]]}),
+    "status.doctor.problems[0].hint is 5, expected a text": (
+        "doctor",
+        {"doctor": {"problems": [{"hint": 5}]}},
+    ),
+    "status.affinityGroups[0].members is 5, expected a list": (
+        "explain",
+        {"affinityGroups": [{"members": 5}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", BROKEN)
+async def test_a_node_that_cannot_be_read_is_named_and_the_others_are_shown(
+    server, plugin, sentence: str
+) -> None:
+    command, status = BROKEN[sentence]
+    server.put(PLACEMENTS, node_placement("bad", **status))
+    server.put(PLACEMENTS, node_placement("good", placements=[container("web-0")]))
+    words = ("explain", "web-0", "-n", "shop") if command == "explain" else (command,)
+    ended = await plugin(*words)
+    if command == "doctor":
+        assert sentence in " ".join(ended.out.split())
+        assert (ended.code, ended.err) == (1, "")
+        assert ended.out.endswith("1 of 2 nodes are well\n")
+    else:
+        said = f"warning: bad is left out, as its NodePlacement cannot be read: {sentence}\n"
+        assert (ended.code, ended.err) == (0, said)
+        assert "good" in ended.out
+
+
 async def test_a_node_whose_agent_has_written_nothing_is_shown(server, plugin) -> None:
     server.put(PLACEMENTS, {"metadata": {"name": "new"}})
     assert (await plugin("top")).out.splitlines()[1].split()[:4] == ["new", "Unknown", "Unknown", "-"]

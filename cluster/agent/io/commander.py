@@ -32,7 +32,7 @@ from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import Spec, read_spec
 from cluster.agent.status import conditions_of, written
-from cluster.api import names
+from cluster.api import names, node_placement
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
@@ -119,7 +119,7 @@ class Commander:
         self._refusals = Refusals()
         self._signs = Signs()
         self._written = Written(WriteRate(period_s))
-        self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
+        self._known = KnownFields(client, PLACEMENTS, node_placement.schema(), clock.monotonic)
         self._generation: Optional[int] = None
         self._news = asyncio.Event()
         self._is_there = False

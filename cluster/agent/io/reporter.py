@@ -19,7 +19,7 @@ from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
 from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, conditions_of, status_of, written_before
-from cluster.api import names
+from cluster.api import names, node_placement
 from cluster.api.fit import fit
 from cluster.kube.events import Events
 from cluster.kube.io.client import Client
@@ -86,7 +86,7 @@ class Reporter:
             client, clock, self._events, lambda count: log("info", "events not written", count=count)
         )
         self._status = Written(WriteRate(reporting.period_s))
-        self._known = KnownFields(client, PLACEMENTS, clock.monotonic)
+        self._known = KnownFields(client, PLACEMENTS, node_placement.schema(), clock.monotonic)
         self._topology = Written(WriteRate(reporting.period_s))
         self._doctor = _Doctor(daemon, clock)
         self._owner: Optional[dict[str, Any]] = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cluster.api.schema import Schema, within
 from cluster.kube.io.client import Client
 from cluster.kube.known import Unknown, unknown_in, without
 from cluster.kube.requests import ApiError, Resource
@@ -22,8 +23,12 @@ MOST_REQUESTS = 24
 class KnownFields:
     """The writes of one program to one kind of object."""
 
-    def __init__(self, client: Client, resource: Resource, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, client: Client, resource: Resource, schema: Schema, monotonic: Callable[[], float]
+    ) -> None:
+        """``schema``: the kind's, of this program's version; what is written of an object is cut to its bounds."""
         self._client, self._resource, self._monotonic = client, resource, monotonic
+        self._bounds = {"properties": schema.get("properties", {})}
         self._unknown: frozenset[Unknown] = frozenset()
         self._whole_at_s = 0.0
 
@@ -41,6 +46,7 @@ class KnownFields:
 
         :raises ApiError, Unreachable, NoAccess: as that does; fields left out before stay left out.
         """
+        body = within(body, self._bounds)
         unknown = frozenset() if self.is_old() else self._unknown
         for _ in range(MOST_REQUESTS - 1):
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+from cluster.api.crds import affinity_advice
 from cluster.api.names import AFFINITY_ADVICES, GROUP, OPERATOR_MANAGER, VERSION
 from cluster.api.reader import read
 from cluster.kube.io.access import NoAccess
@@ -50,7 +51,7 @@ class Advices:
     ) -> None:
         """``check`` raises where nothing may be written any more."""
         self._client, self._clock, self._check, self._log = client, clock, check, log
-        self._known = KnownFields(client, ADVICES, clock.monotonic)
+        self._known = KnownFields(client, ADVICES, affinity_advice(), clock.monotonic)
         #: By name: the status that was written last, and what the server had of it then.
         self._told: dict[str, tuple[Any, Any]] = {}
         #: Selector of an owner, "" of one that there is not, and when it was read.

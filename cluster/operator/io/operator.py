@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
+from cluster.api import placement_policy
 from cluster.api.names import (
     GROUP,
     NAMESPACE,
@@ -120,7 +121,7 @@ class Operator:
         self._to_tell = asyncio.Event()
         self._unread = UnreadPlacements(client, clock, self._events, log)
         self._advices = Advices(client, clock, self._leader.check, log)
-        self._known = KnownFields(client, POLICIES, clock.monotonic)
+        self._known = KnownFields(client, POLICIES, placement_policy.schema(), clock.monotonic)
         #: By policy: the status that was written last, and what the server had of it then.
         self._told: dict[str, tuple[Any, Any]] = {}
         self._left_out: tuple[str, ...] = ()

@@ -110,6 +110,21 @@ def test_each_field_is_structural_and_described(place: str, schema: dict[str, An
     assert "expected" not in schema or place.endswith("properties.expected")
 
 
+#: The options that there were take any value, and a section keeps keys for the sentence that refuses them.
+@pytest.mark.parametrize(("place", "schema"), EVERYTHING, ids=[place for place, _ in EVERYTHING])
+def test_each_field_is_bounded(place: str, schema: dict[str, Any]) -> None:
+    if schema.get("type") == "string" and "enum" not in schema and schema.get("format") != "date-time":
+        assert "maxLength" in schema or place in HEAD, "no length"
+        assert "pattern" in schema or place in HEAD, "control characters"
+    if schema.get("type") == "array":
+        assert "maxItems" in schema
+    if schema.get("type") == "object" and not schema.get("properties"):
+        assert "maxProperties" in schema or place in HEAD
+
+
+HEAD = [f"{kind}.{name}" for kind in DEFINITIONS for name in ("apiVersion", "kind", "metadata")]
+
+
 def test_lists_of_a_status_are_atomic_but_conditions() -> None:
     for kind in DEFINITIONS:
         for place, schema in walk(schema_of(kind)["properties"]["status"], kind):

@@ -18,7 +18,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Union
+
+from cluster.kube.document import read_json
 
 START_TIMEOUT_S = 180.0  # against 7 s on two idle CPUs
 END_TIMEOUT_S = 30.0
@@ -218,18 +220,19 @@ class ControlPlane:
         self,
         method: str,
         path: str,
-        body: Optional[Mapping[str, Any]] = None,
+        body: Union[Mapping[str, Any], bytes, None] = None,
         *,
         token: str = ADMIN_TOKEN,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """The server's answer to one request, by default the administrator's.
+        """The server's answer to one request, by default the administrator's. ``body``: JSON, or a text that is sent as
+        it is.
 
         :raises Refused: another code than 2xx.
         """
         try:
             with self._open(method, path, body, {"Content-Type": content_type}, token) as answer:
-                return dict(json.loads(answer.read() or b"{}"))
+                return dict(read_json(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             with error:
                 said = error.read()
@@ -248,11 +251,11 @@ class ControlPlane:
         self,
         method: str,
         path: str,
-        body: Optional[Mapping[str, Any]],
+        body: Union[Mapping[str, Any], bytes, None],
         headers: Mapping[str, str],
         token: str = ADMIN_TOKEN,
     ) -> Any:
-        content = None if body is None else json.dumps(body).encode()
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, content, {"Authorization": f"Bearer {token}", **headers}, method=method
         )

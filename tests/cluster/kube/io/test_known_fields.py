@@ -52,7 +52,7 @@ def time() -> Time:
 @pytest.fixture
 async def known(server: ApiServer, tmp_path: Path, time: Time) -> AsyncIterator[KnownFields]:
     client = Client(Access.kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), user_agent="one")
-    yield KnownFields(client, NODES, time)
+    yield KnownFields(client, NODES, {}, time)
     await client.close()
 
 
