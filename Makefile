@@ -142,6 +142,7 @@ lint: setup ## ruff, mypy --strict, import rules, no task or thread past its sup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/starts
+	$(BIN)/python tools/prints
 
 bench: setup ## Added latency and decision time, side by side; says which kept ratio has become worse
 	@tools/debian-packages $(BROWSER)

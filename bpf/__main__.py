@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Optional, Protocol
 
 from bpf.service.options import BadOptions, Options, read_options
+from cri_api.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from bpf.identity.identities import Identities
@@ -40,14 +41,14 @@ class Source(Protocol):
 def main(arguments: list[str], source: Optional[Source] = None) -> int:
     """Run the observer; returns the exit code."""
     if len(arguments) != len(("--options", "JSON")) or arguments[0] != "--options":
-        print(USAGE, file=sys.stderr)
+        print(printable_lines(USAGE), file=sys.stderr)
         return 2
     try:
         options = read_options(arguments[1])
         _stay_small(options)
         return _run(options, arguments[1], source)
     except BadOptions as error:
-        print(f"cri-resmgr observer: {error}", file=sys.stderr)
+        print(printable(f"cri-resmgr observer: {error}"), file=sys.stderr)
         return 1
 
 

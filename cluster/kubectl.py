@@ -23,6 +23,7 @@ from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
 from cluster.rollouts import node_row as mode_row
 from cluster.rollouts import policy_row, rollout_text
+from cri_api.printable import printable, printable_document, printable_lines
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.machine.domain_names import domain_text
 
@@ -294,7 +295,7 @@ class Kubectl:
         :raises CommandError: what answers is no API server.
         """
         try:
-            return dict(read_json(self._run("get", "--raw", where)))
+            return dict(printable_document(read_json(self._run("get", "--raw", where))))
         except (ValueError, TypeError):
             sentence = f"what answers at {where} is no JSON object: does the kubeconfig name an API server"
             raise CommandError(f"{sentence}? see: kubectl cluster-info") from None
@@ -370,9 +371,10 @@ def rollout(kubectl: Kubectl, options: argparse.Namespace) -> int:
     nodes = _placements(kubectl, options.node, mode_row)
     policies = [policy_row(each) for each in kubectl.get(path(POLICIES)).get("items") or ()]
     if options.output == "json":
-        print(json.dumps({"policies": policies, "nodes": nodes}, indent=2))
+        said = json.dumps({"policies": policies, "nodes": nodes}, indent=2)
     else:
-        print(rollout_text(policies, nodes, table, WIDTH))
+        said = rollout_text(policies, nodes, table, WIDTH)
+    print(printable_lines(said))
     return 0
 
 
@@ -391,7 +393,7 @@ def _readable(found: Iterable[Union[Value, Skipped]]) -> list[Value]:
             sentence = (
                 f"warning: {each.name} is left out, as its NodePlacement cannot be read: {each.sentence}"
             )
-            print(sentence, file=sys.stderr)
+            print(printable(sentence), file=sys.stderr)
         else:
             values.append(each)
     return values
@@ -433,7 +435,7 @@ def _pages(kubectl: Kubectl, keep: Callable[[Document], Any]) -> list[Any]:
 
 
 def _show(options: argparse.Namespace, rows: Sequence[Any], text: Callable[[Iterable[Any]], str]) -> int:
-    print(json.dumps(rows, indent=2) if options.output == "json" else text(rows))
+    print(printable_lines(json.dumps(rows, indent=2) if options.output == "json" else text(rows)))
     return 0
 
 
@@ -477,9 +479,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return int(options.run(kubectl, options))
     except KubectlFailed as failed:
         if str(failed):
-            print(failed, file=sys.stderr)
+            print(printable_lines(failed), file=sys.stderr)
     except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from cri_api.printable import printable
+
 #: Longest request line in bytes; replies have no limit.
 MAX_REQUEST = 1 << 18
 #: Rows of an answer that are written at once: half a millisecond.
@@ -78,7 +80,7 @@ def read_reply(line: bytes) -> Any:
     if not isinstance(document, dict) or not document.keys() & {"error", "result"}:
         raise ControlError("the daemon's answer is none that this version understands")
     if "error" in document:
-        raise ControlError(document["error"])
+        raise ControlError(printable(document["error"]))
     return document["result"]
 
 

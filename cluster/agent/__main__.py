@@ -29,6 +29,7 @@ from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.health_file import is_healthy, touch
+from cri_api.printable import printable
 from cri_api.supervisor import Supervisor, Worker
 
 #: Where a node that joined a cluster has the credentials of its kubelet, which may be used for its own objects.
@@ -260,7 +261,7 @@ async def _figures(client: Client) -> None:
 
 
 def _fail(sentence: str) -> int:
-    print(f"{AGENT}: {sentence}", file=sys.stderr)
+    print(printable(f"{AGENT}: {sentence}"), file=sys.stderr)
     return 1
 
 

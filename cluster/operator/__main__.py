@@ -24,6 +24,7 @@ from cluster.kube.io.clock import Clock
 from cluster.kube.io.health_file import is_healthy, touch
 from cluster.operator.io.leader import LeaseLost
 from cluster.operator.io.operator import QUIET_S, Operator, OperatorSettings
+from cri_api.printable import printable
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         access = Access.kubeconfig(options.kubeconfig) if options.kubeconfig else Access.in_cluster()
     except NoAccess as error:
-        print(f"cluster.operator: {error}", file=sys.stderr)
+        print(printable(f"cluster.operator: {error}"), file=sys.stderr)
         return 2
     return asyncio.run(_until_asked(access, settings))
 
@@ -71,7 +72,7 @@ async def _work(access: Access, settings: OperatorSettings) -> None:
 
 
 def _log(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from cri_api.control import ControlError, read_reply, write_request
+from cri_api.printable import printable
 
 #: Seconds for the connection and for each part of the answer; kubelet's own limit is longer.
 TIMEOUT_S = 8.0
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     problem = ask(options.socket, options.healthy, options.connect)
     if problem:
-        print(problem, file=sys.stderr)
+        print(printable(problem), file=sys.stderr)
     return 1 if problem else 0
 
 

@@ -9,6 +9,7 @@ import click
 
 from cri_proxy.affinity.report import affinity_text, graphml_text, rebalance_text
 from cri_proxy.cli.answers import ask_daemon, json_option, show_document, waiting_updates
+from cri_proxy.cli.output import echo
 from cri_proxy.cli.progress import progress
 
 #: A plan may take 30 s, and the runtime's updates as long again.
@@ -29,7 +30,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
     """
     document = ask_daemon("affinity")
     if graphml:
-        click.echo(graphml_text(document))
+        echo(graphml_text(document))
         return
     show_document(document, as_json, lambda d: affinity_text(d, everything, groups))
 

@@ -9,7 +9,9 @@ from typing import Optional
 
 import click
 
+from cri_proxy.cli.answers import fail
 from cri_proxy.cli.arguments import configured
+from cri_proxy.cli.output import echo
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
 
@@ -35,11 +37,14 @@ def run(
         loaded = settings.load(settings.Files(fallback_config, config_file, force_config, {}))
     except BadConfig as error:
         for sentence in error.errors:
-            click.echo(f"cri-resmgr agent: {sentence}", err=True)
+            echo(f"cri-resmgr agent: {sentence}", err=True)
         sys.exit(1)
     view = view_socket(loaded.config)
     if view is None:
-        sys.exit("cri-resmgr agent: control.view_socket is empty, so there is nothing to report from; set it")
+        fail(
+            "control.view_socket is empty, so there is nothing to report from",
+            "set it, and restart the daemon",
+        )
     sockets = [f"--view-socket={view}"]
     if not report_only:
         sockets.append(f"--control-socket={loaded.config['control.socket']}")

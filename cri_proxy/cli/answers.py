@@ -16,6 +16,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from cri_api.control import ControlError
+from cri_api.printable import printable, printable_document
+from cri_proxy.cli.output import echo
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import ANSWER_S, DaemonAbsent, ask
 
@@ -47,7 +49,7 @@ PATIENCE_S = 1.0
 
 def fail(sentence: str, hint: str) -> NoReturn:
     """End with exit code 1. ``hint``: what to do about it; "" where the sentence says that."""
-    click.echo(f"cri-resmgr: {sentence}" + (f"\n  {hint}" if hint else ""), err=True)
+    echo(f"cri-resmgr: {printable(sentence)}" + (f"\n  {hint}" if hint else ""), err=True)
     sys.exit(1)
 
 
@@ -100,11 +102,11 @@ def show_document(document: Any, as_json: bool, text: Callable[[Any], str]) -> N
     if as_json:
         print_json(document)
     else:
-        click.echo(text(document))
+        echo(text(printable_document(document)))
 
 
 def print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2, sort_keys=False))
+    echo(json.dumps(document, indent=2, sort_keys=False))
 
 
 def containers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -12,6 +12,7 @@ import click
 
 from cri_proxy.cli.answers import json_option, print_json
 from cri_proxy.cli.arguments import ANY_PATH, config_option
+from cri_proxy.cli.output import echo
 from cri_proxy.cli.progress import progress
 from cri_proxy.doctor.checks.daemon import (
     check_config,
@@ -111,5 +112,5 @@ def doctor(
     if as_json:
         print_json(findings_document(findings))
     else:
-        click.echo(findings_text(findings))
+        echo(findings_text(findings))
     sys.exit(1 if worst(findings) == PROBLEM else 0)

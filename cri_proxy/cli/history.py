@@ -13,9 +13,11 @@ from typing import Any, Callable, Optional
 import click
 
 from cri_api.control import ControlError
+from cri_api.printable import printable_document
 from cri_proxy.cli.answers import control_socket, fail, fail_by, pods
 from cri_proxy.cli.arguments import config_option
 from cri_proxy.cli.offline import daemons_config
+from cri_proxy.cli.output import echo
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.engine.state import CAUSES
 from cri_proxy.history.entries import MOST, BadQuery, read_query
@@ -84,14 +86,12 @@ def history(
         return
     for row in rows:
         if as_json:
-            click.echo(json.dumps(row, separators=(",", ":")))
+            echo(json.dumps(row, separators=(",", ":")))
         else:
-            for line in entry_lines(row):
-                click.echo(line)
+            for line in entry_lines(printable_document(row)):
+                echo(line)
     if not rows and not as_json:
-        click.echo(
-            "no decisions or moves" + (f" of {name}" if name else "") + (" since then" if since else "")
-        )
+        echo("no decisions or moves" + (f" of {name}" if name else "") + (" since then" if since else ""))
 
 
 def _write_trace(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -99,7 +99,7 @@ def _write_trace(file: Path, rows: list[dict[str, Any]]) -> None:
         file.write_bytes(write_trace(rows))
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}", "name a file in a folder that is there")
-    click.echo(f"{file}: {len(rows)} entries; open it in ui.perfetto.dev, or with trace_processor")
+    echo(f"{file}: {len(rows)} entries; open it in ui.perfetto.dev, or with trace_processor")
 
 
 def _way_to_ask(config_file: Optional[Path]) -> Ask:
@@ -109,7 +109,7 @@ def _way_to_ask(config_file: Optional[Path]) -> Ask:
         ask(socket, "history", {"most": 1})
     except DaemonAbsent:
         path = Path(daemons_config(config_file)["state.directory"]) / FILE
-        click.echo(f"the daemon is not running: reading {path}", err=True)
+        echo(f"the daemon is not running: reading {path}", err=True)
         return lambda arguments: read_file(path, read_query(arguments))
     return lambda arguments: dict(ask(socket, "history", arguments))
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import click
 
+from cri_proxy.cli.output import echo
 from policies.frozen import frozen
 
 
@@ -99,5 +100,5 @@ def intel_arguments(args: Sequence[str], known: Container[str]) -> list[str]:
             raise click.UsageError(f"Option {told!r} requires an argument.")
         if flag.ours:
             kept.append(f"{flag.ours}={value}")
-        click.echo(f"warning: {told} {'' if flag.ours else 'is ignored: '}{flag.says}", err=True)
+        echo(f"warning: {told} {'' if flag.ours else 'is ignored: '}{flag.says}", err=True)
     return kept

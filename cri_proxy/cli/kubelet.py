@@ -14,8 +14,10 @@ from typing import Any, Callable, Optional
 import click
 
 from cri_api.control import ControlError
+from cri_api.printable import printable
 from cri_proxy.cli.answers import control_socket, fail_by, json_option, print_json
 from cri_proxy.cli.arguments import ANY_PATH, config_option
+from cri_proxy.cli.output import echo
 from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
@@ -156,10 +158,10 @@ def status(as_json: bool) -> None:
     else:
         runs_as = "proxy" if found.points_at_us else front_end(control_socket())
         if runs_as != "proxy":
-            click.echo(status_text(replace(found, hint="")))
-            click.echo(f"it need not: the daemon runs as {runs_as} and serves kubelet no socket")
+            echo(status_text(replace(found, hint="")))
+            echo(f"it need not: the daemon runs as {printable(runs_as)} and serves kubelet no socket")
         else:
-            click.echo(status_text(found))
+            echo(status_text(found))
     sys.exit(0 if found.points_at_us else 1)
 
 
@@ -192,18 +194,16 @@ def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
     _show(edits, remarks_on(found.setup, edits, endpoint, images))
     if dry_run:
         if not edits:
-            click.echo(
-                f"kubelet's files point at us already: {found.setup.endpoint}; nothing is to be changed"
-            )
+            echo(f"kubelet's files point at us already: {found.setup.endpoint}; nothing is to be changed")
         return
     if edits:
         _write(host, found, edits, endpoint)
     else:
         place = found.setup.winner.place if found.setup.winner else found.setup.endpoint
-        click.echo(f"kubelet's files point at us already: {place}")
+        echo(f"kubelet's files point at us already: {place}")
         endpoint = found.setup.endpoint
     if is_off_after_boot(host.systemctl):
-        click.echo(
+        echo(
             "warning: after a boot nothing would serve kubelet, our units are disabled; "
             f"type: systemctl enable {OUR_UNITS[0]}",
             err=True,
@@ -225,18 +225,18 @@ def _adopt(is_wanted: bool, is_ours: bool) -> None:
     left = {stance: counts[stance] for stance in LEFT_ALONE if counts.get(stance)}
     if left:
         listed = ", ".join(f"{count} {stance}" for stance, count in left.items())
-        click.echo(f"{sum(left.values())} containers that run already stay where they are: {listed}")
+        echo(f"{sum(left.values())} containers that run already stay where they are: {listed}")
     if is_wanted and is_ours:  # also what the daemon has not seen yet
         _invoke("adopt", container=None, everything=True, as_json=False)
     elif left:
-        click.echo(f"to place them {'now' if is_ours else 'then'}: {ADOPT}")
+        echo(f"to place them {'now' if is_ours else 'then'}: {ADOPT}")
 
 
 def _show(edits: Sequence[Edit], remarks: Sequence[str]) -> None:
     if edits:
-        click.echo(diff_of(edits))
+        echo(diff_of(edits))
     for remark in remarks:
-        click.echo(remark, err=True)
+        echo(remark, err=True)
 
 
 def _write(host: HostPaths, found: KubeletHost, edits: Sequence[Edit], endpoint: str) -> None:
@@ -253,20 +253,20 @@ def _bring_back(host: HostPaths, found: KubeletHost, endpoint: str, restart: boo
     """Restart the kubelet that was found, or say how; whether none is left that does not use ``endpoint``."""
     if not restart:
         if found.kubelet is None:
-            click.echo("kubelet does not run; this counts when it is started, after: systemctl daemon-reload")
+            echo("kubelet does not run; this counts when it is started, after: systemctl daemon-reload")
             return True
-        click.echo(f"now type: {restart_line(found.setup)}")
+        echo(f"now type: {restart_line(found.setup)}")
         return False
     # One that cannot start with what it was given is none that was stopped: it is to come back.
     is_stopped = found.kubelet is None and not is_failing(host.systemctl, found.setup.unit)
     with progress(f"restarting {found.setup.unit or 'kubelet'}"):
         restart_kubelet(host.systemctl, found.setup.unit, only_if_active=is_stopped)
     if is_stopped:
-        click.echo("kubelet did not run; it is not started", err=True)
+        echo("kubelet did not run; it is not started", err=True)
     else:
         with progress(f"waiting for kubelet to connect to {endpoint}, at most {host.wait_s:.0f} s"):
             fresh = wait_for_kubelet(found.kubelet, endpoint, host.proc, host.wait_s)
-        click.echo(f"kubelet is back (process {fresh.pid}) and connected to {endpoint}")
+        echo(f"kubelet is back (process {fresh.pid}) and connected to {endpoint}")
     return True
 
 
@@ -291,7 +291,7 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
         if dry_run:
             if not edits:
                 left = restart_line(found.setup) if is_ours else "nothing"
-                click.echo(f"kubelet's files do not point at us; to be done: {left}")
+                echo(f"kubelet's files do not point at us; to be done: {left}")
             return
         if is_ours:
             if not force:
@@ -303,7 +303,7 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
                 sentence = f"kubelet's files are as they were, but it has not come back with them: {error}"
                 raise CannotRestart(sentence, f"{error.hint}; then: {DISABLE}") from None
         else:
-            click.echo("kubelet does not point at us")
+            echo("kubelet does not point at us")
         if is_away:
             host.files.forget()
     if no_release or dry_run:
@@ -311,7 +311,7 @@ def disable(restart: bool, dry_run: bool, force: bool, no_release: bool) -> None
     if is_away:
         _release(host)
     else:
-        click.echo(f"and then: {RELEASE}")
+        echo(f"and then: {RELEASE}")
 
 
 def _look_unless_it_never_was_ours(host: HostPaths, to_switch: bool) -> Optional[KubeletHost]:
@@ -335,7 +335,7 @@ def _look_unless_it_never_was_ours(host: HostPaths, to_switch: bool) -> Optional
             raise
         if kubelet is not None and any(is_connected(kubelet.pid, path) is not False for path in sockets):
             raise
-        click.echo(f"{error}; kubelet does not point at us", err=True)
+        echo(f"{error}; kubelet does not point at us", err=True)
         return None
 
 
@@ -350,7 +350,7 @@ def _way_back(host: HostPaths, found: KubeletHost) -> tuple[str, tuple[Edit, ...
         way = plan_disable(found.record, found.files, host.files.backups(found.record))
         edits = way.edits
         for remark in way.remarks if found.record.undone_at is None else ():
-            click.echo(remark, err=True)
+            echo(remark, err=True)
     after = survey(after_edits(found.files, edits), found.kubelet.argv if found.kubelet else ())
     obstacle = left_over(after, sockets, found.status(sockets).points_at_us)
     if obstacle is not None:

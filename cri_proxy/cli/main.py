@@ -28,6 +28,7 @@ from cri_proxy.cli.answers import (
 )
 from cri_proxy.cli.arguments import ANY_PATH, RunByDefault, config_option, configured, with_first_mode
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
+from cri_proxy.cli.output import echo
 from cri_proxy.cli.placement_text import (
     explain_text,
     freeze_text,
@@ -115,7 +116,7 @@ def run(
         for path in (config["relay.socket"], config["control.socket"]):
             if is_served(Path(path)):
                 fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
-        click.echo(f"state {set_state_aside(config, 'cri-resmgr --reset-policy')}")
+        echo(f"state {set_state_aside(config, 'cri-resmgr --reset-policy')}")
         return
     if standalone and {"relay.socket", "relay.image_endpoint"} & overrides.keys():
         raise click.UsageError("--standalone serves no socket: leave --relay-socket and --image-socket out")
@@ -168,7 +169,7 @@ def explain(container: str, as_json: bool) -> None:
 @cli.command()
 def metrics() -> None:
     """Print the metrics as Prometheus text."""
-    click.echo(ask_daemon("metrics"), nl=False)
+    echo(ask_daemon("metrics"), nl=False)
 
 
 @cli.command()
@@ -323,7 +324,7 @@ def topology(sysfs: Optional[Path], ascii_only: bool, as_json: bool) -> None:
             drawn.encode(sys.stdout.encoding or "ascii")
         except UnicodeEncodeError:
             drawn = draw_topology(tree, ascii=True)
-        click.echo(drawn)
+        echo(drawn)
 
 
 def _daemons_machine() -> TopologyData:
@@ -355,7 +356,7 @@ def _read_machine_aloud(source: Path) -> TopologyData:
     """The machine; what of it could not be read is told."""
     data, warnings = _read_machine(source)
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     return data
 
 
@@ -382,13 +383,13 @@ def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -
             data, config, steps, lambda name: _load_config(scenario.parent / name), warnings
         ):
             for note in line["notes"]:
-                click.echo(f"step {line['step']}: {note}", err=True)
-            click.echo(write_line(line))
+                echo(f"step {line['step']}: {note}", err=True)
+            echo(write_line(line))
     except (BadScenario, BadConfig) as error:
-        click.echo(f"cri-resmgr: {error}", err=True)
+        echo(f"cri-resmgr: {error}", err=True)
         sys.exit(2)
     except (OSError, ValueError) as error:
-        click.echo(f"cri-resmgr: {scenario}: {error}", err=True)
+        echo(f"cri-resmgr: {scenario}: {error}", err=True)
         sys.exit(2)
 
 
@@ -420,17 +421,17 @@ def check(file: Path, diff: bool) -> None:
         loaded = read_config([source], topology_cpus=online, strict=True)
     except BadConfig as error:
         for warning in error.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            echo(f"warning: {warning}", err=True)
         for sentence in error.errors:
-            click.echo(sentence, err=True)
+            echo(sentence, err=True)
         sys.exit(1)
     for warning in loaded.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{file}: good")
+        echo(f"warning: {warning}", err=True)
+    echo(f"{file}: good")
     if diff:
         from cri_proxy.simulator.preview import diff_text
 
-        click.echo(diff_text(ask_daemon("config-diff", {"name": str(file.resolve()), "text": source.text})))
+        echo(diff_text(ask_daemon("config-diff", {"name": str(file.resolve()), "text": source.text})))
 
 
 @config.command()

@@ -13,6 +13,7 @@ import click
 
 from cri_proxy.affinity.settings import graph_settings
 from cri_proxy.cli.arguments import configured
+from cri_proxy.cli.output import echo
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
 from cri_proxy.config.io.cluster_policy_file import FILE as POLICY_FILE
@@ -67,7 +68,7 @@ def options(
     **flags: Optional[str],
 ) -> None:
     """Print what the observer is started with, as JSON."""
-    click.echo(json.dumps(_document(_files(config_file, fallback_config, force_config, flags))))
+    echo(json.dumps(_document(_files(config_file, fallback_config, force_config, flags))))
 
 
 def _files(
@@ -101,7 +102,7 @@ def _document(files: settings.Files) -> dict[str, Any]:
         loaded = settings.load(files)
     except BadConfig as error:
         for sentence in error.errors:
-            click.echo(f"cri-resmgr observer: {sentence}", err=True)
+            echo(f"cri-resmgr observer: {sentence}", err=True)
         sys.exit(1)
     return observer_options(loaded.config)
 

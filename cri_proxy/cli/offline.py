@@ -11,6 +11,7 @@ from typing import Any, Optional
 import click
 
 from cri_proxy.cli.answers import fail, fail_by
+from cri_proxy.cli.output import echo
 from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
 from cri_proxy.config.io import files as settings
@@ -49,7 +50,7 @@ def release_offline(container: Optional[str], config_file: Optional[Path]) -> An
     from cri_proxy.node.machine import NoMachine
     from cri_proxy.services import logs
 
-    click.echo("the daemon is not running: asking the runtime directly", err=True)
+    echo("the daemon is not running: asking the runtime directly", err=True)
     config = daemons_config(config_file)
     try:
         with _owning(config, "cri-resmgr release"), progress("giving containers back at the runtime"):
@@ -68,7 +69,7 @@ def _owning(config: Config, command: str) -> Iterator[None]:
     if owner:
         fail(owner, "stop that one first, or let it do this")
     if ownership.problem:
-        click.echo(f"warning: {ownership.problem}", err=True)
+        echo(f"warning: {ownership.problem}", err=True)
     try:
         yield
     finally:

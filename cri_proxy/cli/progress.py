@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Callable, Optional, TextIO
 
+from cri_api.printable import printable
+
 #: What is over by then leaves no trace; how often the line is written again, seconds.
 SILENT_S, AGAIN_S = 0.4, 0.5
 #: To the beginning of the line, and all behind it goes (ECMA-48, EL).
@@ -70,7 +72,7 @@ class _Line:
         with self._writing:
             if not self._over.is_set():
                 self._is_shown = True
-                self._write(_CLEAR + text[: _columns() - 1])
+                self._write(_CLEAR + printable(text)[: _columns() - 1])
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone

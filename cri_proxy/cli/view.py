@@ -14,6 +14,7 @@ import click
 
 from cri_proxy.cli.answers import control_socket, fail
 from cri_proxy.cli.arguments import ANY_PATH
+from cri_proxy.cli.output import echo
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
@@ -117,7 +118,7 @@ def web(
 
 def _print_url(url_file: Path) -> None:
     try:
-        click.echo(url_file.read_text().strip())
+        echo(url_file.read_text().strip())
     except FileNotFoundError:
         fail(f"no page is served: there is no {url_file}", "start it with: systemctl start cri-resmgr-web")
     except PermissionError:

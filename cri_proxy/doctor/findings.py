@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from cri_api.printable import printable
 from policies.frozen import frozen
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
@@ -78,13 +79,13 @@ def findings_document(findings: Sequence[Finding]) -> dict[str, Any]:
 
 def findings_text(findings: Sequence[Finding]) -> str:
     """For the terminal: the line that matters first, then all by topic, in the order they were found."""
-    lines = [f"cri-resmgr doctor: {summary(findings)}"]
+    lines = [f"cri-resmgr doctor: {printable(summary(findings))}"]
     for topic in dict.fromkeys(finding.topic for finding in findings):
         lines += ["", topic]
         for finding in findings:
             if finding.topic == topic:
                 shown = finding.verdict if finding.verdict in (OK, NOTE) else finding.verdict.upper()
-                lines.append(f"  {shown:<8} {finding.sentence}")
+                lines.append(f"  {shown:<8} {printable(finding.sentence)}")
                 arrows = ["-> ", *["   "] * finding.hint.count("\n")]
                 lines += [f"           {a}{line}" for a, line in zip(arrows, finding.hint.splitlines())]
     return "\n".join(lines)

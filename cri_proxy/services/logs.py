@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional, TextIO, cast
 
 import structlog
 
+from cri_api.printable import printable, printable_lines
 from cri_api.supervisor import SupervisedThread, Supervisor
 
 #: How long lines of one kind are counted before that is told, seconds.
@@ -106,6 +107,14 @@ class PlainLines:
         return " ".join(words).rstrip(" ")
 
 
+def _printable(logger: Any, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names and sentences of other programs without what a terminal would take as a command. JSON escapes it itself."""
+    for key, value in line.items():
+        if isinstance(value, str) and not value.isprintable():
+            line[key] = printable_lines(value) if key in _OTHERS else printable(value)
+    return line
+
+
 def set_up(level: str, form: str, repeats: Optional[Repeats] = None) -> Any:
     """A logger that writes lines of ``level`` and above; calling it again changes those there are.
 
@@ -127,7 +136,7 @@ def set_up(level: str, form: str, repeats: Optional[Repeats] = None) -> Any:
             _described,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            *([structlog.processors.format_exc_info] if form == "json" else []),
+            *([structlog.processors.format_exc_info] if form == "json" else [_printable]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Optional
 
+from cri_api.printable import printable
 from cri_proxy.text.terminal import stance_text
 from policies.machine.cpus import parse_cpus
 from policies.machine.domain_names import domain_text
@@ -262,8 +263,7 @@ def read_snapshot(
 
 def clean(text: Any) -> str:
     """One line without what a terminal would take as a command."""
-    words = " ".join(str(text).split())
-    return words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
+    return printable(" ".join(str(text).split()))
 
 
 def _read_container(row: Mapping[str, Any], rates: Mapping[str, float]) -> ContainerView:

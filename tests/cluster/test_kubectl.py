@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cluster.kubectl import PAGE, PLACEMENTS, POLICIES, WIDTH
+from cri_api.printable import printable
 from tests.cluster.api_server import ApiServer, Fault, certificates
 from tests.peers.programs import Unavailable, find
 
@@ -358,6 +359,47 @@ async def test_without_a_kubectl_the_plugin_says_so(plugin, tmp_path) -> None:
     assert ended == Ended(
         1, "", "error: there is no kubectl in $PATH, by which this command asks the API server\n"
     )
+
+
+#: What a node's token may write into its status, and a terminal would take as commands.
+FOREIGN = "\x1b[31m\x1b]0;x\x07\x9b2J\r\n5 of 5 nodes are well\u202e"
+
+
+def hostile(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: hostile(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [hostile(each) for each in value]
+    return value + FOREIGN if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("top",),
+        ("placements",),
+        ("explain", f"web-0{FOREIGN}", "-n", f"shop{FOREIGN}"),
+        ("doctor",),
+        ("rollout",),
+    ],
+)
+async def test_a_nodes_words_are_shown_and_no_terminal_obeys_them(words, server, plugin) -> None:
+    group = {"members": [{"namespace": "shop", "pod": "web-0", "container": "main"}], "whyNot": "no room"}
+    problem = {"severity": "error", "check": "disk", "message": "it is full", "hint": "df"}
+    of_node = node_placement(
+        "a", placements=[container("web-0")], affinityGroups=[group], doctor={"problems": [problem]}
+    )
+    zones = of_node["status"].pop("zones")  # what is no list of CPUs is a sentence of its own
+    server.put(
+        PLACEMENTS, {"metadata": {"name": "a"}, "status": {**hostile(of_node["status"]), "zones": zones}}
+    )
+    told = [printable(word) for word in words]
+    ended = await plugin(*told)
+    assert "Traceback" not in ended.err
+    assert "\\x1b[31m" in ended.out
+    assert all(line.isprintable() for line in (ended.out + ended.err).split("\n")), ended
+    assert not any(line.startswith("5 of 5") for line in ended.out.split("\n"))
+    json.loads((await plugin(*told, "-o", "json")).out)
 
 
 @pytest.mark.parametrize("words", [("top",), ("explain", "web-0"), ("doctor",)], ids="-".join)

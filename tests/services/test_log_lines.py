@@ -202,3 +202,11 @@ def test_an_error_has_its_traceback() -> None:
     except ValueError as error:
         line = {"event": "failed open", "level": "error", "timestamp": "now", "exc_info": error}
     assert "ValueError: what it was" in logs.PlainLines(theirs)(None, "error", line)
+
+
+def test_names_of_others_are_no_commands_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logs.set_up("info", "console")
+    log.info("placed \x1b[2J", pod="web\x1b]0;x\x07", why="one\ntwo\u202e")
+    said = capsys.readouterr().err
+    assert said.rstrip("\n").isprintable(), said
+    assert r"pod=web\x1b]0;x\x07" in said

@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
+from cri_api.printable import printable
 from cri_proxy import effects
 from cri_proxy.bounded_files import SMALL_FILE_S, read_bytes, within
 from cri_proxy.config.cluster_policy import ClusterPolicy
@@ -61,7 +62,7 @@ def told_constants() -> Constants:
     try:
         return read_constants(os.environ.get(VARIABLE, ""))
     except BadConstants as error:
-        raise SystemExit(f"cri-resmgr: {error}") from None
+        raise SystemExit(printable(f"cri-resmgr: {error}")) from None
 
 
 @frozen

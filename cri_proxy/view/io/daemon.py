@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_api.control import ControlError, read_reply, write_request
+from cri_api.printable import printable_document
 from cri_api.waiting import wait_within
 from cri_proxy.view.snapshot import NodeSnapshot, Times, loads, read_snapshot, read_times
 
@@ -73,7 +74,7 @@ class ViewSocket:
             raise self._is_away("absent") from None
         if not line.endswith(b"\n"):
             raise self._is_away("closed")
-        return read_reply(line)
+        return printable_document(read_reply(line))
 
     def _is_away(self, cause: str) -> Away:
         return Away(self._away[cause].format(path=self._path, seconds=ANSWER_S))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
+from cri_api.printable import printable
 from cri_proxy.unix_sockets import SocketTaken
 from cri_proxy.view.io.daemon import ViewSocket
 from cri_proxy.view.web.io.server import AWAY, Feed, PageServer
@@ -24,7 +25,7 @@ def main() -> int:
         token = _kept_token(options.url_file) or secrets.token_urlsafe(32)
         return asyncio.run(_serve(options, token))
     except (SocketTaken, OSError) as error:
-        print(f"cri-resmgr web: {error}", file=sys.stderr)
+        print(printable(f"cri-resmgr web: {error}"), file=sys.stderr)
         return 1
 
 
@@ -69,12 +70,13 @@ async def _serve(options: argparse.Namespace, token: str) -> int:
     await server.start()
     url = f"{server.address}#token={token}"
     if options.url_file is None:
-        print(url, flush=True)
+        print(printable(url), flush=True)
     else:  # a log is read by more people than the file
         beside = options.url_file.with_name(f"{options.url_file.name}.new")
         beside.write_text(url + "\n")
         beside.replace(options.url_file)
-        print(f"serving {server.address}; the address with its token is in {options.url_file}", flush=True)
+        said = f"serving {server.address}; the address with its token is in {options.url_file}"
+        print(printable(said), flush=True)
     looking = asyncio.ensure_future(feed.run())
     waiting = asyncio.ensure_future(ended.wait())
     await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
