@@ -32,6 +32,7 @@ from policies.frozen import dataclass
 from policies.machine.topology import Domain, Topology
 from policies.model import BudgetSpent
 from policies.node import NANO_PER_MILLI, Capacity, Node
+from policies.reasons import with_figures
 from policies.wanted import missed_hints
 
 #: Limits whose own levels are kept.
@@ -264,12 +265,11 @@ class Ladder:
             ids = [s.ids for s in equals]
             best = equals[min(zip(on_each, ids, range(len(equals))))[2]]
             counts = dict(zip(ids, on_each))
-        decided = _decided_by(best_key, best, [key for s, key in zip(sites, keys) if s is not best], counts)
+        decided = _decided_by(capacity, best, list(zip(keys, sites)), counts, of)
         cpus = capacity.allowed(best.leaves)
-        room = "" if len(sites) == of else f", {len(sites)} with room"
         why = (
             f"{note}{_wanted(want.milli_wanted)}: {_plain(best.level)} ({_count(len(cpus))}), "
-            f"{best.name} (of {of} that hold it{room}), {decided}"
+            f"{best.name}, {decided}"
         )
         return RungChoice(best, cpus, not note, why, is_full=False)
 
@@ -311,31 +311,81 @@ class Ladder:
 
 
 def _decided_by(
-    key: Key,
+    capacity: Capacity,
     best: RungDomain,
-    others: list[Key],
+    keyed: list[tuple[Key, RungDomain]],
     counts: dict[tuple[int, ...], int],
+    of: int,
 ) -> str:
-    """Which criterion told the winner from its nearest rival."""
+    """What told the winner from its nearest rival, and by how much; ``of``: how many hold the container at all."""
+    key = next(key for key, site in keyed if site is best)
+    others = [(key, site.ids, site) for key, site in keyed if site is not best]
     if not others:
-        return "the only one"
-    rival = min(others)
-    for name, ours, theirs in zip(CRITERIA[1:7], key, rival):
+        return "the only one that holds it" if of == 1 else f"the only one with room ({of} hold it)"
+    those = f"{of} that hold it" if len(keyed) == of else f"{len(keyed)} with room ({of} hold it)"
+    rival_key, _, rival = min(others, key=lambda other: other[:2])
+    for place, (name, ours, theirs) in enumerate(zip(CRITERIA[1:7], key, rival_key)):
         if ours != theirs:
+            alike = sum([other[:place] == key[:place] for other, _ in keyed])
+            those = those if alike == len(keyed) else f"{alike} otherwise alike, of {those}"
+            figures = f"{name} {_number(ours)}, next {_number(theirs)}"
             if name == "allocated share":
                 milli, next_milli = int(ours) // NANO_PER_MILLI, int(theirs) // NANO_PER_MILLI
-                return f"by allocated share ({milli}m a CPU, next {next_milli}m)"
+                figures = f"{name} {milli}m a CPU, next {next_milli}m"
+                return with_figures(
+                    f"the emptiest of {those}: {_emptier(capacity, best.leaves, rival.leaves)}", figures
+                )
             if name == "use":
-                return "the others there leave it what it uses"
-            return (
-                "near its pod or its former place"
-                if name == "pod"
-                else f"by {name} ({_number(ours)}, next {_number(theirs)})"
-            )
+                return f"of {those} one where others leave it what it uses"
+            if name == "pod":
+                return f"of {those} the nearest to its pod or its former place"
+            if name == "affinity":
+                return with_figures(f"of {those} the nearest to its peers{_nearer(ours, theirs)}", figures)
+            if name == "hints":
+                return f"of {those} the nearest to what it uses: {ours} on other NUMA nodes, {theirs} in the next"
+            return f"of {those} the one whose NUMA nodes are nearest to each other: distance {ours}, {theirs} in the next"
     rivals = [count for ids, count in counts.items() if ids != best.ids]
     if rivals and counts[best.ids] < min(rivals):
-        return f"by number of containers ({counts[best.ids]}, next {min(rivals)})"
-    return "by lowest id"
+        return f"of {those} the one with the fewest containers: {counts[best.ids]}, {min(rivals)} in the next"
+    alike = sum([other == key for other, _ in keyed])
+    return (
+        f"the first of {those}, all alike"
+        if alike == len(keyed)
+        else f"the first of {alike} alike, of {those}"
+    )
+
+
+def _emptier(capacity: Capacity, leaves: tuple[int, ...], others: tuple[int, ...]) -> str:
+    """How many CPUs are requested in a place, and in the next. Where that does not tell them apart, what is used or runs
+    without a request has."""
+    caps = capacity.cap(leaves), capacity.cap(others)
+    one, other = [
+        cap - capacity.room_nano(place) / (1000 * NANO_PER_MILLI)
+        for cap, place in zip(caps, (leaves, others))
+    ]
+    if one * caps[1] >= other * caps[0]:
+        return f"{round(one, 1):g} of {_count(caps[0])} requested there, and more runs in the next"
+    ours, theirs = _told_apart(one, other)
+    of_other = "" if caps[0] == caps[1] else f" of {caps[1]}"
+    return f"{ours} of {_count(caps[0])} requested there, {theirs}{of_other} in the next"
+
+
+def _told_apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart, at most three after the point."""
+    for digits in (1, 2, 3):
+        texts = f"{round(one, digits):g}", f"{round(other, digits):g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def _nearer(ours: float, theirs: float) -> str:
+    """How much less far its traffic goes than from the next place; "" where something is to be far."""
+    return (
+        f": {(theirs - ours) / theirs:.0%} less distance to them than in the next"
+        if 0 <= ours < theirs
+        else ""
+    )
 
 
 def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: Climb) -> tuple[Domain, ...]:

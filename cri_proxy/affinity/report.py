@@ -29,7 +29,7 @@ NOT_KNOWN = "not known"
 SELDOM = (NOT_KNOWN, "same cluster")
 
 _NUMBERS = ("weight", "bytes_per_s", "messages_per_s")
-_EDGE_TITLES = ("CONTAINER", "TALKS TO", "TRAFFIC", "MESSAGES/S", "WEIGHT", "SEEN ON", "WHERE")
+_EDGE_TITLES = ("CONTAINER", "TALKS TO", "TRAFFIC", "MESSAGES/S", "SEEN ON", "WHERE")
 _MOVE_TITLES = ("CONTAINER", "FROM", "TO", "GAIN", "WHY")
 
 
@@ -180,13 +180,12 @@ def _edge_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             row["talks_to"],
             bytes_text(row["bytes_per_s"]),
             f"{row['messages_per_s']:,.0f}",
-            f"{row['weight']:,.0f}",
             "+".join(row["kinds"]) + (" (pod)" if row["pod_level"] else "") or "-",
             row["where"],
         )
         for row in rows
     ]
-    return table(_EDGE_TITLES, lines, right=(2, 3, 4))
+    return table(_EDGE_TITLES, lines, right=(2, 3))
 
 
 def _group_lines(groups: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -194,9 +193,7 @@ def _group_lines(groups: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["no group of containers is known: no edge matters to both of its ends"]
     lines = []
     for number, group in enumerate(groups, 1):
-        lines.append(
-            f"group {number}: {_count(len(group['members']), 'container')}, weight {group['weight']:,.0f}"
-        )
+        lines.append(f"group {number}: {_count(len(group['members']), 'container')}")
         lines += [f"  {name}" for name in group["members"]]
     return lines
 

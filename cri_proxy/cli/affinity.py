@@ -25,8 +25,7 @@ def affinity(groups: bool, everything: bool, graphml: bool, as_json: bool) -> No
     """Which containers talk to each other, how much, and how near they are.
 
     First what sees the traffic (and why not something better), and how much of it stays inside one L3, one NUMA
-    node, one socket. Then the heaviest edges. WEIGHT is in cache lines a second: bytes / 64, and
-    30 for each message.
+    node, one socket. Then the heaviest edges: what bytes and messages weigh together, `explain --verbose` has.
     """
     document = ask_daemon("affinity")
     if graphml:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -157,13 +158,15 @@ def placements(as_json: bool) -> None:
 
 @cli.command()
 @click.argument("container", metavar="CONTAINER|POD", shell_complete=pods)
+@click.option("--verbose", is_flag=True, help="With the figures by which the place was found.")
 @json_option
-def explain(container: str, as_json: bool) -> None:
+def explain(container: str, verbose: bool, as_json: bool) -> None:
     """Why a container is where it is, or those of a pod.
 
     By its id or the beginning of it, by namespace/pod/container or the end of that, or by namespace/pod.
     """
-    show_document(ask_daemon("explain", {"container": container}), as_json, explain_text)
+    found = ask_daemon("explain", {"container": container})
+    show_document(found, as_json, partial(explain_text, verbose=verbose))
 
 
 @cli.command()

@@ -39,8 +39,9 @@ def placements_text(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(table([title for title, _ in _COLUMNS], lines)) if lines else "no containers"
 
 
-def explain_text(document: dict[str, Any]) -> str:
-    """The explanation for the terminal."""
+def explain_text(document: dict[str, Any], verbose: bool = False) -> str:
+    """The explanation for the terminal; ``verbose``: with the figures of the search, which a daemon before this version
+    does not tell."""
     lines: list[str] = []
     for row in document["containers"]:
         lines.append(
@@ -55,6 +56,7 @@ def explain_text(document: dict[str, Any]) -> str:
             f"  runs on {row['cpus'] or 'all CPUs'} ({row['level']}), memory nodes {row['mems'] or 'not set'}"
         )
         lines.append(f"  why: {row['why']}")
+        lines += [f"    {figures}" for figures in row.get("figures", ()) if verbose]
         if row.get("runs_in"):
             lines.append(f"  not bound: {_not_bound(row['runs_in'])}")
         if row.get("not_alone"):
@@ -70,7 +72,9 @@ def explain_text(document: dict[str, Any]) -> str:
             parts = ", ".join(f"{_gib(size)} on NUMA node {n}" for n, size in row["memory_charge"])
             lines.append(f"  memory allocated: {parts}")
         lines += [_memory_text(memory) for memory in row["memory"]]
-        lines += [f"  {peer_text(peer)}" for peer in row.get("peers", ())]
+        for peer in row.get("peers", ()):
+            weight = f"; weight {peer['weight']:,.0f} cache lines a second" if verbose else ""
+            lines.append(f"  {peer_text(peer)}{weight}")
         lines += [f"  {move_text(move)}" for move in row.get("moves", ())]
         if row.get("demand"):
             lines += [f"  {line}" for line in demand_text(row["demand"])]
@@ -78,7 +82,9 @@ def explain_text(document: dict[str, Any]) -> str:
             lines.append(f"  {would_move_text(row['would_move'])}")
     if document["history"]:
         lines.append("decisions:")
-    lines += [f"  {_decision_text(row)}" for row in document["history"]]
+    for row in document["history"]:
+        lines.append(f"  {_decision_text(row)}")
+        lines += [f"    {figures}" for figures in row.get("figures", ()) if verbose]
     return "\n".join(lines)
 
 

@@ -31,6 +31,7 @@ from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
 from policies.memory import allocatable_bytes, room_bytes
 from policies.node import Node
+from policies.reasons import figures_of, plain
 from policies.wanted import demand_of
 
 
@@ -107,7 +108,7 @@ def placement_row(topology: Topology, grant: ContainerRecord) -> dict[str, Any]:
         "cpu_size_milli": container.milli_size,
         "pod_cpu_request_milli": None if container.pod_share is None else container.pod_share.milli_pod,
         "pod_cpu_sharers": 0 if container.pod_share is None else container.pod_share.count,
-        "why": grant.why,
+        "why": plain(grant.why),
         "runs_in": grant.runs_in,
     }
 
@@ -116,8 +117,14 @@ def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     """All containers, by namespace, pod and name."""
     grants = sorted(engine.grants.values(), key=lambda g: (g.container.path, g.container.attempt, g.key))
     return [
-        {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)} for grant in grants
+        {**placement_row(engine.host.topology, grant), "why": plain(present_why(engine, grant))}
+        for grant in grants
     ]
+
+
+def _reason(why: str) -> dict[str, Any]:
+    """A reason, and the figures of the search that found it."""
+    return {"why": plain(why), "figures": list(figures_of(why))}
 
 
 def present_why(engine: Engine, grant: ContainerRecord) -> str:
@@ -222,7 +229,8 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
 
 
 def _explained(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
-    row = {**placement_row(engine.host.topology, grant), "why": present_why(engine, grant)}
+    why = present_why(engine, grant)
+    row = {**placement_row(engine.host.topology, grant), **_reason(why)}
     node = engine.node
     asked, constraint = grant.constraint.asked.cpus, grant.constraint
     row["fence_cpus"] = None if asked is None else format_cpus(asked)
@@ -360,7 +368,7 @@ def _moved_row(
         "count": count,
         "cpus": format_cpus(cpus),
         "level": level,
-        "why": f"{why} -> {record.outcome}" if record.outcome else why,
+        "why": plain(f"{why} -> {record.outcome}" if record.outcome else why),
     }
 
 
@@ -394,7 +402,7 @@ def change_row(cause: DecisionRecord, change: PlacementChange, key: str, path: s
         "level": change.level,
         "cpus": format_cpus(change.cpus),
         "mems": format_cpus(change.mems),
-        "why": change.why,
+        **_reason(change.why),
         "outcome": "",
         "for": "" if cause.id == key else cause.path,
         "cause": cause.operation,
@@ -414,7 +422,7 @@ def history_row(record: DecisionRecord) -> dict[str, Any]:
         "level": record.placement.level,
         "cpus": format_cpus(record.placement.cpus),
         "mems": format_cpus(record.placement.mems),
-        "why": record.why,
+        **_reason(record.why),
         "outcome": record.outcome,
         "for": "",
         "cause": "",
@@ -593,7 +601,7 @@ def container_row(engine: Engine, grant: ContainerRecord, zones: Iterable[Zone])
         "mems": row["mems"],
         "level": row["level"],
         "state": STATES[grant.stance],
-        "why": " ".join(present_why(engine, grant).split()),
+        "why": plain(" ".join(present_why(engine, grant).split())),
         "exclusive": bool(row["exclusive"]),
         "zone": zone_around(zones, grant.cpus),
         "demand": "" if settings is None else demand_of(grant.container, settings),

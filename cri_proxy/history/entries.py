@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 from cri_proxy.engine.model import DecisionRecord
 from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
+from policies.reasons import plain
 
 #: As many entries are told at once at most, and unless another number is asked for.
 MOST, USUAL = 1000, 100
@@ -167,8 +168,9 @@ def entry_row(place: int, entry: Entry) -> dict[str, Any]:
         "container": own["container"],
         "id": own["id"],
         **{name: value for name, value in document.items() if name not in ("changes", "move")},
+        "why": plain(document["why"]),
         "changes": [
-            {**change, "containers": [names[at] for at in change["containers"]]}
+            {**change, "why": plain(change["why"]), "containers": [names[at] for at in change["containers"]]}
             for change in document.get("changes", ())
         ],
         "move": move,

@@ -18,6 +18,7 @@ from policies.affinity.graph.traffic import Traffic
 from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
 from policies.model import Affinity, Pod
+from policies.reasons import plain
 
 
 @frozen
@@ -109,7 +110,7 @@ def diff_document(records: Records, running: Config, wanted: Config, host: Host)
                 "to": shift.cpus,
                 "mems_from": shift.mems_before,
                 "mems_to": shift.mems,
-                "why": shift.why,
+                "why": plain(shift.why),
             }
             for shift in what_would_move(records, running, live, host)
         ],

@@ -28,6 +28,7 @@ from cri_proxy.simulator.scenario import BadScenario, ScenarioStep, read_scenari
 from cri_proxy.text.terminal import stance_text
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import BadTopology, Topology, TopologyData
+from policies.reasons import plain
 
 __all__ = ["BadScenario", "read_scenario", "run_simulation", "simulate", "write_line"]
 
@@ -123,7 +124,7 @@ class Simulation:
             "cpu_shares": 0 if own is None else own.linux.cpu_shares,
             "level": shown.level,
             "sent": answer.sent,
-            "why": answer.why,
+            "why": plain(answer.why),
             "moved": moved,
             "error": answer.error,
             "notes": self._notes(),

@@ -177,6 +177,23 @@ def test_an_explanation_holds_place_room_and_decisions(engine) -> None:
     assert "\ndecisions:\n" in text
 
 
+def test_figures_of_the_search_are_told_only_where_they_are_asked_for_also_of_older_records() -> None:
+    engine = engine_on(host_of(HYGON_7285_2S))
+    for number in range(17):
+        run(engine, make_container(f"c{number}", limit=2, request=0.5 + number / 100), f"id{number:02}")
+    old = "by charged share (281m a CPU, next 312m)"
+    engine.put(replace(engine.grants["id00"], why=f"2 CPUs wanted: one CCX (8 CPUs), L3 0, {old}"))
+    for key, figures in (("id16", "allocated share 62m a CPU, next 63m"), ("id00", "281m a CPU, next 312m")):
+        document = report.explain(engine, key)
+        assert document is not None
+        short, verbose = explain_text(document), explain_text(document, verbose=True)
+        assert figures not in short and f"\n    {figures}\n" in verbose
+        [row] = document["containers"]
+        assert f"  why: {row['why']}\n" in short and "a CPU" not in row["why"]
+    row = report.placement_rows(engine)[0]
+    assert row["why"].endswith("the one with the smallest share requested") and "figures" not in row
+
+
 def test_a_container_that_is_gone_is_explained_by_its_history(engine) -> None:
     engine.remove("aa1")
     document = report.explain(engine, "web/app")

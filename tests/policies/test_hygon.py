@@ -10,6 +10,7 @@ import pytest
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.model import Container, PlacementPreferences, PlacementRefused, Qos, wanted_milli
+from policies.reasons import plain
 from policies.settings import PlacementSettings
 from tests.machines import (
     ALL_MACHINES,
@@ -88,7 +89,7 @@ def test_on_the_fine_ladder_small_limits_get_a_cluster(policy) -> None:
     first, second = scene.put(make_container(limit=2)), scene.put(make_container(limit=4))
     assert [shown(d.placement) for d in (first, second)] == [("cluster", "0-3"), ("cluster", "4-7")]
     assert first.why.startswith(
-        "2 CPUs wanted: one cluster of cores (4 CPUs), cluster 0 (of 24 that hold it)"
+        "2 CPUs wanted: one cluster of cores (4 CPUs), cluster 0, the first of 24 that hold it, all alike"
     )
     assert scene.place(make_container()).placement.level == "ccx"
     one_l3 = PlacementPreferences(l3="require")
@@ -200,7 +201,7 @@ def test_a_pod_that_fits_one_ccx_is_in_one_ccx(scene, announced) -> None:
     first, second = scene.put(app), scene.put(sidecar)
     assert shown(first.placement) == ("ccx", "4-7,68-71")
     assert shown(second.placement) == ("ccx", "4-7,68-71")
-    assert "near its pod" in second.why
+    assert "nearest to its pod" in second.why
 
 
 @pytest.mark.parametrize("announced", SIZE_SOURCES.values(), ids=SIZE_SOURCES)
@@ -327,7 +328,7 @@ class Pull:
 def test_peers_pull_a_container_to_their_ccx() -> None:
     decision = Scene(HYGON_7285_2S).place(make_container(limit=2), affinity=Pull(50))
     assert 50 in decision.placement.cpus
-    assert decision.why.endswith("by affinity (0, next 100)")
+    assert plain(decision.why).endswith("nearest to its peers: 100% less distance to them than in the next")
 
 
 def test_peers_pull_a_whole_pod_to_their_ccx(scene) -> None:

@@ -12,6 +12,7 @@ from policies.ladder import ANY_LEVEL, BUDGET, FLOORS, Climb, Ladder, RungChoice
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.model import BudgetSpent
+from policies.reasons import figures_of, plain
 from tests import machines
 from tests.scenes import Scene, topology
 
@@ -280,7 +281,7 @@ def test_room_comes_first(scene) -> None:
 def test_the_pods_domain_comes_before_affinity(scene) -> None:
     choice = climb(scene, 2, pod="4-7,68-71", affinity=lambda cpus: 0.0 if 8 in cpus else 9.0)
     assert choice.site.name == "L3 1"
-    assert choice.why.endswith("near its pod or its former place")
+    assert choice.why.endswith("of 16 that hold it the nearest to its pod or its former place")
 
 
 def test_a_place_around_the_pods_domain_is_as_good_as_one_inside_it() -> None:
@@ -292,7 +293,15 @@ def test_affinity_comes_before_distance_and_load(scene) -> None:
     scene.occupy("12-15,76-79", request=4)
     choice = climb(scene, 2, affinity=lambda cpus: 1.0 if 12 in cpus else 2.5)
     assert choice.site.name == "L3 3"
-    assert choice.why.endswith("by affinity (1, next 2.5)")
+    assert plain(choice.why).endswith(
+        "of 16 that hold it the nearest to its peers: 60% less distance to them than in the next"
+    )
+    assert figures_of(choice.why) == ("affinity 1, next 2.5",)
+
+
+def test_what_is_to_be_far_from_others_has_no_distance_to_them(scene) -> None:
+    choice = climb(scene, 2, affinity=lambda cpus: -1.0 if 12 in cpus else 2.5)
+    assert plain(choice.why).endswith("the nearest to its peers")
 
 
 def test_distance_comes_before_load() -> None:
@@ -302,7 +311,9 @@ def test_distance_comes_before_load() -> None:
     scene.occupy("0-31", request=8)
     choice = climb(scene, 30)
     assert choice.site.name == "NUMA node 0 + NUMA node 1"
-    assert choice.why.endswith("by distance (22, next 24)")
+    assert choice.why.endswith(
+        "of 6 that hold it the one whose NUMA nodes are nearest to each other: distance 22, 24 in the next"
+    )
 
 
 def test_the_smallest_charged_share_comes_before_the_number_of_containers(scene) -> None:
@@ -312,7 +323,23 @@ def test_the_smallest_charged_share_comes_before_the_number_of_containers(scene)
         scene.occupy(format_cpus(scene.node.topology.leaves[ccx].cpus), request=0.8)
     choice = climb(scene, 2)
     assert choice.site.name == "L3 0"
-    assert choice.why.endswith("by allocated share (62m a CPU, next 100m)")
+    assert plain(choice.why) == (
+        "2 CPUs wanted: one CCX (8 CPUs), L3 0, the emptiest of 16 that hold it: "
+        "0.5 of 8 CPUs requested there, 0.8 in the next"
+    )
+    assert figures_of(choice.why) == ("allocated share 62m a CPU, next 100m",)
+    # As many digits as tell them apart.
+    scene.occupy("4-7,68-71", request=0.02)
+    scene.occupy("0-3,64-67", request=0.31)
+    assert plain(climb(scene, 2).why).endswith("L3 2, the first of 14 alike, of 16 that hold it")
+
+
+def test_where_as_much_is_requested_what_runs_without_a_request_decides(scene) -> None:
+    for ccx in range(1, 16):
+        scene.occupy(format_cpus(scene.node.topology.leaves[ccx].cpus))
+    assert plain(climb(scene, 2).why).endswith(
+        "L3 0, the emptiest of 16 that hold it: 0 of 8 CPUs requested there, and more runs in the next"
+    )
 
 
 def test_the_share_is_per_cpu_so_that_small_ccxs_are_not_preferred() -> None:
@@ -350,19 +377,19 @@ def test_the_number_of_containers_is_named_where_it_decides() -> None:
     scene.occupy("4-7", request=0.2)
     choice = climb(scene, 2)
     assert choice.site.name == "NUMA node 1"
-    assert choice.why.endswith("by number of containers (1, next 2)")
+    assert choice.why.endswith("of 2 that hold it the one with the fewest containers: 1, 2 in the next")
 
 
 def test_the_lowest_id_is_last() -> None:
     choice = climb(Scene(machines.HYGON_7285_2S), 2)
     assert choice.site.name == "L3 0"
-    assert choice.why == "2 CPUs wanted: one CCX (8 CPUs), L3 0 (of 16 that hold it), by lowest id"
+    assert choice.why == "2 CPUs wanted: one CCX (8 CPUs), L3 0, the first of 16 that hold it, all alike"
 
 
 def test_a_candidate_without_rivals_is_the_only_one() -> None:
     assert (
         climb(Scene(machines.ONE_CPU), 1).why
-        == "1 CPU wanted: one CCX (1 CPU), L3 0 (of 1 that hold it), the only one"
+        == "1 CPU wanted: one CCX (1 CPU), L3 0, the only one that holds it"
     )
 
 

@@ -30,6 +30,7 @@ from cri_proxy.services.services import Services
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.problem import Proposal
+from policies.reasons import plain
 
 
 class TrafficSource(Protocol):
@@ -307,7 +308,7 @@ class AffinityController:
         why = proposal.why if proposal is not None else "no container is known to talk to another"
         return {
             "accepted": proposal is not None and proposal.accepted,
-            "why": why,
+            "why": plain(why),
             "dry_run": dry_run,
             "cost_before": proposal.cost_before if proposal is not None else 0.0,
             "cost_after": proposal.cost_after if proposal is not None else 0.0,
@@ -361,7 +362,7 @@ class AffinityController:
             if last is None
             else {
                 "age_s": round(self.services.node_state.clock() - last.at_s, 1),
-                "why": last.why,
+                "why": plain(last.why),
                 "moves": last.moves,
                 "moved": last.moved,
                 "taken_back": last.taken_back,

@@ -31,6 +31,7 @@ from policies.affinity.planner.problem import NOTHING_BETTER, BlockedMove, Probl
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.repair import repair_or_pack
 from policies.affinity.planner.search import Search
+from policies.reasons import with_figures
 
 #: Repairs one after the other: each makes the next one possible.
 _MOST_REPAIRS = 4
@@ -139,7 +140,7 @@ def _accepted(
         fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
     else:
         paid = f"and cost {price:.3g} over {settings.horizon_s:.0f} s"
-        return steps, [], blocked, f"{gain} {paid}; found from {search.start}{beyond}"
+        return steps, [], blocked, with_figures(f"{gain} {paid}{beyond}", f"found from {search.start}")
     return [], steps, blocked, f"{gain}, but {fault}{beyond}"
 
 
