@@ -295,6 +295,12 @@ def _why_waiting(
             return f"{state.name} is not well since it was changed ({found.reason}): {found.sentence}"
         if found or silence(state, now):
             return found.sentence if found else silence(state, now)
+        if not state.confirmed and now >= state.notes.changed_at + ANSWER_S:
+            said = state.answer
+            what = (
+                f"{said.state}: {said.message}" if said and not state.acknowledged else "not that it is Ready"
+            )
+            return f"{state.name} is not well since it was changed: its agent says {what}"
     unable = sorted(set(others) - set(takers))
     if not unable:
         return ""

@@ -84,6 +84,9 @@ class Fleet:
         self.objects: list[dict[Key, dict[str, Any]]] = []
         self._server_back_at = 0.0
         self._silent_until: dict[str, float] = {}
+        self._is_daemon_stuck = False
+        #: By node, the document that it has carried out.
+        self._answered: dict[str, str] = {}
         self.api.before, self.api.after = self._before, self._after
 
     # --- faults
@@ -97,6 +100,10 @@ class Fleet:
     def agent_goes(self, for_s: float) -> None:
         """That of the marked node."""
         self._silent_until[MARKED] = asyncio.get_running_loop().time() + for_s
+
+    def daemon_sticks(self) -> None:
+        """That of the marked node answers, and carries nothing out any more."""
+        self._is_daemon_stuck = True
 
     def node_goes(self, for_s: float) -> None:
         found = self.api.objects.get(("nodes", MARKED))
@@ -167,6 +174,10 @@ class Fleet:
         status = well_status()
         if given:
             status["policy"] = {"name": given["name"], "hash": given["hash"], "state": "Applied"}
+            if name == MARKED and self._is_daemon_stuck and self._answered.get(name) != given["hash"]:
+                status["policy"].update(state="Pending", message="the daemon has not been told yet")
+            else:
+                self._answered[name] = given["hash"]
             if name == self.fails and given["config"] == BETTER:
                 status["conditions"][1] = {
                     "type": "Degraded",

@@ -35,6 +35,7 @@ HEALED: dict[str, Fault] = {
 }
 LASTING: dict[str, Fault] = {
     "the agent goes for ever": lambda fleet, key: fleet.agent_goes(FOR_EVER),
+    "the daemon does nothing any more": lambda fleet, key: fleet.daemon_sticks(),
     "the Node goes for ever": lambda fleet, key: fleet.node_goes(FOR_EVER),
     "the Node is no longer Ready": lambda fleet, key: fleet.node_breaks(),
 }
@@ -120,7 +121,10 @@ def unexplained(objects: dict[Key, dict[str, Any]]) -> str:
         if not (stopped and named and (": " in status["message"])):
             return f"{status['phase']}: {status['message']!r}"
     found = objects.get(("nodeplacements", MARKED))
-    if found is not None and not read_node_placement(found).acknowledged:
+    state = read_node_placement(found) if found is not None else None
+    # One that says Pending has answered.
+    has_answered = state and (state.acknowledged or (state.answer and state.answer.hash == state.given_hash))
+    if found is not None and not has_answered:
         ready = [each for each in found["status"]["conditions"] if each["type"] == READY]
         if ready[0]["status"] == "True" and ("nodes", MARKED) in objects:
             return f"{MARKED} has not answered and is Ready: {ready}"

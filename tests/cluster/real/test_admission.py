@@ -83,7 +83,7 @@ def test_the_policies_have_no_warnings_of_types(rights: ControlPlane) -> None:
 def test_an_option_that_no_policy_may_set_is_refused_by_name(rights: ControlPlane) -> None:
     # The schema keeps what it does not know, or the misspelt key would be gone before it could be named.
     for config, said in (
-        ({"relay": {"socket": "/x"}}, "spec.config.relay is not among the options"),
+        ({"relay": {"socket": "/x"}}, "spec.config.relay.socket is not among the options"),
         ({"placement": {"max_movse": 3}}, "spec.config.placement.max_movse is not among the options"),
     ):
         with pytest.raises(Refused, match=said):
