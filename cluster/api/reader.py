@@ -38,18 +38,24 @@ class Skipped(NamedTuple):
 
 
 class Fields:
-    """The fields of a mapping, which is ``found``. ``place``: how sentences call it.
+    """The fields of a mapping, which is ``found``; ``place`` is how sentences call it.
 
     Every method raises ``Unreadable`` where the value is not what it reads.
     """
 
-    __slots__ = ("found", "place")
+    __slots__ = ("_place", "found")
 
-    def __init__(self, found: Any, place: str = "") -> None:
-        if found is not None and not isinstance(found, Mapping):
-            raise Unreadable(f"{place or 'the object'} is {shown(found)}, expected a mapping")
+    def __init__(self, found: Any, place: Union[str, tuple[str, int]] = "") -> None:
+        """``place``: also that of a list and the number of a row, which is mostly never said."""
+        self._place = place
+        # A class is asked for first: a status has a thousand rows.
+        if found.__class__ is not dict and found is not None and not isinstance(found, Mapping):
+            raise Unreadable(f"{self.place or 'the object'} is {shown(found)}, expected a mapping")
         self.found: Object = found or {}
-        self.place = place
+
+    @property
+    def place(self) -> str:
+        return self._place if isinstance(self._place, str) else f"{self._place[0]}[{self._place[1]}]"
 
     def __contains__(self, key: str) -> bool:
         return self.found.get(key) is not None
@@ -93,9 +99,9 @@ class Fields:
         """A list of mappings, none where it is absent."""
         place = self._at(key)
         for index, row in enumerate(self._list(key)):
-            if not isinstance(row, Mapping):
-                raise Unreadable(f"{place}[{index}] is {shown(row)}, expected a mapping")
-            yield Fields(row, f"{place}[{index}]")
+            if row is None:
+                raise Unreadable(f"{place}[{index}] is null, expected a mapping")
+            yield Fields(row, (place, index))
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts, none where it is absent."""

@@ -101,3 +101,8 @@ def of_status(said: dict[str, Any], status: int = 0, retry_after_s: Optional[flo
     )
     reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
     return ApiError(number, reason, message, retry_after_s, causes)
+
+
+def is_older(one: str, other: str) -> bool:
+    """Of two resourceVersions. They are numbers for Kubernetes' own kinds and those of CRDs (KEP-5504)."""
+    return one.isdigit() and other.isdigit() and int(one) < int(other)

@@ -246,6 +246,12 @@ class ApiServer:
         """The version goes on by something that has nothing to do with anything."""
         self._version += 1
 
+    def restore(self, version: int) -> None:
+        """As after a restore from a backup of that version: it counts from there again, and watches have ended."""
+        self._version = version
+        self._changes.clear()
+        self.end_watches()
+
     def bookmark(self) -> None:
         """To all watches."""
         self._bookmarks += 1

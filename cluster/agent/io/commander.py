@@ -1,6 +1,6 @@
 """The commanding half carries out the node's spec over the control socket, and acknowledges it.
 
-The spec is followed by its object's metadata, whose generation is another with each change of the spec only, and is then
+The spec is followed by its object's metadata, which say which object and which writes of the spec it is, and is then
 read once: a watch of whole objects would bring back every status that this node writes. Without the API server the spec
 that was seen last holds; a daemon that has lost its commands gets them again.
 """
@@ -29,7 +29,7 @@ from cluster.agent.commands import (
 )
 from cluster.agent.io.daemon import DOCTOR_PATIENCE_S, DaemonAway, DaemonClient, daemon_trouble
 from cluster.agent.io.log import TroubleLog, log
-from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Written
+from cluster.agent.io.written import NO_ANSWER, PLACEMENTS, Mark, Written, mark
 from cluster.agent.spec import Spec, read_spec
 from cluster.agent.status import conditions_of, written
 from cluster.api import names, node_placement
@@ -118,9 +118,10 @@ class Commander:
         self._memory = file.read()
         self._refusals = Refusals()
         self._signs = Signs()
-        self._written = Written(WriteRate(period_s))
+        self._written = Written(WriteRate(period_s), MANAGER)
         self._known = KnownFields(client, PLACEMENTS, node_placement.schema(), clock.monotonic)
-        self._generation: Optional[int] = None
+        #: Of the spec that was read last, or is to be.
+        self._asked: Any = None
         self._news = asyncio.Event()
         self._is_there = False
         self._to_read = False
@@ -166,17 +167,23 @@ class Commander:
         self._is_there = self._to_read = True
 
     async def _follow(self) -> None:
-        selector = f"metadata.name={self._node}"
         events = self._client.watch(
-            PLACEMENTS, field_selector=selector, keep=_generation_of, metadata_only=True
+            PLACEMENTS,
+            field_selector=f"metadata.name={self._node}",
+            keep=lambda found: (_asked(found), self._written.mark(found)),
+            metadata_only=True,
         )
         async for event in events:
             found = event.object if event.kind == "SYNC" else [event.object]
             # An object that is deleted asks for nothing new: the node stays as it is.
-            generation = found[0] if found and event.kind != "DELETED" else None
-            self._is_there = generation is not None
-            if generation is not None and generation != self._generation:
-                self._generation, self._to_read = generation, True
+            self._is_there = bool(found) and event.kind != "DELETED"
+            if not self._is_there:
+                continue
+            asked, mark = found[0]
+            if asked != self._asked:
+                self._asked, self._to_read = asked, True
+                self._news.set()
+            if self._written.heard(mark):
                 self._news.set()
 
     async def _read_spec(self) -> float:
@@ -197,9 +204,10 @@ class Commander:
         self._to_read = False
         spec = read_spec(found, self._memory.spec)
         # Another spec is another try, for everything in it.
-        self._refusals, self._sent = Refusals(self._refusals.instance), {}
+        if spec != self._memory.spec:
+            self._refusals, self._sent = Refusals(self._refusals.instance), {}
         # An answer that is younger than the news is one change of the spec, not two.
-        self._generation = spec.generation
+        self._asked = _asked(found)
         self._memory = commands.with_spec(commands.recalled(self._memory, found), spec)
         self._written.told.setdefault("conditions", conditions_of(found))
         return CALM_S
@@ -365,5 +373,7 @@ class Commander:
             timer.cancel()
 
 
-def _generation_of(found: Mapping[str, Any]) -> int:
-    return int(found["metadata"].get("generation", 0))
+def _asked(found: Mapping[str, Any]) -> tuple[Mark, int]:
+    """What is another with each change of a spec, by whatever way. Of two objects of one name, and before and after a
+    restore, the generation may be the same."""
+    return mark(found), int(found["metadata"].get("generation", 0))

@@ -85,7 +85,7 @@ class Reporter:
         self._event_writer = EventWriter(
             client, clock, self._events, lambda count: log("info", "events not written", count=count)
         )
-        self._status = Written(WriteRate(reporting.period_s))
+        self._status = Written(WriteRate(reporting.period_s), names.AGENT_MANAGER)
         self._known = KnownFields(client, PLACEMENTS, node_placement.schema(), clock.monotonic)
         self._topology = Written(WriteRate(reporting.period_s))
         self._doctor = _Doctor(daemon, clock)
@@ -97,17 +97,14 @@ class Reporter:
     async def run(self) -> None:
         """Look and write, until cancelled."""
         await self._begin()
-        follow = None
-        if not self._reporting.commands_elsewhere:
-            follow = self._supervisor.keep("watch for commands", self._follow)
+        follow = self._supervisor.keep("watch of its object", self._follow)
         try:
             while True:
                 await self.round()
                 self._beat()
                 await self._clock.sleep(self._reporting.poll_s * (0.9 + 0.2 * self._clock.random01()))
         finally:
-            if follow is not None:
-                follow.cancel()
+            follow.cancel()
             self._doctor.stop()
 
     async def round(self) -> None:
@@ -145,11 +142,20 @@ class Reporter:
         self._doctor.judged_hash = before.judged
 
     async def _follow(self) -> None:
-        """Whether a spec asks for something, where nothing on this node carries it out."""
-        name = f"metadata.name={self._reporting.node}"
-        async for event in self._client.watch(PLACEMENTS, field_selector=name, keep=_asks):
+        """Whether the object is the one that was written; and where nothing on this node carries it out, whether its spec
+        asks for something."""
+        events = self._client.watch(
+            PLACEMENTS,
+            field_selector=f"metadata.name={self._reporting.node}",
+            keep=lambda found: (self._status.mark(found), _asks(found)),
+            metadata_only=self._reporting.commands_elsewhere,
+        )
+        async for event in events:
             found = event.object if event.kind == "SYNC" else [event.object]
-            self._asked = event.kind != "DELETED" and any(found)
+            self._asked = False
+            if found and event.kind != "DELETED":
+                mark, self._asked = found[0]
+                self._status.heard(mark)
 
     async def _look(self) -> None:
         try:

@@ -16,7 +16,7 @@ from cluster.kube.document import read_json
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.connection import Connection, ResponseHead
 from cluster.kube.pace import Backoff
-from cluster.kube.requests import ApiError, Resource, Unreachable, of_status, path, refusal, target
+from cluster.kube.requests import ApiError, Resource, Unreachable, is_older, of_status, path, refusal, target
 from cri_api.waiting import wait_within
 
 #: For a whole request, seconds.
@@ -180,7 +180,8 @@ class Client:
         """The objects, and their changes. It never ends and raises nothing: ``problem`` says why it is silent.
 
         After SYNC the caller must forget objects not in its list: news may have been lost before it. Only what ``keep``
-        makes of an object is held, page by page.
+        makes of an object is held, page by page. Whenever the server has ended a watch, it may have been restored from a
+        backup since: of few objects (``field_selector``) all are listed again, of many only its version is asked for.
         """
         where = path(resource)
         query = {"fieldSelector": field_selector}
@@ -190,6 +191,8 @@ class Client:
             failure: Optional[Exception] = None
             started = self._clock()
             try:
+                if version and (field_selector or await self._is_restored(where, version)):
+                    version = ""
                 if not version:
                     found = await self._pages(where, query, limit, keep, metadata_only)
                     version = str(found.get("metadata", {}).get("resourceVersion", ""))
@@ -218,6 +221,11 @@ class Client:
                 failure = error
             chance = self._random01()
             await self._sleep(backoff.after(failure, chance) if failure else backoff.next(chance))
+
+    async def _is_restored(self, where: str, version: str) -> bool:
+        """Whether the server has not come to this version yet. It would let a watch from there wait, without a word."""
+        page = await self._request("GET", target(where, {"limit": "1"}), accept=_METADATA.format("List"))
+        return is_older(str(page.get("metadata", {}).get("resourceVersion", "")), version)
 
     async def _news(
         self, where: str, query: dict[str, str], version: str, metadata_only: bool

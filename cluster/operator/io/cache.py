@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
 
 from cluster.api.reader import Object, Skipped, read, skipped
+from cluster.kube.requests import is_older
 
 Value = TypeVar("Value")
 
@@ -25,8 +26,7 @@ class CachedObject(NamedTuple):
 class Cache(Generic[Value]):
     """Answers of our own writes are put in at once; older news that come after them are not.
 
-    Versions are compared as numbers, which Kubernetes allows for its own kinds and those of CRDs (KEP-5504). A whole list
-    is what there is, whatever its versions: a server that was restored from a backup counts from there again.
+    A whole list is what there is, whatever its versions: a server that was restored from a backup counts from there again.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Cache(Generic[Value]):
 
     def _is_old(self, kept: CachedObject) -> bool:
         known = self._known.get(kept.name)
-        return known is not None and _older(kept.version, known.version)
+        return known is not None and is_older(kept.version, known.version)
 
     def _put(self, kept: CachedObject) -> None:
         name, value = kept.name, kept.value
@@ -117,7 +117,3 @@ class Cache(Generic[Value]):
             self._put(kept)
         self.synced.set()
         self._changed.set()
-
-
-def _older(one: str, other: str) -> bool:
-    return one.isdigit() and other.isdigit() and int(one) < int(other)

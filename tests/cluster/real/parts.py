@@ -125,7 +125,7 @@ class DescribedNode:
         more: Sequence[str] = (),
     ) -> None:
         self.api = api
-        self.name = name
+        self.name, self.folder = name, folder
         folder.mkdir()
         self.runtime = FakeRuntime(str(folder / "r.sock"))
         self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described), REAL_CGROUPS))

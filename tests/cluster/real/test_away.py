@@ -41,8 +41,8 @@ from tests.machines import EPYC_NPS4_1S
 pytestmark = pytest.mark.cluster
 
 GOOD = {"policy": {"Active": "topology-aware"}}
-#: What an agent asks for, each by itself: status, topology, events, spec, its watch, the acknowledgement.
-AGENT_ASKS = 6
+#: What an agent asks for, each by itself: status, topology, events, spec, a watch of each half, the acknowledgement.
+AGENT_ASKS = 7
 #: The operator: the Lease, Nodes, NodePlacements, PlacementPolicies, advices, roles.
 OPERATOR_ASKS = 6
 #: Tries to renew a Lease before it is lost: every 2 s for 10 s.

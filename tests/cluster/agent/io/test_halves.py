@@ -329,7 +329,7 @@ async def test_a_watch_of_the_spec_that_fails_is_begun_again(node, api_client, t
     assert told == ["watch of the spec"]
 
 
-async def test_a_watch_for_commands_that_fails_is_begun_again(node, api_client) -> None:
+async def test_a_watch_of_a_nodes_object_that_fails_is_begun_again(node, api_client) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     supervisor = Supervisor(lambda worker, error: told.put_nowait(f"{worker.name}: {error!r}"))
     node.create(policy=policy("good"))
@@ -347,4 +347,4 @@ async def test_a_watch_for_commands_that_fails_is_begun_again(node, api_client) 
     finally:
         running.cancel()
         await supervisor.end()
-    assert said == ["watch for commands: KeyError('metadata')", "watch for commands: None"]
+    assert said == ["watch of its object: KeyError('metadata')", "watch of its object: None"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.agent.__main__ import _arguments, find_access
 from policies.machine.cpus import parse_cpus
-from tests.cluster.agent.io.node import NAME, NodeAgent, is_write, policy
+from tests.cluster.agent.io.node import NAME, PLACEMENTS, NodeAgent, is_write, policy
 from tests.functional.conftest import ask, cpus_of
 from tests.functional.support import run_pod_with, start
 
@@ -76,6 +76,28 @@ async def test_a_node_without_an_object_is_waited_for(node) -> None:
     await node.api.called(is_write)
     node.create()
     await node.until_condition("Ready", "True", "DaemonAnswers")
+
+
+async def test_a_node_whose_object_was_deleted_and_made_again_has_its_status_and_its_new_spec(node) -> None:
+    node.create(mode="observe")
+    await node.start()
+    await node.until_condition("ConfigApplied", "True", "NoPolicy")
+    await node.api.until(lambda: node.status.get("mode") == "observe" and node.topology)
+    # Of the same generation: only its uid is another.
+    for mode in ("off", ""):
+        generation = node.placement["metadata"]["generation"]
+        node.api.remove(PLACEMENTS, NAME)
+        node.create(**({"mode": mode} if mode else {}))
+        assert node.placement["metadata"]["generation"] == generation
+        await node.until_condition("Ready", "True", "DaemonAnswers")
+        await node.until_condition("ConfigApplied", "True", "NoPolicy")
+        await node.api.until(lambda mode=mode: node.status["mode"] == (mode or "enforce"))
+        await node.api.until(lambda: owner_of_topology(node) == node.placement["metadata"]["uid"])
+
+
+def owner_of_topology(node: NodeAgent) -> str:
+    assert node.topology is not None
+    return "".join(each["uid"] for each in node.topology["metadata"].get("ownerReferences", ()))
 
 
 async def test_a_container_on_a_larger_rung_is_an_event_on_its_pod(node, client) -> None:
