@@ -58,7 +58,7 @@ export function say(text) { $("said").textContent = text; }
 // their own behind it. Where a name is cut, its beginning and its end tell it from others; generated names end alike.
 export function nameParts(row, isAlone) {
   const whole = isAlone ? row.pod : `${row.pod}/${row.name}`;
-  const kept = Math.min(isAlone ? 5 : Math.min(row.name.length + 1, 11), whole.length);
+  const kept = isAlone ? 3 : Math.min(row.name.length + 1, 11);
   return whole.length <= 9 ? ["", whole] : [whole.slice(0, -kept), whole.slice(-kept)];
 }
 
