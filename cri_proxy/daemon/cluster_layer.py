@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, waits_for
-from cri_proxy.config.config import BadConfig
+from cri_proxy.config.config import BadConfig, SettingsSource, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.config.io.cluster_policy_file import NOTHING, PolicyFile, StoredPolicy
 from cri_proxy.node.machine import NoMachine
@@ -29,6 +29,8 @@ class ClusterLayer:
         self._daemon = daemon
         self._file = PolicyFile()
         self.kept: StoredPolicy = NOTHING
+        #: What the configuration in force was made of, without a policy.
+        self._sources: tuple[SettingsSource, ...] = ()
         #: What was handed over while the node takes none: its agent does not ask again.
         self._offered: Optional[ClusterPolicy] = None
         #: Why the last policy that was handed over is not in force; "" = it is, or was taken back.
@@ -36,9 +38,9 @@ class ClusterLayer:
         #: What of it does not count until a restart.
         self._waiting: list[str] = []
 
-    def loaded(self, kept: StoredPolicy) -> None:
-        """A configuration was read, with this as the policy on disk."""
-        self.kept = kept
+    def loaded(self, loaded: settings.ConfigInForce) -> None:
+        """A configuration was read, with the policy on disk."""
+        self.kept, self._sources = loaded.cluster, loaded.sources
 
     def document(self) -> dict[str, Any]:
         """For ``report`` and ``status``."""
@@ -94,7 +96,9 @@ class ClusterLayer:
     async def take_back(self, held_off: Optional[bool] = None) -> dict[str, Any]:
         """Go on without a policy. ``held_off``: whether another one is let in; None = as it is.
 
-        :raises BadPolicy: the node's own files make no configuration now, or the disk cannot be written.
+        Where the node's own files have become wrong it goes back to what they said when they were read.
+
+        :raises BadPolicy: they never made a configuration, or the disk cannot be written.
         """
         async with self._daemon.reloading:
             self._refused = ""
@@ -105,11 +109,16 @@ class ClusterLayer:
             return await self._follow(replace(loaded, cluster=wanted))
 
     def _load(self, policy: Optional[ClusterPolicy]) -> settings.ConfigInForce:
-        """The node's files with a policy."""
+        """The node's files with a policy; to go on without one is no matter of files that have become wrong since."""
+        files = self._daemon.options.files
         try:
-            layers = self._daemon.options.files.layers()
+            layers = files.layers()
             own = layers.read()
         except BadConfig as error:
+            if policy is None and self._sources:
+                config = read_config(self._sources, constants=files.constants).config
+                problem = settings.reload_problem(error, is_default=False)
+                return settings.ConfigInForce(config, problem=problem, sources=self._sources)
             raise BadPolicy(f"this node's own files make no configuration: {error.errors[0]}") from None
         loaded, kept = settings.with_kept_policy(layers, own, StoredPolicy(policy))
         if kept.problem:

@@ -189,7 +189,7 @@ class Daemon:
         #: Whether placing waits for a configuration that can be read.
         self._loaded, self._unconfigured = loaded, loaded.is_default
         self.cluster = ClusterLayer(self)
-        self.cluster.loaded(loaded.cluster)
+        self.cluster.loaded(loaded)
         self.log = logs.set_up(loaded.config["log.level"], loaded.config["log.format"], self._repeats)
         metrics = Metrics(VERSION)
         if isinstance(sys.stderr, LogLines):
@@ -488,10 +488,10 @@ class Daemon:
         # Endpoints and directories stay what they are until the next start.
         services.config = old.taking_over(loaded.config)
         self._loaded, self._unconfigured = loaded, False
-        self.cluster.loaded(loaded.cluster)
+        self.cluster.loaded(loaded)
         self.health.warn("config", loaded.warnings)
         self.health.warn("cluster policy", filter(None, [loaded.cluster.problem]))
-        self.health.note("config", "")
+        self.health.note("config", loaded.problem)
         self.health.note("restart", f"a restart is needed for {', '.join(restart)}" if restart else "")
         self._apply_settings()
         if "relay.mode" in changed:

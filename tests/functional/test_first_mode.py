@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cri_api.control import ControlError
 from tests.agent import Agent
 from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import ask
-from tests.functional.support import start
+from tests.functional.support import reloaded, start
 from tests.machines import HYGON_7285_2S, machine
 
 #: As the DaemonSets have it.
@@ -133,3 +134,20 @@ async def test_what_a_nodeplacement_asks_for_holds_against_a_policy_until_it_no_
     await ask(new, "mode", mode="", **asked)
     status = await ask(new, "status")
     assert (status["mode"], status["mode_from"]) == ("off", "command")
+
+
+async def test_a_node_goes_back_to_observe_though_its_own_file_has_become_wrong_since(new) -> None:
+    await began(new, *OBSERVE)
+    policy: dict[str, Any] = {"name": "over", "generation": 2, "config": {"relay": {"mode": "enforce"}}}
+    await ask(new, "cluster-policy", **policy)
+    new.config_file.write_text("{" + new.config_file.read_text())
+    status = await reloaded(new)
+    assert "the running configuration stays" in status["degraded"]["config"]
+    await ask(new, "cluster-policy", name=None)
+    status = await ask(new, "status")
+    assert (status["mode"], status["mode_from"]) == ("observe", INSTALLED)
+    # The file is as wrong as it was, and that is still said.
+    assert "the running configuration stays" in status["degraded"]["config"]
+    # What is given now is not taken: it would be of files that cannot be read.
+    with pytest.raises(ControlError, match="this node's own files make no configuration"):
+        await ask(new, "cluster-policy", **policy)

@@ -271,7 +271,8 @@ def last_or_default(files: Files, bad: BadConfig) -> ConfigInForce:
         layers = _answered(lambda: last_layers(files, Path(defaults["state.directory"])))
         loaded, policy = with_kept_policy(layers, layers.read())
         problem = f"the last configuration that loaded is in force: {_reason(bad)}"
-        return ConfigInForce(loaded.config, problem=problem, cluster=policy)
+        sources = tuple(layers.with_policy(None))
+        return ConfigInForce(loaded.config, problem=problem, sources=sources, cluster=policy)
     except (OSError, ValueError, TypeError, BadConfig):
         return ConfigInForce(defaults, problem=default_problem(bad), is_default=True)
 
