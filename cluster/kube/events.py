@@ -1,8 +1,8 @@
 """Events on objects, aggregated as the API's conventions and client-go's correlator have it. Pure.
 
 The same reason on the same object is one Event that counts. An object has a budget of Events, so that one that fails
-without end writes little. What waits is bounded: with the API server away the oldest kinds are lost first, and their
-number is kept.
+without end writes little. What waits is bounded: with the API server away the oldest kinds are lost first, those that
+warn of something last, and their number is kept.
 """
 
 from __future__ import annotations
@@ -127,7 +127,11 @@ class Events:
         if before is not None:
             happened = replace(happened, first=before.first, count=before.count + 1)
         elif len(self._waiting) >= MOST_WAITING:
-            self._waiting.popitem(last=False)
+            # A large rollout tells of each node: a node that fails among them is not to be lost.
+            oldest = next(iter(self._waiting))
+            del self._waiting[
+                next((key for key, each in self._waiting.items() if each.type == NORMAL), oldest)
+            ]
             self.lost += 1
         self._waiting[happened.key] = happened
 

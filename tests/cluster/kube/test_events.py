@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cluster.kube.events import BURST, FORGOTTEN_AFTER_S, MOST_WAITING, REFILL_S, WARNING, About, Events
+from cluster.kube.events import (
+    BURST,
+    FORGOTTEN_AFTER_S,
+    MOST_WAITING,
+    NORMAL,
+    REFILL_S,
+    WARNING,
+    About,
+    Events,
+)
 
 NOW = "2026-11-22T10:00:00Z"
 
@@ -98,6 +107,18 @@ def test_without_an_api_server_what_waits_is_bounded_and_the_newest_is_kept() ->
     assert found.lost == MOST_WAITING * 2
     write = found.next(0)
     assert write is not None and write.happened.about.name == f"web-{MOST_WAITING * 2}"
+
+
+def test_of_a_flood_what_warns_is_lost_last() -> None:
+    found = events()
+    add(found, pod="bad")
+    for number in range(MOST_WAITING * 3):
+        found.add(
+            About("v1", "Node", f"n{number}", f"uid-{number}"), "PolicyGiven", NORMAL, "it is given", NOW
+        )
+    write = found.next(0)
+    assert write is not None and write.happened.about.name == "bad"
+    assert len(found) == MOST_WAITING
 
 
 def test_a_request_that_failed_is_made_again() -> None:
