@@ -357,7 +357,8 @@ async def test_on_a_frozen_node_an_override_waits_and_nothing_moves(node, client
     assert runtime.cpuset(container_id) == before
     node.ask(freeze=False, overrides=[OVERRIDE])
     await node.api.until(lambda: overridden(node)["numa-3"][0] == "Applied")
-    assert runtime.cpuset(container_id) != before
+    # It is told beside the answer.
+    await runtime.wait_until(lambda: runtime.cpuset(container_id) != before)
 
 
 async def test_an_override_to_a_zone_that_is_not_there_is_refused_in_a_sentence(
