@@ -18,6 +18,7 @@ from cluster.api.names import AFFINITY_ADVICE, NODE_PLACEMENT, PLACEMENT_POLICY
 from cluster.api.reader import Skipped, read
 from cluster.api.schema import faults, within
 from cluster.kubectl import (
+    WIDTH,
     complaints,
     doctor_text,
     explain_text,
@@ -25,11 +26,14 @@ from cluster.kubectl import (
     node_row,
     placement_rows,
     placements_text,
+    table,
     top_text,
 )
 from cluster.operator.advice import advise, between, observed, read_rates
 from cluster.operator.objects import read_node, read_node_placement, read_policy
 from cluster.operator.plan import changed, merge_patch, plan
+from cluster.rollouts import node_row as mode_row
+from cluster.rollouts import policy_row, rollout_text
 from tests.cluster.agent.reports import report
 from tests.cluster.api.values import SCHEMAS, mutated, valid, whole
 from tests.cluster.operator.cluster import node, policy
@@ -112,7 +116,7 @@ def command(found: dict[str, Any]) -> None:
         assert read_memory(write_memory(memory)).taken_back == memory.taken_back
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any], asked: dict[str, Any]) -> None:
     """Every command of the kubectl plugin."""
     for make, text in (
         (node_row, lambda row: top_text([row])),
@@ -126,6 +130,7 @@ def show(found: dict[str, Any]) -> None:
             text(rows)
             json.dumps(rows)
     doctor_text(complaints(found), 1)
+    rollout_text([policy_row(asked)], [mode_row(found)], table, WIDTH)
 
 
 def of(found: dict[str, Any]) -> tuple[str, str]:
@@ -142,7 +147,7 @@ def test_no_object_ends_operator_agent_or_plugin(placement: Any, asked: Any) -> 
     operate(found, named(asked, "strange"))
     advise_on(found)
     command(found)
-    show(found)
+    show(found, named(asked, "strange"))
     written_before(found)
 
 
