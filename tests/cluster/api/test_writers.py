@@ -13,7 +13,7 @@ from cluster.agent.status import AgentView, status_of
 from cluster.api import node_placement
 from cluster.api.fit import fit
 from cluster.api.names import AGENT
-from cluster.api.schema import faults
+from cluster.api.schema import faults, within
 from cluster.kube.events import Events
 from tests.cluster.agent.reports import cluster, group, happened, report
 from tests.cluster.api.cel import admits
@@ -66,3 +66,29 @@ def test_the_events_of_an_agent_are_admitted_from_its_own_node_only() -> None:
     assert again is not None
     assert not again.is_new
     assert admits(POLICIES, asked(agent("a"), "events", {**body, **again.body}, old=body)) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ({"version": "1.0\x1b[2J\n"}, {"version": "1.0 [2J "}),
+        ({"version": "x" * 9000}, {"version": "x" * 8189 + "..."}),
+        ({"version": "\ud800"}, {"version": "\ufffd"}),
+        ({"warnings": ["w"] * 40}, {"warnings": ["w"] * 32}),
+        (
+            {"zones": [{"type": "L3"}, {"name": "l3-0", "type": "L3"}]},
+            {"zones": [{"name": "l3-0", "type": "L3"}]},
+        ),
+        (
+            {"zones": [{"name": "l3-0", "type": "L3", "cpus": "0-3; rm"}]},
+            {"zones": [{"name": "l3-0", "type": "L3"}]},
+        ),
+        (
+            {"policy": {"state": "Refused", "message": "a\nb"}},
+            {"policy": {"state": "Refused", "message": "a\nb"}},
+        ),
+        ({"of a newer version": ["\x1b"]}, {"of a newer version": ["\x1b"]}),
+    ],
+)
+def test_what_a_server_would_refuse_the_whole_status_for_is_cut(written: Any, kept: Any) -> None:
+    assert within(written, STATUS) == kept
