@@ -10,13 +10,13 @@ from typing import Optional
 import click
 
 from cri_proxy.cli.answers import fail
-from cri_proxy.cli.arguments import configured
+from cri_proxy.cli.arguments import Commands, configured
 from cri_proxy.cli.output import echo
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
 
 
-@click.group()
+@click.group(cls=Commands)
 def agent() -> None:
     """Tell the cluster what is placed where, and carry out what it asks of this node."""
 

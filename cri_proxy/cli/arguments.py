@@ -81,7 +81,17 @@ with_first_mode = click.option(
 )
 
 
-class RunByDefault(click.Group):
+class Commands(click.Group):
+    """A group whose help has the whole first sentence of each command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(limit=1000)) for name, one in found if one and not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class RunByDefault(Commands):
     """A group that is ``run`` when no subcommand is named, and understands Go's ``-flag=value``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

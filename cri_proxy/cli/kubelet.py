@@ -16,7 +16,7 @@ import click
 from cri_api.control import ControlError
 from cri_api.printable import printable
 from cri_proxy.cli.answers import control_socket, fail_by, json_option, print_json
-from cri_proxy.cli.arguments import ANY_PATH, config_option
+from cri_proxy.cli.arguments import ANY_PATH, Commands, config_option
 from cri_proxy.cli.output import echo
 from cri_proxy.cli.progress import progress
 from cri_proxy.config.config import Config
@@ -45,7 +45,7 @@ from cri_proxy.kubelet.io.service import (
 )
 from cri_proxy.kubelet.record import SwitchRecord, merged
 from cri_proxy.kubelet.settings import BadKubeletFile, socket_of, survey
-from cri_proxy.kubelet.status import status_text
+from cri_proxy.kubelet.status import ENABLE, status_text
 from cri_proxy.kubelet.switch import (
     CannotSwitch,
     Edit,
@@ -118,7 +118,7 @@ _restart = click.option("--restart", is_flag=True, help="Restart kubelet, and wa
 _dry_run = click.option("--dry-run", is_flag=True, help="Only show the change.")
 
 
-@click.group()
+@click.group(cls=Commands)
 @click.option(
     "--root", type=ANY_PATH, default=machine_root, hidden=True, help="Kubelet's files are under this."
 )
@@ -178,7 +178,12 @@ def enable(restart: bool, dry_run: bool, force: bool, adopt: bool) -> None:
     """Point kubelet at us: shows the change, keeps what was, makes it. What runs stays where it is until it is adopted."""
     host = _host()
     sockets = our_sockets(host.config)
-    found = host.look()
+    found = host.look(to_switch=not dry_run)
+    if not found.is_there:
+        raise CannotSwitch(
+            "no kubelet runs here, and none of its files is here, such as /var/lib/kubelet/config.yaml",
+            f"start kubelet, then: {ENABLE}; a node without one places by: cri-resmgr run --standalone",
+        )
     if force or dry_run or found.setup.manager:
         socket = likely_socket(control_socket(), sockets)
     else:

@@ -27,7 +27,14 @@ from cri_proxy.cli.answers import (
     show_document,
     waiting_updates,
 )
-from cri_proxy.cli.arguments import ANY_PATH, RunByDefault, config_option, configured, with_first_mode
+from cri_proxy.cli.arguments import (
+    ANY_PATH,
+    Commands,
+    RunByDefault,
+    config_option,
+    configured,
+    with_first_mode,
+)
 from cri_proxy.cli.offline import daemons_config, release_offline, set_state_aside
 from cri_proxy.cli.output import echo
 from cri_proxy.cli.placement_text import (
@@ -40,7 +47,7 @@ from cri_proxy.cli.placement_text import (
 )
 from cri_proxy.cli.progress import progress
 from cri_proxy.cli.topology_drawing import draw_topology
-from cri_proxy.config.config import BadConfig, LoadedConfig, read_config
+from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.node.sysfs import SysfsError, read_sysfs
@@ -115,7 +122,14 @@ def run(
         # As Intel's: for a daemon that is down. Ours does it running, too.
         config = settings.load_or_last(files).config
         for path in (config["relay.socket"], config["control.socket"]):
-            if is_served(Path(path)):
+            try:
+                is_up = is_served(Path(path))
+            except OSError as error:
+                fail(
+                    f"whether the daemon runs is not known: {path}: {error.strerror or error}",
+                    "try again as root",
+                )
+            if is_up:
                 fail(f"the daemon is running: {path} is served", "use: cri-resmgr reset-policy")
         echo(f"state {set_state_aside(config, 'cri-resmgr --reset-policy')}")
         return
@@ -198,6 +212,7 @@ def release(container: Optional[str], everything: bool, config_file: Optional[Pa
 
 def _updates_text(document: Mapping[str, Any]) -> str:
     lines = [f"{_named(u)}: {u['cpus']}{_not_done(u)}" for u in document["updates"]]
+    lines += [f"{_named(row)}: left as it is: {row['why']}" for row in document.get("left", ())]
     changed = sum(update["done"] for update in document["updates"])
     lines.append(f"{changed} of {document['containers']} containers changed")
     return "\n".join([*lines, *filter(None, [document.get("problem")])])
@@ -365,11 +380,14 @@ def _read_machine_aloud(source: Path) -> TopologyData:
 
 @cli.command()
 @click.option(
-    "--topology", "topology_file", type=ANY_PATH, required=True, help="A sysfs root directory, or JSON."
+    "--topology",
+    "topology_file",
+    type=ANY_PATH,
+    help="The machine: a sysfs directory such as /sys, or what topology --json prints.",
 )
 @click.option("--config", "config_file", type=ANY_PATH, help="Our configuration, or Intel's form.")
 @click.argument("scenario", type=ANY_PATH)
-def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -> None:
+def simulate(topology_file: Optional[Path], config_file: Optional[Path], scenario: Path) -> None:
     """Replay SCENARIO (a JSON list of steps) on a machine; one JSON object a step. No daemon, no root.
 
     What status and log of a node would say besides is in "notes", and in words on stderr.
@@ -378,6 +396,10 @@ def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -
     from cri_proxy.simulator.replay import write_line
     from cri_proxy.simulator.scenario import BadScenario
 
+    if topology_file is None:
+        raise click.UsageError(
+            "say on which machine, by --topology: /sys is this one; cri-resmgr topology --json > FILE keeps another's"
+        )
     data, warnings = _read_machine(topology_file)
     try:
         config = _load_config(config_file)
@@ -392,7 +414,9 @@ def simulate(topology_file: Path, config_file: Optional[Path], scenario: Path) -
         echo(f"cri-resmgr: {error}", err=True)
         sys.exit(2)
     except (OSError, ValueError) as error:
-        echo(f"cri-resmgr: {scenario}: {error}", err=True)
+        reason = error.strerror if isinstance(error, OSError) else error
+        expected = "expected a JSON list of steps; docs/policies.md has them"
+        echo(f"cri-resmgr: {scenario}: {reason}; {expected}", err=True)
         sys.exit(2)
 
 
@@ -400,7 +424,7 @@ def _load_config(path: Optional[Path]) -> LoadedConfig:
     return read_config([] if path is None else [settings.read_source(path, is_typed=True)])
 
 
-@cli.group()
+@cli.group(cls=Commands)
 def config() -> None:
     """Check and show the configuration."""
 
@@ -416,12 +440,11 @@ def check(file: Path, diff: bool) -> None:
     With --diff FILE takes the place of the daemon's file of that path, else of its config.yaml.
     """
     try:
-        online = Topology(read_sysfs().data).online
-    except (SysfsError, BadTopology):
-        online = None
-    try:
         source = settings.read_source(file, is_typed=True)
+        online, problem = _machine_of(read_config([source], strict=True).config)
         loaded = read_config([source], topology_cpus=online, strict=True)
+        if problem:
+            raise BadConfig([problem], loaded.warnings)
     except BadConfig as error:
         for warning in error.warnings:
             echo(f"warning: {warning}", err=True)
@@ -435,6 +458,21 @@ def check(file: Path, diff: bool) -> None:
         from cri_proxy.simulator.preview import diff_text
 
         echo(diff_text(ask_daemon("config-diff", {"name": str(file.resolve()), "text": source.text})))
+
+
+def _machine_of(config: Config) -> tuple[Optional[frozenset[int]], str]:
+    """The CPUs of the machine that a configuration describes, and what is wrong with that; of this one nothing is."""
+    source, origin = Path(config["topology.source"]), config.origins["topology.source"]
+    try:
+        if not source.is_dir():
+            return Topology(settled(read_topology(json.loads(source.read_text())))[0]).online, ""
+        return Topology(read_sysfs(source, source.parent / "proc").data).online, ""
+    except (SysfsError, BadTopology, ValueError, OSError) as error:
+        if origin == "default":
+            return None, ""
+        reason = error.strerror if isinstance(error, OSError) else error
+        expected = "expected a sysfs directory or a JSON topology (cri-resmgr topology --json prints one)"
+        return None, f"{origin}: topology.source is {source}: {reason}; {expected}"
 
 
 @config.command()

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import click
 
 from cri_proxy.cli.answers import ask_daemon, fail, json_option, show_document
-from cri_proxy.cli.arguments import configured, with_first_mode
+from cri_proxy.cli.arguments import Commands, configured, with_first_mode
 from cri_proxy.config.io import files as settings
 from cri_proxy.nri.io.plugin.launched import INDEX_VARIABLE, NAME_VARIABLE, SOCKET_VARIABLE, told_config
 from cri_proxy.text.terminal import table
@@ -21,7 +21,7 @@ _TITLES = ("PLUGIN", "STATE", "ORIGIN", "PID", "CALLS", "FAILED", "MEAN", "MOST"
 _ALL_EVENTS = 14
 
 
-@click.group()
+@click.group(cls=Commands)
 def nri() -> None:
     """NRI, the runtime's interface for plugins: be one, or see those we host."""
 

@@ -11,8 +11,10 @@ from typing import Any, Optional
 
 import click
 
+from cri_proxy.affinity.report import observer_lines
 from cri_proxy.affinity.settings import graph_settings
-from cri_proxy.cli.arguments import configured
+from cri_proxy.cli.answers import ask_daemon, fail, json_option, show_document
+from cri_proxy.cli.arguments import Commands, configured
 from cri_proxy.cli.output import echo
 from cri_proxy.config.config import BadConfig, Config
 from cri_proxy.config.io import files as settings
@@ -32,7 +34,7 @@ _OPTIONS = {
 }
 
 
-@click.group()
+@click.group(cls=Commands)
 def observer() -> None:
     """See which containers talk to each other: the observer, which the daemon asks."""
 
@@ -54,6 +56,21 @@ def run(
     again = [sys.executable, "-m", "cri_proxy", "observer", "options", *_arguments(files, flags)]
     document = {**_document(files), "reload": again}
     os.execv(sys.executable, [sys.executable, "-m", "bpf", "--options", json.dumps(document)])
+
+
+@observer.command()
+@json_option
+def status(as_json: bool) -> None:
+    """How traffic is seen, as the daemon hears it from the observer. Exit code 1: it is not."""
+    found = ask_daemon("status").get("affinity") or {}
+    if not found.get("enabled"):
+        fail("no observer is asked: affinity.enabled is false", "set it to true: cri-resmgr config show")
+    if problem := found["observer"].get("problem"):
+        fail(
+            problem,
+            "systemctl enable --now cri-resmgr-observer; journalctl -u cri-resmgr-observer says why it ended",
+        )
+    show_document(found["observer"], as_json, lambda observer: "\n".join(observer_lines(observer)))
 
 
 @observer.command(hidden=True)

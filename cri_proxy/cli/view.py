@@ -1,6 +1,6 @@
 """``cri-resmgr top`` and ``web``: the node, live, in the terminal and as a page. Drawn in ``cri_proxy/view``.
 
-The page's server is a process of its own that stays small: nothing of it is loaded here.
+The page's server is a process of its own that stays small.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from cri_proxy.cli.output import echo
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
+from cri_proxy.unix_sockets import is_served
+from cri_proxy.view.web.requests import read_listen
 
 #: Where the unit has the address with its token.
 URL_FILE = Path("/run/cri-resmgr-web/url")
@@ -66,11 +68,20 @@ def _beside_control() -> Optional[Path]:
     return None if given is None else Path(given).parent / "view" / "view.sock"
 
 
+def _check_listen(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    try:
+        read_listen(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error).partition("--listen is ")[2], ctx, param) from None
+    return text
+
+
 @click.command()
 @click.option(
     "--listen",
     default="127.0.0.1:8895",
     show_default=True,
+    callback=_check_listen,
     help="Where: a loopback address and port (0: any), or unix:/PATH.",
 )
 @click.option(
@@ -100,9 +111,11 @@ def web(
     if prints_url:
         _print_url(url_file or URL_FILE)
         return
+    asked = view_socket or _webs_socket()
+    _warn_unless_served(asked)
     words = [
         "--view-socket",
-        str(view_socket or _webs_socket()),
+        str(asked),
         "--listen",
         listen,
         "--interval",
@@ -114,6 +127,18 @@ def web(
     # A packaged program sees its own modules only, and so does this one.
     isolated = ["-I"] if sys.flags.isolated else []
     os.execv(sys.executable, [sys.executable, *isolated, "-m", "cri_proxy.view.web.io", *words])
+
+
+def _warn_unless_served(path: Path) -> None:
+    """A page is served all the same: it shows the daemon once that answers."""
+    try:
+        problem = "" if is_served(path) else f"nothing serves {path}; systemctl start cri-resource-manager"
+    except OSError as error:
+        problem = (
+            f"{path}: {error.strerror or error}; try again as root, or as a member of control.view_group"
+        )
+    if problem:
+        echo(f"warning: the page is empty as long as the daemon does not answer: {problem}", err=True)
 
 
 def _print_url(url_file: Path) -> None:

@@ -44,7 +44,7 @@ from policies.affinity.graph.groups import groups_of
 from policies.affinity.graph.traffic import Traffic
 from policies.machine.cpus import format_cpus
 from policies.machine.topology_json import write_topology
-from policies.model import PlacementRefused
+from policies.model import BudgetSpent, PlacementRefused
 
 if TYPE_CHECKING:
     from cri_proxy.daemon.daemon import Daemon
@@ -237,16 +237,18 @@ class Commands:
         if arguments.get("all"):
             engine = self._engine()
             waiting = [g for g in engine.grants.values() if is_adoptable(engine, g)]
-            self._manage_all(engine, waiting)
-            return await self._carry_out(len(waiting))
+            left = self._manage_all(engine, waiting)
+            return {**await self._carry_out(len(waiting)), "left": left}
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Management.PLACED:
             path = grant.container.path
             raise ControlError(f"{path} is managed already; see: cri-resmgr explain {path}")
         try:
             is_managed = self._engine().manage(grant.key)
-        except PlacementRefused as error:
-            raise ControlError(str(error)) from None
+        except (PlacementRefused, BudgetSpent) as error:
+            path = grant.container.path
+            sentence = f"{path} cannot be placed, and stays as it is: {error}"
+            raise ControlError(f"{sentence}; see: cri-resmgr explain {path}") from None
         if not is_managed:
             raise ControlError(f"{grant.container.path} cannot be placed: {grant.why or grant.life.value}")
         return await self._carry_out(1)
@@ -259,10 +261,12 @@ class Commands:
         moved = await self._daemon.assembly.start_over()
         await self._look()
         engine = self._engine()
+        left: list[dict[str, str]] = []
         if arguments.get("replace"):
-            self._manage_all(engine, [g for g in engine.grants.values() if g.stance is Management.ADOPTED])
+            waiting = [g for g in engine.grants.values() if g.stance is Management.ADOPTED]
+            left = self._manage_all(engine, waiting)
         result = await self._carry_out(len(engine.grants))
-        return {**result, "state": await moved, "adopted": len(engine.grants)}
+        return {**result, "left": left, "state": await moved, "adopted": len(engine.grants)}
 
     async def acknowledge(self, arguments: dict[str, Any]) -> Any:
         """The loss of records was seen: it is no reason any more."""
@@ -270,9 +274,13 @@ class Commands:
         await self._daemon.services.store.settled()
         return {"acknowledged": sentence}
 
-    def _manage_all(self, engine: Engine, adopted: list[ContainerRecord]) -> None:
-        for key, why in engine.manage_all([grant.key for grant in adopted]).items():
-            self._daemon.log.warning("left as it is", container=path_of(engine, key), why=why)
+    def _manage_all(self, engine: Engine, adopted: list[ContainerRecord]) -> list[dict[str, str]]:
+        """Place them; those that are left as they are, and why."""
+        refused = engine.manage_all([grant.key for grant in adopted])
+        left = [{"id": key, "container": path_of(engine, key), "why": why} for key, why in refused.items()]
+        for row in left:
+            self._daemon.log.warning("left as it is", container=row["container"], why=row["why"])
+        return left
 
     async def _look(self) -> None:
         """Have the runtime's containers as they are now in the books: some may have been made past the daemon."""

@@ -74,12 +74,14 @@ class RuntimeFacts:
 class KubeletFacts:
     """``settings``: flags and keys of kubelet's configuration that matter here, the winning ones.
 
+    ``is_there``: one runs, or has files here.
     ``connected``: whether the running kubelet holds a connection to what it points at; None: not known.
     """
 
     status: KubeletStatus
     settings: Mapping[str, str] = field(default_factory=dict)
     connected: Optional[bool] = None
+    is_there: bool = True
 
 
 @dataclass(frozen=True)

@@ -616,3 +616,35 @@ async def test_metrics_are_served_over_http(start_agent) -> None:
     assert await reader.read() == b""
     writer.close()
     assert (await ask(agent, "status"))["degraded"] == {}
+
+
+# ---------------------------------------------------------------------- mistakes that a daemon answers
+
+#: A daemon whose policy may look at no place at all.
+SPENT = "import policies.ladder; policies.ladder.BUDGET = 0; import cri_proxy.__main__"
+
+
+async def test_a_container_that_the_budget_does_not_place_stays_and_is_said(runtime) -> None:
+    support.run_without_us(runtime, "web", cpu_limit=4000)
+    before = support.cpusets(runtime)
+    async with support.new_agent(runtime) as agent:
+        await agent.start(command=(sys.executable, "-c", SPENT))
+        await until(agent, lambda status: status.get("containers") == {"adopted": 1})
+        code, out, error = await agent.cli("adopt", "default/web/web")
+        assert (code, out) == (1, "")
+        assert error == (
+            "cri-resmgr: default/web/web cannot be placed, and stays as it is: more than 0 places to look at; "
+            "see: cri-resmgr explain default/web/web\n"
+        )
+        code, out, error = await agent.cli("adopt", "--all")
+        assert (code, error) == (0, "")
+        assert "): left as it is: more than 0 places to look at\n0 of 1 containers changed\n" in out
+        assert "Traceback" not in agent.log()
+    assert support.cpusets(runtime) == before
+
+
+async def test_an_observer_that_is_not_there_has_a_next_step(agent) -> None:
+    code, out, error = await agent.cli("observer", "status")
+    assert (code, out) == (1, "")
+    assert error.startswith("cri-resmgr: no observer answers at ")
+    assert "\n  systemctl enable --now cri-resmgr-observer; " in error

@@ -281,3 +281,33 @@ def test_kubelet_is_not_absent_where_proc_hides_the_processes_of_others(level: s
         pytest.skip(done.stderr.strip())
     said = {"1": "/proc/1/comm: Operation not permitted", "2": "/proc hides processes (hidepid)"}[level]
     assert done.stdout == f"NotSeen {said}\n", done
+
+
+#: Commands that a user may type, who has no right to the daemon's socket.
+TYPED = [
+    "status", "placements", "explain web", "release --all", "adopt --all", "reset-policy", "history", "metrics", "mode off",
+    "affinity", "observer status", "nri status", "config show", "kubelet status", "kubelet enable", "kubelet disable",
+    "run --reset-policy",
+]  # fmt: skip
+
+
+async def test_a_user_without_rights_is_told_to_be_root_by_every_command(runtime: FakeRuntime) -> None:
+    async with new_agent(runtime) as agent:
+        agent.folder.chmod(0o755)
+        await agent.start()
+        for command in TYPED:
+            first, *rest = command.split()
+            takes = first in ("kubelet", "release", "history", "reset-policy", "run")
+            given = ["--config", str(agent.config_file)] if takes else []
+            words = ["--control-socket", str(agent.control), first, *given, *rest]
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-c", AS_USER, *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            said = done.stdout + done.stderr
+            assert "Traceback" not in said, (command, said)
+            assert "root" in said or command.startswith("kubelet"), (command, said)
+            assert done.returncode == 1, (command, said)

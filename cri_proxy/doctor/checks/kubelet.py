@@ -7,6 +7,7 @@ from typing import Any
 
 from cri_proxy.doctor.facts import RUNS_AS, Facts, KubeletFacts
 from cri_proxy.doctor.findings import NOTE, WARNING, Finding, finding, note, ok, problem, warning
+from cri_proxy.kubelet.status import ENABLE
 from cri_proxy.text.terminal import duration_text
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
 
@@ -42,6 +43,9 @@ def _pointing(kubelet: KubeletFacts, daemon: Mapping[str, Any]) -> Finding:
         sentence = f"kubelet was started before its files were changed and still uses {status.endpoint}"
     elif status.dropped:
         sentence = "kubelet no longer points at us: what `kubelet enable` wrote is gone (a kubeadm upgrade does that)"
+    elif not kubelet.is_there:
+        sentence = "no kubelet runs here, and none of its files is here: nothing calls us"
+        return warning("kubelet", sentence, f"start kubelet, then: {ENABLE}")
     elif status.pid is None and status.place == "default":
         sentence = "no kubelet runs here, and none is configured for us"
         if status.unseen:

@@ -214,7 +214,8 @@ def read_kubelet_facts(places: Places) -> KubeletFacts:
     found = look(KubeletFiles(places.root, Path(places.config["state.directory"])), places.proc)
     status = found.status(our_sockets(places.config))
     connected = is_connected(status.pid, status.endpoint) if status.pid is not None else None
-    return KubeletFacts(status, dict(_kubelet_settings(found.setup.flags, found.setup.config)), connected)
+    kubelets = dict(_kubelet_settings(found.setup.flags, found.setup.config))
+    return KubeletFacts(status, kubelets, connected, found.is_there)
 
 
 def _kubelet_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

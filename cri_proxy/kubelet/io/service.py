@@ -240,6 +240,12 @@ class KubeletHost:
     record: Optional[SwitchRecord]
     unseen: str = ""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a kubelet, as far as may be seen: one that runs, or a file of one."""
+        has_file = any(text is not None for text in self.files.values())
+        return self.kubelet is not None or bool(self.unseen) or has_file
+
     def names(self, sockets: Sequence[str]) -> tuple[str, ...]:
         """Our sockets, and the one we wrote once: it may have another name by now."""
         return (*sockets, self.record.endpoint) if self.record else tuple(sockets)
