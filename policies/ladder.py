@@ -341,9 +341,13 @@ def _decided_by(
                 return f"of {those} the nearest to its pod or its former place"
             if name == "affinity":
                 return with_figures(f"of {those} the nearest to its peers{_nearer(ours, theirs)}", figures)
+            # Compiled, whole numbers are floats here.
+            here, there = _number(ours), _number(theirs)
             if name == "hints":
-                return f"of {those} the nearest to what it uses: {ours} on other NUMA nodes, {theirs} in the next"
-            return f"of {those} the one whose NUMA nodes are nearest to each other: distance {ours}, {theirs} in the next"
+                return (
+                    f"of {those} the nearest to what it uses: {here} on other NUMA nodes, {there} in the next"
+                )
+            return f"of {those} the one whose NUMA nodes are nearest to each other: distance {here}, {there} in the next"
     rivals = [count for ids, count in counts.items() if ids != best.ids]
     if rivals and counts[best.ids] < min(rivals):
         return f"of {those} the one with the fewest containers: {counts[best.ids]}, {min(rivals)} in the next"

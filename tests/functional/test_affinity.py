@@ -112,7 +112,7 @@ async def test_a_plan_that_does_not_pay_says_so_of_the_container_that_it_would_m
         await edges(agent)
         await until(agent, lambda s: any("until it pays" in text for text in s["affinity"]["waits_for"]))
         [row] = await told()
-        assert row["waits"].startswith("until it pays (affinity.hysteresis): 1 moves save ")
+        assert row["waits"].startswith("until it pays (affinity.hysteresis): 1 move saves ")
         assert row["beside"] and row["gain"] > 0
 
 

@@ -130,7 +130,8 @@ def _accepted(
     more = after - instance.cost(search.best)
     blocked = tuple(missing) if saved + more > settings.hysteresis * before and more > 0 else ()
     beyond = f"; {more:.3g} CPUs more are out of reach: {_blocked_text(blocked)}" if blocked else ""
-    gain = f"{len(steps)} moves save {saved:.3g} of {before:.3g} CPUs ({share:.1%})"
+    moves = "1 move saves" if len(steps) == 1 else f"{len(steps)} moves save"
+    gain = f"{moves} {saved:.3g} of the {before:.3g} CPUs that traffic out of an L3 costs ({share:.1%})"
     excess, excess_after = _excess(instance, present, ()), _excess(instance, present, steps)
     if excess_after > excess:
         fault = f"would leave {excess_after / 1e6:.3g} CPUs above capacity, now {excess / 1e6:.3g}"
@@ -139,8 +140,9 @@ def _accepted(
     elif saved <= price:
         fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
     else:
-        paid = f"and cost {price:.3g} over {settings.horizon_s:.0f} s"
-        return steps, [], blocked, with_figures(f"{gain} {paid}{beyond}", f"found from {search.start}")
+        cost = "less than 0.01 CPUs" if price < 0.01 else f"{price:.2f} CPUs"
+        paid = f"; to make them costs {cost} over {settings.horizon_s:.0f} s"
+        return steps, [], blocked, with_figures(f"{gain}{paid}{beyond}", f"found from {search.start}")
     return [], steps, blocked, f"{gain}, but {fault}{beyond}"
 
 

@@ -31,7 +31,7 @@ def test_a_pair_is_brought_into_one_l3_by_one_move() -> None:
     assert answer.cost_before == pytest.approx(0.174)
     assert answer.cost_after == 0
     assert answer.moves[0].gain == pytest.approx(0.174)
-    assert "save 0.174 of 0.174 CPUs (100.0%)" in answer.why
+    assert "saves 0.174 of the 0.174 CPUs that traffic out of an L3 costs (100.0%)" in answer.why
 
 
 def test_traffic_that_is_not_worth_the_cache_stays_where_it_is() -> None:
