@@ -183,6 +183,8 @@ def _build(root: Path, python: str, interpreter: str, made: Path) -> None:
             # mypyc writes a library's headers beside it, and looks for them above.
             "CFLAGS": " ".join(f"-Ibuild/{part}" for part in PARTS),
             "LDFLAGS": "-s",
+            # Debian's Python's. One that was built here (pyenv) would have its own folder searched for libraries.
+            "LDSHARED": "gcc -shared -Wl,-O1 -Wl,-Bsymbolic-functions",
         }
         command = [interpreter, "-s", __file__, "--here"]
         count = sum(map(len, names.values()))
