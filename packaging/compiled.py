@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import fcntl
 import hashlib
 import os
 import platform
@@ -22,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
-from told import run, say
+from told import lock, run, say
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -116,8 +115,8 @@ def compile_modules(root: Path, python: str, target: Path) -> str:
     made = CACHE / "compiled" / digest(root, python)
     made.parent.mkdir(parents=True, exist_ok=True)
     # Builds side by side share what is made; one of them makes it.
-    with (CACHE / "compiled.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (CACHE / "compiled.lock").open("w") as file:
+        lock(file)
         if not made.is_dir():
             _build(root, python, interpreter, made)
         os.utime(made)

@@ -7,7 +7,6 @@ The protobuf modules are made by a pinned protoc, older than every pinned protob
 from __future__ import annotations
 
 import email
-import fcntl
 import os
 import platform
 import shutil
@@ -22,7 +21,7 @@ import vendor
 from architectures import Architecture
 from sources import OUR_PACKAGES, REPOSITORY, files_below
 from stage import compiled_site
-from told import run, say
+from told import lock, run, say
 
 #: What was fetched, for the next build.
 CACHE = REPOSITORY / ".cache"
@@ -37,8 +36,8 @@ def prepare(python: str, architectures: Sequence[Architecture], target: Path) ->
     site = target / "site"
     CACHE.mkdir(exist_ok=True)
     # Builds side by side share what is fetched.
-    with (CACHE / "packages.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (CACHE / "packages.lock").open("w") as file:
+        lock(file)
         _vendored(python, architectures, target)
         _protobufs(site)
     for source in files_below(*OUR_PACKAGES):

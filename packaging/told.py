@@ -5,12 +5,13 @@ Standard library only, as ``compiled.py``, which also runs in a Python that has 
 
 from __future__ import annotations
 
+import fcntl
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Optional, TextIO
 
 LOGS = Path(__file__).resolve().parent.parent / ".cache" / "log"
 
@@ -18,6 +19,15 @@ LOGS = Path(__file__).resolve().parent.parent / ".cache" / "log"
 def say(what: str) -> None:
     """One line, at once."""
     print(f"packaging: {what}", file=sys.stderr, flush=True)
+
+
+def lock(file: TextIO) -> None:
+    """Have it for this build alone until it is closed; that another one must end first is said."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("another build here fetches or compiles: waiting until it has")
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def run(

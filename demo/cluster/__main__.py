@@ -169,7 +169,10 @@ async def main() -> int:
     described = isinstance(machine_here(), TopologyData)
     folder = Path(tempfile.mkdtemp(prefix="crd-"))
     try:
-        print("Starting a control plane, containerd with its images and a kubelet: a minute or so ...", flush=True)
+        print(
+            "Starting a control plane, containerd with its images and a kubelet: a minute or so ...",
+            flush=True,
+        )
         async with cluster(folder) as (node, kubectl):
             case = Case(node)
             print(f"A cluster of one node: {versions(node)}, {os.cpu_count()} CPUs.")

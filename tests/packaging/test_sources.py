@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -162,7 +164,7 @@ def said_of(title: str) -> str:
 
 
 def test_the_manual_has_the_options_that_all_commands_of_a_group_have() -> None:
-    assert ".B --config FILE\n" in said_of("kubelet")
+    assert ".B --config PATH\n" in said_of("kubelet")
 
 
 def test_the_manual_says_once_that_there_is_help() -> None:
@@ -318,3 +320,16 @@ def test_what_a_program_says_is_in_a_log_that_is_named_when_it_fails(
     with pytest.raises(SystemExit, match=re.escape(sentence)):
         told.run(["sh", "-c", pip.format(1)], "pip", "no wheels")
     assert log.read_text().startswith("Collecting x\n")
+
+
+def test_that_another_build_must_end_first_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(told, "say", said.put)
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        told.lock(first)
+        assert said.empty()
+        waiting = threading.Thread(target=told.lock, args=[second])
+        waiting.start()
+        assert "waiting" in said.get()
+        first.close()
+        waiting.join()
