@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Optional
 
@@ -16,13 +17,21 @@ from tests.machines import HYGON_7285_2S, machine
 _HAND_OVER = """
 import os, sys
 from fcntl import F_DUPFD, fcntl
-given = [fcntl(int(word), F_DUPFD, 10) for word in sys.argv[1].split(",")]  # numbers that are free
+given = []
+for word in sys.argv[1].split(","):
+    given.append(fcntl(int(word), F_DUPFD, 10))  # numbers that are free
+    os.close(int(word))
 for at, descriptor in enumerate(given):
     os.dup2(descriptor, 3 + at)
     os.close(descriptor)
 os.environ.update(LISTEN_FDS=str(len(given)), LISTEN_PID=str(os.getpid()))
-os.execv(sys.executable, [sys.executable, "-m", "cri_proxy", *sys.argv[2:]])
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])
 """
+
+
+def handed_over(descriptors: Sequence[int], module: str) -> tuple[str, ...]:
+    """What starts a module with these; the caller leaves them open (``pass_fds``), and appends arguments."""
+    return (sys.executable, "-c", _HAND_OVER, ",".join(map(str, descriptors)), module)
 
 
 class Units:
@@ -38,7 +47,7 @@ class Units:
     async def start(self, *arguments: str, **environment: str) -> None:
         """Start the service, and wait until it is READY."""
         descriptors = [listener.fileno() for listener in self._listeners]
-        command = (sys.executable, "-c", _HAND_OVER, ",".join(map(str, descriptors)))
+        command = handed_over(descriptors, "cri_proxy")
         await self.agent.start(*arguments, environment=environment, command=command, keep=descriptors)
 
     async def restart(self) -> None:

@@ -158,6 +158,8 @@ class Listen:
 def read_listen(text: str) -> Listen:
     """``127.0.0.1:8895``, ``[::1]:8895``, ``localhost:8895`` or ``unix:/run/x.sock``.
 
+    localhost is 127.0.0.1 here: by its name a browser would try ``[::1]`` too, where another process may listen.
+
     :raises ValueError: a sentence; also for an address of a network.
     """
     if text.startswith("unix:/"):
@@ -168,4 +170,5 @@ def read_listen(text: str) -> Listen:
             f"--listen is {text!r}, expected a loopback address with a port, such as 127.0.0.1:8895, or unix:/PATH; "
             "from elsewhere: ssh -L 8895:127.0.0.1:8895 NODE"
         )
-    return Listen(found[1].strip("[]"), int(found[2][1:]))
+    host = "127.0.0.1" if found[1].lower() == "localhost" else found[1].strip("[]")
+    return Listen(host, int(found[2][1:]))

@@ -28,6 +28,8 @@ FLAGS = (
     "--force-color-profile=srgb",
     "--hide-scrollbars",
 )
+MODULE = "cri_proxy.view.web.io"
+BY_HAND: tuple[str, ...] = (sys.executable, "-m", MODULE)
 
 
 class WebProcess:
@@ -39,25 +41,47 @@ class WebProcess:
         self.url_file = agent.folder / "url"
         self.stat = agent.folder / "stat"
         self.process: Optional[asyncio.subprocess.Process] = None
+        #: As a service manager starts it: the command, descriptors that it gets, and environment.
+        self.command = BY_HAND
+        self.keep: tuple[int, ...] = ()
+        self.environment: Mapping[str, str] = {}
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, listen: str = "") -> None:
+        process = await self._begin(listen or f"127.0.0.1:{port}")
+        assert process.stdout is not None
+        said = await asyncio.wait_for(process.stdout.readline(), HANG_S)
+        assert said.startswith(b"serving http://"), said
+
+    async def fail(self, port: int) -> tuple[int, str]:
+        """A start that cannot be: its exit code, and what it says."""
+        _, error = await asyncio.wait_for(
+            (await self._begin(f"127.0.0.1:{port}", stderr=asyncio.subprocess.PIPE)).communicate(), HANG_S
+        )
+        assert self.process is not None and self.process.returncode is not None
+        return self.process.returncode, error.decode()
+
+    async def _begin(self, listen: str, stderr: Optional[int] = None) -> asyncio.subprocess.Process:
         view = self._agent.control.parent / "view" / "view.sock"
         words = [
             "--view-socket",
             str(view),
             "--listen",
-            f"127.0.0.1:{port}",
+            listen,
             "--url-file",
             str(self.url_file),
         ]
         words += ["--stat", str(self.stat), "--interval", "0.2", *self._options]
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cri_proxy.view.web.io", *words,
-            stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(self._agent.folder),
+            *self.command, *words, stdout=asyncio.subprocess.PIPE, stderr=stderr, pass_fds=self.keep,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment}, cwd=str(self._agent.folder),
         )  # fmt: skip
-        assert self.process.stdout is not None
-        said = await asyncio.wait_for(self.process.stdout.readline(), HANG_S)
-        assert said.startswith(b"serving http://"), said
+        return self.process
+
+    async def kill(self) -> None:
+        """As kill -9 does."""
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
 
     async def stop(self) -> int:
         if self.process is None:

@@ -153,7 +153,7 @@ def test_the_policy_allows_nothing_from_elsewhere_and_nothing_inline() -> None:
     ("text", "listen"),
     [
         ("127.0.0.1:8895", Listen("127.0.0.1", 8895)),
-        ("localhost:0", Listen("localhost", 0)),
+        ("localhost:0", Listen("127.0.0.1", 0)),
         ("[::1]:80", Listen("::1", 80)),
         ("unix:/run/x/web.sock", Listen(path="/run/x/web.sock")),
     ],

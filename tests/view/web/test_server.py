@@ -240,15 +240,9 @@ def test_a_page_that_does_not_read_is_closed() -> None:
     assert writer.transport.is_aborted
 
 
-async def test_the_file_with_the_token_is_its_owners_alone_and_the_token_outlives_a_restart(
-    web: WebProcess,
-) -> None:
+async def test_the_file_with_the_token_is_its_owners_alone(web: WebProcess) -> None:
     assert stat.S_IMODE(web.url_file.stat().st_mode) == 0o600
-    token, port = web.token, web.port
-    assert len(token) >= 43
-    assert await web.stop() == 0
-    await web.start(port)
-    assert (web.token, web.port) == (token, port)
+    assert len(web.token) >= 43
 
 
 async def test_by_hand_it_prints_the_address_and_serves_a_unix_socket(busy: Agent) -> None:
@@ -269,7 +263,7 @@ async def test_by_hand_it_prints_the_address_and_serves_a_unix_socket(busy: Agen
     try:
         assert process.stdout is not None
         said = (await asyncio.wait_for(process.stdout.readline(), HANG_S)).decode()
-        token = said.strip().partition("http://localhost:8895/#token=")[2]
+        token = said.strip().partition("http://127.0.0.1:8895/#token=")[2]
         assert len(token) == 43
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
         reader, writer = await asyncio.open_unix_connection(str(path))

@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import secrets
 import signal
+import socket
 import sys
 from pathlib import Path
-from typing import Optional
 
 from cri_api.printable import printable
 from cri_proxy.unix_sockets import SocketTaken
 from cri_proxy.view.io.daemon import ViewSocket
+from cri_proxy.view.web.io.listener import listening
 from cri_proxy.view.web.io.server import AWAY, Feed, PageServer
-from cri_proxy.view.web.requests import Listen, is_token, read_listen
+from cri_proxy.view.web.requests import Listen, read_listen
 
 
 def main() -> int:
     options = _options()
     os.umask(0o077)
     try:
-        token = _kept_token(options.url_file) or secrets.token_urlsafe(32)
-        return asyncio.run(_serve(options, token))
+        with listening(options.listen, options.url_file) as (listener, token):
+            return asyncio.run(_serve(options, listener, token))
     except (SocketTaken, OSError) as error:
         print(printable(f"cri-resmgr web: {error}"), file=sys.stderr)
         return 1
@@ -48,17 +48,7 @@ def _listen(text: str) -> Listen:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _kept_token(url_file: Optional[Path]) -> str:
-    """The token of the process before, so that open pages go on after a restart."""
-    try:
-        text = "" if url_file is None else url_file.read_text()
-    except FileNotFoundError:
-        return ""
-    token = text.strip().partition("#token=")[2]
-    return token if is_token(token) else ""
-
-
-async def _serve(options: argparse.Namespace, token: str) -> int:
+async def _serve(options: argparse.Namespace, listener: socket.socket, token: str) -> int:
     """Until SIGTERM or SIGINT."""
     # Before it is told where it serves: what has heard that may end it at once.
     ended = asyncio.Event()
@@ -66,7 +56,7 @@ async def _serve(options: argparse.Namespace, token: str) -> int:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     view = ViewSocket(options.view_socket, AWAY, options.stat)
     feed = Feed(view, options.interval)
-    server = PageServer(options.listen, token, view, feed)
+    server = PageServer(listener, token, view, feed)
     await server.start()
     url = f"{server.address}#token={token}"
     if options.url_file is None:

@@ -13,35 +13,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import resources
-from typing import Optional, Union
+from typing import Any, Optional, Protocol, Union
 
 from cri_api.control import ControlError
 from cri_api.waiting import wait_within
-from cri_proxy.unix_sockets import claim
 from cri_proxy.view.io.daemon import Away, ViewSocket
+from cri_proxy.view.snapshot import NodeSnapshot
+from cri_proxy.view.web.document import MOST_DECISIONS, Decisions, delta, read_document
 from cri_proxy.view.web.requests import (
     EVENTS,
     EXPLAIN,
     HEADERS,
     MOST_HEAD,
-    Listen,
     Refused,
     Request,
     admit,
     read_request,
 )
-
-from pathlib import Path  # isort: skip
-import socket
-import time
-from typing import Any, Protocol
-
-from cri_proxy.view.snapshot import NodeSnapshot
-from cri_proxy.view.web.document import MOST_DECISIONS, Decisions, delta, read_document
 
 #: Answers that the history's last entries are fetched in, each of up to a megabyte.
 MOST_ANSWERS = 8
@@ -228,32 +222,28 @@ class OpenPage:
 class PageServer:
     """Serves the page on one address."""
 
-    def __init__(self, listen: Listen, token: str, view: ViewSocket, feed: Feed) -> None:
-        self._listen, self._token, self._view, self._feed = listen, token, view, feed
+    def __init__(self, listener: socket.socket, token: str, view: ViewSocket, feed: Feed) -> None:
+        self._listener, self._token, self._view, self._feed = listener, token, view, feed
         self._files = {path: (_read(name), kind) for path, (name, kind) in _FILES.items()}
         self._server: Optional[asyncio.AbstractServer] = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pages = 0
 
     async def start(self) -> None:
-        """:raises SocketTaken, OSError: the address cannot be had."""
-        if self._listen.path:
-            claim(Path(self._listen.path), "--listen")
+        if self._listener.family == socket.AF_UNIX:
             self._server = await asyncio.start_unix_server(
-                self._connected, self._listen.path, limit=MOST_HEAD
+                self._connected, sock=self._listener, limit=MOST_HEAD
             )
         else:
-            self._server = await asyncio.start_server(
-                self._connected, self._listen.host, self._listen.port, limit=MOST_HEAD
-            )
+            self._server = await asyncio.start_server(self._connected, sock=self._listener, limit=MOST_HEAD)
 
     @property
     def address(self) -> str:
         """As a browser on this machine opens it; of a unix socket, at the end of a tunnel to it."""
-        if self._listen.path or not isinstance(self._server, asyncio.Server):
-            return "http://localhost:8895/"
-        host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
-        return f"http://{host}:{self._server.sockets[0].getsockname()[1]}/"
+        if self._listener.family == socket.AF_UNIX:
+            return "http://127.0.0.1:8895/"
+        host, port = self._listener.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -261,8 +251,6 @@ class PageServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._listen.path:
-            Path(self._listen.path).unlink(missing_ok=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
