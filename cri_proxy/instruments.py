@@ -219,18 +219,22 @@ class GaugeValue:
     """A number of the moment."""
 
     def __init__(self) -> None:
-        self._value = 0.0
+        self._value: Optional[float] = 0.0
         self._function: Optional[Callable[[], float]] = None
 
     def set(self, value: float) -> None:
         self._value = float(value)
+
+    def end(self) -> None:
+        """There is no such number any more, and no line, until it is set again."""
+        self._value = None
 
     def set_function(self, function: Callable[[], float]) -> None:
         """Have it asked for whenever it is read."""
         self._function = function
 
     @property
-    def value(self) -> float:
+    def value(self) -> Optional[float]:
         return self._value if self._function is None else float(self._function())
 
 
@@ -245,11 +249,17 @@ class Gauge(_Metric[GaugeValue]):
     def set_function(self, function: Callable[[], float]) -> None:
         self._only.set_function(function)
 
+    def end(self) -> None:
+        """End all its series: what they were read from is not heard of any more."""
+        for child in list(self._children.values()):
+            child.end()
+
     def _new(self) -> GaugeValue:
         return GaugeValue()
 
     def _samples(self, labels: dict[str, str], child: GaugeValue) -> list[SeriesValue]:
-        return [SeriesValue(self._name, labels, child.value)]
+        value = child.value
+        return [] if value is None else [SeriesValue(self._name, labels, value)]
 
 
 class Distribution:

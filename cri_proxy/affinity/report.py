@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cri_proxy.affinity.effect.comparison import effect_lines
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.moves import APART, NAMED, WHERE, bytes_text, where_both
+from cri_proxy.text.ages import TRAFFIC, old_texts, since_text
 from cri_proxy.text.terminal import duration_text, table
 from policies.affinity.graph.traffic import LEAST_TRUST, Edge, Traffic
 
@@ -116,13 +117,13 @@ def affinity_text(document: Mapping[str, Any], show_all: bool = False, groups: b
     edges = document["edges"]
     remembered = f"{len(document['owner_edges'])} between workloads remembered"
     lines.append(f"graph      {_count(len(edges), 'edge')} between containers, {remembered}")
-    if document["frozen"]:
-        lines.append(f"           old: {document['frozen']}")
+    lines += [f"           old: {text}" for text in old_texts(document)]
     lines += [f"           {_nearness_text(row)}" for row in document["nearness"] if row["weight"]]
     if effect := document.get("effect"):
         told = [effect["how"], *effect_lines(effect["last"])]
         lines += [f"{'effect' if line is told[0] else '':<11}{line}" for line in told]
-    lines.append("")
+    old = (document.get("old") or {}).get(TRAFFIC)
+    lines += ["", *([f"{since_text(old)}:"] if old else [])]
     if groups:
         return "\n".join([*lines, *_group_lines(document["groups"])])
     shown = edges if show_all else edges[:SHOWN]

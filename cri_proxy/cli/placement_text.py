@@ -10,6 +10,7 @@ from cri_proxy.affinity.demand.report import demand_text, status_line
 from cri_proxy.affinity.report import move_text, status_lines, would_move_text
 from cri_proxy.engine.moves import peer_text
 from cri_proxy.engine.report import engine_sentence, for_text
+from cri_proxy.text.ages import old_texts
 from cri_proxy.text.terminal import duration_text, stance_text, table
 from policies.machine.domain_names import domain_text
 
@@ -42,7 +43,7 @@ def placements_text(rows: Iterable[dict[str, Any]]) -> str:
 def explain_text(document: dict[str, Any], verbose: bool = False) -> str:
     """The explanation for the terminal; ``verbose``: with the figures of the search, which a daemon before this version
     does not tell."""
-    lines: list[str] = []
+    lines = [f"old: {text}" for text in old_texts(document)]
     for row in document["containers"]:
         lines.append(
             f"{row['namespace']}/{row['pod']}/{row['container']} (attempt {row['attempt']}, {row['id']})"
@@ -167,6 +168,7 @@ def status_text(document: dict[str, Any]) -> str:
         for path in document["distrusted"]:
             lines.append(f"  untouched  {path}: failed to start where it was placed")
         lines += [f"  BROKEN     {sentence}" for sentence in document["invariants"]]
+    lines += [f"  old        {text}" for text in old_texts(document)]
     lines += cluster_lines(document.get("cluster", {}))
     lines += status_lines(document.get("affinity", {}))
     if demand := status_line(document.get("demand", {})):

@@ -18,6 +18,7 @@ from cri_proxy.config.cluster_policy import BadPolicy, read_policy
 from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
+from cri_proxy.daemon.ages import old_of
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
 from cri_proxy.daemon.engine_host import COMMAND, NODE_PLACEMENT
 from cri_proxy.engine.engine import Engine
@@ -128,6 +129,7 @@ class Commands:
             "books": node_state.books.sentence(),
             "state_unsaved": services.store.waiting,
             "updates_waiting": len(node_state.updates.pending),
+            "old": old_of(daemon),
             "affinity": daemon.affinity.status(),
             "demand": daemon.sizer.status(),
             "cluster": daemon.cluster.document(),
@@ -160,7 +162,7 @@ class Commands:
             grant = engine.grants[row["id"]]
             row["would_move"] = self._daemon.affinity.would_move(grant)
             row["demand"] = self._daemon.sizer.explained(engine, grant)
-        return {**document, "unsaved": self._is_unsaved(name)}
+        return {**document, "unsaved": self._is_unsaved(name), "old": old_of(self._daemon)}
 
     def _is_unsaved(self, name: str) -> bool:
         """Whether a container's record is not in the state file as it is, and cannot be had there just now."""
@@ -363,11 +365,14 @@ class AffinityCommands:
             raise ControlError("the daemon is degraded and passes bytes only: see cri-resmgr status")
         most = read_most(arguments)
         if most is None:
-            return {**controller.status(), **await graph_document(engine, controller.traffic())}
+            return {**self._head(), **await graph_document(engine, controller.traffic())}
         traffic = controller.traffic()
         heaviest = nlargest(most, traffic.listed, key=lambda edge: edge.bytes_per_s)
         rows = await sliced(heaviest, lambda some: edge_rows(engine, some))
-        return {**controller.status(), "version": traffic.version, "edges": rows}
+        return {**self._head(), "version": traffic.version, "edges": rows}
+
+    def _head(self) -> dict[str, Any]:
+        return {**self._controller.status(), "old": old_of(self._daemon)}
 
     async def rebalance(self, arguments: dict[str, Any]) -> Any:
         """A plan; carried out unless ``dry_run``."""

@@ -22,6 +22,7 @@ from cri_api.control import ControlError
 from cri_api.waiting import wait_within
 from cri_proxy.config.io.files import Files
 from cri_proxy.control import Command
+from cri_proxy.daemon.ages import old_of
 from cri_proxy.doctor.findings import EXAMINE_S, PROBLEM, WARNING
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Zone, zones_of
@@ -239,6 +240,7 @@ class ViewCommands:
             "policy": services.config["policy.Active"],
             "degraded": dict(services.health.reasons),
             "warnings": services.health.warnings,
+            "old": old_of(daemon),
             "cluster": daemon.cluster.document(),
             "topology_manager": services.machine.topology_manager,
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Awaitable
 from typing import Callable, Optional
 
@@ -103,6 +104,8 @@ class Maintenance:
         self._looks = Looks(services.look.set)
         #: The engine that a full round has gone through before.
         self._known: Optional[Engine] = None
+        #: When the runtime has listed its containers last, as Unix time.
+        self.listed_s: Optional[float] = None
 
     def look_soon(self) -> None:
         """A create was left in doubt: the runtime usually knows a moment later."""
@@ -258,6 +261,7 @@ class Maintenance:
                 services.health.note("list", f"the runtime does not list its containers: {error.details}")
             return False
         services.health.note("list", "")
+        self.listed_s = time.time()
         return True
 
     def _follow_quotas(self, engine: Engine) -> None:

@@ -211,7 +211,8 @@ class Moved:
 class NodeSnapshot:
     """One moment of a node. ``places``: the outermost boxes. ``*_note``: why there is nothing to list, "" = not known.
 
-    ``by_cpu``: how busy each CPU is, 0 to 1. ``moves`` are there only where they were asked for.
+    ``by_cpu``: how busy each CPU is, 0 to 1. ``moves`` are there only where they were asked for. ``old``: figures that are
+    not of this moment, as the daemon tells them (``cri_proxy/text/ages.py``).
     """
 
     version: str
@@ -220,6 +221,7 @@ class NodeSnapshot:
     policy: str
     degraded: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    old: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     by_cpu: Mapping[int, float] = field(default_factory=dict)
     places: tuple[Place, ...] = ()
     containers: tuple[ContainerView, ...] = ()
@@ -250,6 +252,7 @@ def read_snapshot(
         policy=clean(report["policy"]),
         degraded=tuple(f"{topic}: {clean(reason)}" for topic, reason in report["degraded"].items()),
         warnings=tuple(map(clean, report["warnings"])),
+        old={name: {**row, "why": clean(row["why"])} for name, row in (report.get("old") or {}).items()},
         by_cpu=by_cpu,
         places=read_places(report["zones"], by_cpu),
         containers=containers,

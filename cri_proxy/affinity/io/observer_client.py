@@ -20,6 +20,7 @@ from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import SMALL_FILE_S, within
 from cri_proxy.relay.io.channel import Channel
 from cri_proxy.relay.status import Code, RpcError
+from cri_proxy.text.ages import Old
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.replica import GraphReplica, News
 from policies.affinity.graph.traffic import Edge, Traffic
@@ -58,6 +59,9 @@ class AffinityClient:
         #: What containers exchange with other nodes, the heaviest first, and how many more there are.
         self.remote: tuple[tuple[RemotePeer, ...], int] = ((), 0)
         self._heard_s: Optional[float] = None
+        #: Of the sample that its figures are of: its boot time, and Unix time; None = that is not known.
+        self._sampled_at_s = 0.0
+        self._seen_s: Optional[float] = None
         self._saved_s = time.monotonic()
         self._is_saved = True
         self._restore()
@@ -66,6 +70,12 @@ class AffinityClient:
     def traffic(self) -> Traffic:
         """The graph as it was told last; ``frozen`` says why it is old."""
         return self._picture.traffic(self._frozen)
+
+    def old(self) -> Optional[Old]:
+        """Since when what is known is not of now, and why; None = it is, or nothing is known."""
+        if not self._frozen or not (self._picture.traffic(self._frozen).listed or self.remote[0]):
+            return None
+        return Old(self._seen_s, self._frozen)
 
     def status(self) -> dict[str, Any]:
         """The observer's status, for people; ``problem`` "" = it is there."""
@@ -138,10 +148,19 @@ class AffinityClient:
         # An observer of an older version tells none.
         self.remote = read_remote(delta), delta.remote_left_out
         self._heard_s = time.monotonic()
+        if not self._picture.is_waiting:
+            self._note_sample()
         self._say(self._not_looked() or (_IS_NEW if self._picture.is_waiting else ""))
         self._tell(before)
         if not self._is_saved and self._heard_s - self._saved_s >= SAVE_EVERY_S:
             self._save(await asyncio.to_thread(self._picture.state))
+
+    def _note_sample(self) -> None:
+        told_s = self._status.sampled_at_s
+        if not told_s:  # an observer of an older version
+            self._seen_s = time.time()
+        elif told_s != self._sampled_at_s:
+            self._sampled_at_s, self._seen_s = told_s, time.time() - max(0.0, boot_time_s() - told_s)
 
     def _not_looked(self) -> str:
         """Why its graph is old although the observer answers: its samples fail, or have stopped; "" = it is not old."""
@@ -175,6 +194,7 @@ class AffinityClient:
         try:
             text = within(SMALL_FILE_S, lambda: self._file.read_text(encoding="utf-8"))
             self._picture.restore(json.loads(text))
+            self._seen_s = within(SMALL_FILE_S, lambda: self._file.stat().st_mtime)
         except FileNotFoundError:
             return
         except TimeoutError:

@@ -27,6 +27,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.engine.place import FROZEN
 from cri_proxy.services.services import Services
+from cri_proxy.text.ages import PLAN, TRAFFIC, Old
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.problem import Proposal
@@ -41,6 +42,8 @@ class TrafficSource(Protocol):
 
     @property
     def remote(self) -> tuple[tuple[RemotePeer, ...], int]: ...
+
+    def old(self) -> Optional[Old]: ...
 
     def status(self) -> dict[str, Any]: ...
 
@@ -63,6 +66,9 @@ class AffinityController:
     waits_for: list[str] = field(default_factory=list)
     #: The moves that the last plan has found, by id, each with the reason why it waits.
     pending: Mapping[str, PendingMove] = field(default_factory=dict)
+    #: When it was made, by the daemon's clock and as Unix time; why there was none since, "" = it is not known.
+    _planned: tuple[float, float] = (0.0, 0.0)
+    _no_plan: str = ""
     _rest: Optional[Accepted] = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Set when the next round may be due earlier.
@@ -94,11 +100,15 @@ class AffinityController:
         traffic, metrics = self.traffic(), self.services.metrics
         if engine is not None:
             engine.set_traffic(traffic)
-        metrics.edges.set(len(traffic.listed))
         said = self.source.status()
         metrics.observer_up.set(0 if said.get("problem") else 1)
-        for name, count in said.get("counters", {}).items():
-            metrics.observer_counts.labels(name).set(count)
+        # What is old is no value of now: the series end until there is one.
+        metrics.edges.end()
+        metrics.observer_counts.end()
+        if not said.get("problem"):
+            metrics.edges.set(len(traffic.listed))
+            for name, count in said.get("counters", {}).items():
+                metrics.observer_counts.labels(name).set(count)
 
     def reconfigured(self) -> None:
         """The configuration is another one."""
@@ -183,7 +193,8 @@ class AffinityController:
         except PlannerFailed as error:
             self.services.metrics.plans.labels("failed").inc()
             self.services.log.warning("no plan", why=str(error))
-            self.services.health.warn("planner", [f"the planner does not work: {error}"])
+            self._no_plan = f"the planner does not work: {error}"
+            self.services.health.warn("planner", [self._no_plan])
             return
         except CannotRebalance as error:
             self.services.log.info("no plan", why=str(error))
@@ -207,7 +218,7 @@ class AffinityController:
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
         if not question.problem.edges:
-            self.waits_for, self.pending = [], {}
+            self._know([], {})
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
         began = time.perf_counter()
@@ -216,8 +227,13 @@ class AffinityController:
         self.services.metrics.plans.labels("accepted" if proposal.accepted else "rejected").inc()
         self.services.log.debug("plan", accepted=proposal.accepted, why=proposal.why)
         pending = await asyncio.to_thread(pending_moves, question, proposal)
-        self.waits_for, self.pending = waits_for(question, proposal), pending
+        self._know(waits_for(question, proposal), pending)
         return question, proposal
+
+    def _know(self, sentences: list[str], pending: Mapping[str, PendingMove]) -> None:
+        """What a plan has found."""
+        self.waits_for, self.pending = sentences, pending
+        self._planned, self._no_plan = (self.services.node_state.clock(), time.time()), ""
 
     def _accept(
         self,
@@ -343,6 +359,17 @@ class AffinityController:
         if self._rest is not None:
             return f"for its turn: affinity.moves_per_minute is {settings.moves_per_minute}"
         return "for the next plan: this one could not make it"
+
+    def old(self) -> dict[str, Optional[Old]]:
+        """What is not of now: the traffic, and what the last plan has found, once another one would have been due."""
+        settings = self.settings
+        if not settings.enabled:
+            return {}
+        plan, (at_s, since_s) = None, self._planned
+        is_due = self.services.node_state.clock() - at_s > 2 * settings.interval_s
+        if (self.waits_for or self.pending) and self._rest is None and is_due:
+            plan = Old(since_s, self._no_plan or self.still(settings) or "no plan was made since")
+        return {TRAFFIC: self.source.old(), PLAN: plan}
 
     def status(self) -> dict[str, Any]:
         """For ``status`` and ``affinity``."""

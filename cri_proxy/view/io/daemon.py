@@ -18,7 +18,7 @@ ANSWER_S = 5.0
 MOST_REPLY = 64 << 20
 #: As many edges and moves as a large screen has room for, and enough for the rate of each container.
 MOST_EDGES, MOST_MOVES = 1000, 50
-REPORT_PARTS = ["version", "instance", "mode", "policy", "degraded", "warnings", "zones", "placements"]
+REPORT_PARTS = ["version", "instance", "mode", "policy", "degraded", "warnings", "old", "zones", "placements"]
 
 
 class Away(Exception):

@@ -76,6 +76,11 @@ class Canvas:
         return tuple(spans)
 
 
+def dimmed(line: Line) -> Line:
+    """A line of what is not of now: neither a load nor a namespace has its colour."""
+    return tuple(TextSpan(text, look if look in (TITLE, SELECTED, ALARM) else DIM) for text, look in line)
+
+
 def columns_of(spans: Iterable[TextSpan]) -> int:
     """The columns that some spans take."""
     return sum(len(span.text) for span in spans)

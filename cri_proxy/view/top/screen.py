@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from cri_proxy.engine.moves import bytes_text
+from cri_proxy.text.ages import CONTAINERS as CONTAINERS_OLD
+from cri_proxy.text.ages import TRAFFIC as TRAFFIC_OLD
+from cri_proxy.text.ages import old_text
 from cri_proxy.text.terminal import duration_text
 from cri_proxy.view.snapshot import ContainerView, FlowView, Moved, NodeSnapshot
 from cri_proxy.view.top.canvas import (
@@ -26,6 +29,7 @@ from cri_proxy.view.top.canvas import (
     TextSpan,
     cut,
     cut_inside,
+    dimmed,
 )
 from cri_proxy.view.top.keys import (
     CONTAINERS,
@@ -61,6 +65,7 @@ _FIELDS = (("PLACE", 8), ("CPUS", 12), ("REQUEST", 8), ("TRAFFIC", 10), ("STATE"
 LEGEND = "28% load  4/8 CPUs requested  x4 exclusive  a, web container  A exclusive  a9 9"
 #: A lower terminal has no line for it.
 LEGEND_HEIGHT = 24
+_OLD_TRAFFIC = ("OLD TRAFFIC", 11)
 HELP = """\
 1 2 3 4, Tab    machine, containers, traffic, last moves
 Up Down, j k    a line; PgUp PgDn: a page; Home End: the first, the last
@@ -137,7 +142,9 @@ def draw(scene: Scene, state: ScreenState, *, ascii_only: bool = False) -> list[
             draw_boxes(canvas, 2, snapshot, containers_shown(snapshot, state), used)
         top = 2 + (0 if used is None else height_of(shape_of(snapshot.places), used))
         _draw_list(canvas, top, 2 + _body(state) - top, snapshot, state, state.pane)
-    return canvas.lines(ascii_only=ascii_only)
+    lines = canvas.lines(ascii_only=ascii_only)
+    # Nothing that is shown is of now, but for why.
+    return [*lines[:2], *map(dimmed, lines[2:])] if scene.trouble else lines
 
 
 def rows(scene: Scene, state: ScreenState) -> int:
@@ -190,9 +197,13 @@ def _draw_title(canvas: Canvas, scene: Scene, state: ScreenState) -> None:
 
 def _second_line(scene: Scene, snapshot: NodeSnapshot, state: ScreenState) -> Line:
     if scene.trouble:
-        return (TextSpan(cut(scene.trouble, state.width), ALARM),)
+        return (TextSpan(cut(f"old, of {scene.clock}: {scene.trouble}", state.width), ALARM),)
     if snapshot.degraded:
         return (TextSpan(cut("DEGRADED " + "; ".join(snapshot.degraded), state.width), ALARM),)
+    if CONTAINERS_OLD in snapshot.old:
+        return (
+            TextSpan(cut(old_text(CONTAINERS_OLD, snapshot.old[CONTAINERS_OLD]), state.width), ALARM),
+        )
     if state.typed is None and state.namespace:
         return (TextSpan(cut(f"only namespaces {state.namespace}*; Esc: all", state.width), BOLD),)
     return Namespaces(snapshot.namespaces).legend()
@@ -251,9 +262,13 @@ def _draw_list(
         _draw_containers(canvas, top, height, containers_shown(snapshot, state), state, snapshot)
     elif pane == TRAFFIC:
         flows = flows_shown(snapshot, state)
-        canvas.put(top, 0, f"{_flow_head(len(flows)):{state.width}}", TITLE)
+        old = snapshot.old.get(TRAFFIC_OLD)
+        head = _flow_head(len(flows)) if old is None else f"OLD: {old_text(TRAFFIC_OLD, old)}"
+        canvas.put(top, 0, f"{cut(head, state.width):{state.width}}", TITLE)
         note = snapshot.traffic_note or "no traffic between containers is seen"
         lines = [_flow_line(flow, state.width) for flow in flows] or [(TextSpan(note, DIM),)]
+        if old is not None:
+            lines = list(map(dimmed, lines))
         _draw_lines(canvas, top + 1, height - 1, lines, state.top)
     else:
         moves = moves_shown(snapshot, state)
@@ -279,7 +294,8 @@ def _draw_containers(
 ) -> None:
     names, count = Namespaces(snapshot.namespaces), max(1, height - 1)
     # What has no room beside a name of NAME columns is left off, the last first.
-    fields = list(_FIELDS)
+    is_old = TRAFFIC_OLD in snapshot.old
+    fields = [_OLD_TRAFFIC if is_old and title == "TRAFFIC" else (title, wide) for title, wide in _FIELDS]
     while fields and sum(wide + 1 for _, wide in fields) + NAME > state.width:
         fields.pop()
     if fields and state.width >= 100:
@@ -302,9 +318,11 @@ def _draw_containers(
     for offset, one in enumerate(listed[top : top + count]):
         is_chosen = top + offset == chosen
         name = f"{'>' if is_chosen else ' '}{names.letter(one)} {cut_inside(one.path, wide - 3)}".ljust(wide)
-        rest = "".join(f" {_aligned(title, _value(one, title), columns)}" for title, columns in fields)
         at = canvas.put(y + 1 + offset, 0, name, SELECTED if is_chosen else names.look(one))
-        canvas.put(y + 1 + offset, at, rest, SELECTED if is_chosen else PLAIN)
+        for title, columns in fields:
+            look = DIM if (title, columns) == _OLD_TRAFFIC else PLAIN
+            text = f" {_aligned(title, _value(one, title), columns)}"
+            at = canvas.put(y + 1 + offset, at, text, SELECTED if is_chosen else look)
 
 
 def _value(container: ContainerView, title: str) -> str:
@@ -313,6 +331,7 @@ def _value(container: ContainerView, title: str) -> str:
         "CPUS": container.cpus or "all",
         "REQUEST": f"{container.milli_cpus}m",
         "TRAFFIC": bytes_text(container.bytes_per_s) if container.bytes_per_s else "-",
+        _OLD_TRAFFIC[0]: bytes_text(container.bytes_per_s) if container.bytes_per_s else "-",
         "STATE": container.state,
     }
     return values[title]
@@ -321,7 +340,7 @@ def _value(container: ContainerView, title: str) -> str:
 def _aligned(title: str, text: str, columns: int) -> str:
     return (
         cut(text, columns).rjust(columns)
-        if title in ("REQUEST", "TRAFFIC")
+        if title in ("REQUEST", "TRAFFIC", _OLD_TRAFFIC[0])
         else cut(text, columns).ljust(columns)
     )
 

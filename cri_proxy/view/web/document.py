@@ -54,6 +54,8 @@ def read_document(
             "policy": snapshot.policy,
             "degraded": list(snapshot.degraded),
             "warnings": list(snapshot.warnings),
+            # Without their ages, which would be other ones in each second.
+            "old": {name: {"since": row["since_s"], "why": row["why"]} for name, row in snapshot.old.items()},
             "traffic_note": ""
             if snapshot.flows
             else snapshot.traffic_note or "No traffic between containers is seen.",

@@ -26,6 +26,7 @@ from cri_proxy.services.services import Health, Services
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
+from cri_proxy.text.ages import Old
 from cri_proxy.text.sources import SettingsSource
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.problem import Problem, Proposal
@@ -43,6 +44,9 @@ class ToldTraffic:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
+
+    def old(self) -> Optional[Old]:
+        return Old(0.0, self.traffic.frozen) if self.traffic.frozen else None
 
     def status(self) -> dict[str, Any]:
         return {"provider": "replay"}

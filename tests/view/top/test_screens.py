@@ -9,8 +9,10 @@ import pytest
 
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.report import explain
+from cri_proxy.text.ages import CONTAINERS as AGES_CONTAINERS
+from cri_proxy.text.ages import TRAFFIC as AGES_TRAFFIC
 from cri_proxy.view.snapshot import clean
-from cri_proxy.view.top.canvas import ALARM, COLOURS, SELECTED, cut_inside, text_of
+from cri_proxy.view.top.canvas import ALARM, COLOURS, DIM, SELECTED, TITLE, cut_inside, text_of
 from cri_proxy.view.top.keys import CONTAINERS, MACHINE, MOVES, PANES, TRAFFIC, ScreenState, press
 from cri_proxy.view.top.screen import LEGEND, Opened, Scene, draw, rows
 from tests.machines import (
@@ -139,15 +141,45 @@ def test_the_selected_container_is_on_the_screen_wherever_it_is() -> None:
 
 def test_a_daemon_that_is_away_is_said_and_the_last_picture_stays() -> None:
     scene = replace(
-        scene_of(busy_engine(HYGON_7285_2S, 30)), trouble="asking again: the daemon is not running"
+        scene_of(busy_engine(HYGON_7285_2S, 30)),
+        trouble="asking again: the daemon is not running",
+        clock="12:03:44",
     )
     lines = draw(scene, ScreenState())
     assert [(span.text, span.look) for span in lines[1]] == [
-        ("asking again: the daemon is not running", ALARM)
+        ("old, of 12:03:44: asking again: the daemon is not running", ALARM)
     ]
+    # Neither a load nor a namespace has its colour: none of it is of now.
+    assert {span.look for line in lines[2:] for span in line} <= {DIM, TITLE}
     assert "l3-15" in text_of(lines)
     assert "the daemon is not running" in text_of(draw(Scene(trouble=scene.trouble), ScreenState()))
     assert "asking the daemon" in text_of(draw(Scene(), ScreenState()))
+
+
+def test_traffic_that_is_old_is_grey_and_says_since_when_and_why() -> None:
+    scene = scene_of(busy_engine(HYGON_7285_2S, 30))
+    assert scene.snapshot is not None
+    row = {"since_s": 1764418984.0, "age_s": 241.0, "why": "the observer has ended"}
+    old = Scene(replace(scene.snapshot, old={AGES_TRAFFIC: row}))
+    lines = draw(old, ScreenState(100, pane=TRAFFIC))
+    text = text_of(lines)
+    assert "OLD: traffic is of 4 min ago: the observer has ended" in text
+    assert {span.look for line in lines if "MB/s" in text_of([line]) for span in line} == {DIM}
+    lines = draw(old, ScreenState(100, pane=CONTAINERS))
+    assert "OLD TRAFFIC" in text_of(lines)
+    assert {span.look for line in lines for span in line if "B/s" in span.text} == {DIM, SELECTED}
+    assert "OLD" not in text_of(draw(scene, ScreenState(100, pane=CONTAINERS)))
+
+
+def test_containers_that_the_runtime_tells_nothing_of_are_said_to_be_old() -> None:
+    scene = scene_of(busy_engine(HYGON_7285_2S, 30))
+    assert scene.snapshot is not None
+    row = {"since_s": None, "age_s": None, "why": "the runtime is not there"}
+    [span] = draw(Scene(replace(scene.snapshot, old={AGES_CONTAINERS: row})), ScreenState(100))[1]
+    assert (span.text, span.look) == (
+        "containers' states are of before the daemon's start: the runtime is not there",
+        ALARM,
+    )
 
 
 def test_a_degraded_daemon_without_a_machine_says_why() -> None:
