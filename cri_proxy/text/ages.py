@@ -1,7 +1,7 @@
 """Figures that are older than their interval: since when, and why. Pure.
 
-The daemon decides it (``cri_proxy/daemon/ages.py``), and what draws only draws it. A document has them under ``old``, by what
-they are figures of: ``{"traffic": {"since_s": 1764418984.1, "age_s": 241.0, "why": "the observer has ended"}}``.
+The daemon decides it (``cri_proxy/daemon/ages.py``), and what draws only draws it. A document has them under ``old``, by
+what they are figures of: ``{"traffic": {"since_s": 1764418984.1, "age_s": 241.0, "why": "the observer has ended"}}``.
 """
 
 from __future__ import annotations

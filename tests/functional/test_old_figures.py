@@ -88,9 +88,7 @@ async def test_what_a_plan_has_found_is_old_when_the_planner_dies_again_and_agai
         await until(agent, lambda status: "plan" not in status["old"])
 
 
-async def test_containers_of_a_runtime_that_is_gone_are_old_until_it_is_back(
-    runtime, agent, client
-) -> None:
+async def test_containers_of_a_runtime_that_is_gone_are_old_until_it_is_back(runtime, agent, client) -> None:
     await create(client, "web")
     await until(agent, lambda status: status["containers"] == {"placed": 1})
     assert (await ask(agent, "status"))["old"] == {}

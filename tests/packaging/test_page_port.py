@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,9 +16,12 @@ from tests.systemd.units import WEB
 
 pytestmark = pytest.mark.packages
 
+Found = TypeVar("Found")
+
 #: Tries to listen where the page does, for as long as it runs, and says once it can.
 RIVAL = """
-import socket
+import os, socket
+print(os.getpid(), flush=True)
 while True:
     rival = socket.socket()
     rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,33 +70,34 @@ def test_no_other_user_can_listen_while_the_unit_restarts_and_a_stopped_units_to
     assert _answer(node, token) == GOOD
     node.type(f"{AS_NOBODY} test -r /run/cri-resmgr-web/url", code=1)
     rival = node.start("sh", "-c", f"exec {AS_NOBODY} python3 /srv/rival.py")
+    assert rival.stdout is not None
+    process_there = int(rival.stdout.readline())
     try:
         # 1. A restart as an upgrade makes it, and an end that is none of its own: the port is never free.
         for end in (f"systemctl try-restart {WEB}", f"systemctl kill --signal=KILL {WEB}"):
             process = _process(node)
             node.type(end)
-            _until(lambda before=process: _process(node) not in ("0", before), "another process")  # type: ignore[misc]
+            _until(node, partial(_is_another, node, process), "another process")
             assert _answer(node, token) == GOOD
             assert _token(node) == token
             assert not _has_port(node)
         # 2. A stop gives the port up: whatever a page sends there now is nobody's token any more.
         node.type(f"systemctl stop {WEB}")
-        _until(lambda: _has_port(node), "the rival's turn")
+        _until(node, partial(_has_port, node), "the rival's turn")
         node.type(f"systemctl start {WEB}")  # it fails, and is tried again
         assert "no page is served" in node.type("cri-resmgr web --url", code=1)
     finally:
-        rival.kill()
+        node.type(f"kill {process_there}")
         rival.communicate(timeout=WAIT_S)
-    _until(lambda: node.type("cri-resmgr web --url || :").startswith("http"), "the page again")
     assert _answer(node, _token(node)) == GOOD
     assert _answer(node, token) == BAD
 
 
 def _token(node: Node) -> str:
-    found = ""
-    while not found:  # Type=exec: it is active before it has written it
-        found = node.type("cri-resmgr web --url || :").strip().partition("#token=")[2]
-    return found
+    """As soon as it is written: by Type=exec the unit is active before."""
+    return _until(
+        node, lambda: node.type("cri-resmgr web --url || :").strip().partition("#token=")[2], "a token"
+    )
 
 
 def _answer(node: Node, token: str) -> str:
@@ -102,12 +108,18 @@ def _process(node: Node) -> str:
     return node.type(f"systemctl show --property=MainPID --value {WEB}").strip()
 
 
+def _is_another(node: Node, before: str) -> bool:
+    return _process(node) not in ("0", before)
+
+
 def _has_port(node: Node) -> bool:
     return (node.root.path / "tmp/rival/listens").exists()
 
 
-def _until(holds: Callable[[], bool], what: str) -> None:
+def _until(node: Node, look: Callable[[], Found], what: str) -> Found:
+    """What a look finds, as soon as it is something."""
     deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"never: {what}\n{node.type('journalctl --no-pager -n 40')}"
         time.sleep(0.05)
+    return found

@@ -201,9 +201,7 @@ def _second_line(scene: Scene, snapshot: NodeSnapshot, state: ScreenState) -> Li
     if snapshot.degraded:
         return (TextSpan(cut("DEGRADED " + "; ".join(snapshot.degraded), state.width), ALARM),)
     if CONTAINERS_OLD in snapshot.old:
-        return (
-            TextSpan(cut(old_text(CONTAINERS_OLD, snapshot.old[CONTAINERS_OLD]), state.width), ALARM),
-        )
+        return (TextSpan(cut(old_text(CONTAINERS_OLD, snapshot.old[CONTAINERS_OLD]), state.width), ALARM),)
     if state.typed is None and state.namespace:
         return (TextSpan(cut(f"only namespaces {state.namespace}*; Esc: all", state.width), BOLD),)
     return Namespaces(snapshot.namespaces).legend()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,7 +178,7 @@ async def test_a_daemon_that_is_away_is_said_until_it_is_back(
     await top.shows("  1 container ")
     await busy.kill()
     text = await top.shows("asking again: the daemon is not running")
-    assert "l3-15" in text
+    assert "l3-15" in text and re.search(r"^old, of \d\d:\d\d:\d\d: asking again", text, re.MULTILINE)
     await busy.start()
     await top.until(lambda text: "not running" not in text and "  1 container " in text)
 
@@ -205,6 +207,23 @@ async def test_traffic_and_moves_are_listed_with_their_reason(
         await top.shows("/app moved to ", "near default/", "plan: ")
         top.press("3")
         await top.shows("same L3")
+
+
+async def test_traffic_of_a_killed_observer_is_said_to_be_old(
+    open_top: Callable[..., Terminal], busy: Agent
+) -> None:
+    async with CriClient(busy.socket) as client, ObserverProcess(busy, [flow("api", "db")]) as observer:
+        await create(client, "api")
+        await create(client, "db")
+        top = open_top(size=(120, 40))
+        top.press("3")
+        await top.shows("MB/s", "BETWEEN (1)")
+        await observer.end(signal.SIGKILL)
+        await top.shows("OLD: traffic is of ", " ago: ", "MB/s")
+        top.press("2")
+        await top.shows("OLD TRAFFIC")
+        await observer.start()
+        await top.until(lambda text: "OLD" not in text)
 
 
 async def test_without_a_terminal_it_is_refused_with_a_hint(busy: Agent) -> None:

@@ -3,6 +3,8 @@ that goes and comes back, a token that is wrong. Nothing of it is logged by the 
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -15,6 +17,7 @@ from tests.functional.support import new_agent, start
 from tests.functional.test_affinity import MANUAL, create, edges, flow
 from tests.observer import ObserverProcess
 from tests.view.web.browser import CHROMIUM, DRIVER, Browser, WebProcess, browser
+from tests.view.web.unit import Manager, Unit
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs chromium and chromium-driver (Debian packages)"
@@ -29,24 +32,32 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest_asyncio.fixture
-async def talking(runtime: FakeRuntime) -> AsyncIterator[Agent]:
-    """A daemon on a two-socket Hygon with three containers, two of which talk across L3s."""
+async def observer(runtime: FakeRuntime) -> AsyncIterator[ObserverProcess]:
+    """Of a daemon on a two-socket Hygon with three containers, two of which talk across L3s."""
     async with new_agent(runtime, **MANUAL) as agent:
         await start(agent)
-        async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("api", "db")]):
+        async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("api", "db")]) as process:
             for name in ("api", "db", "other"):
                 await create(client, name)
             await edges(agent)
-            yield agent
+            yield process
+
+
+@pytest.fixture
+def talking(observer: ObserverProcess) -> Agent:
+    return observer.agent
 
 
 @pytest_asyncio.fixture
 async def web(talking: Agent) -> AsyncIterator[WebProcess]:
-    process = WebProcess(talking)
+    """As a unit: its token outlives a restart."""
+    manager = Manager(talking.folder)
+    process = Unit(talking, manager)
     process.write_stat(dict.fromkeys(range(128), 0))
     await process.start()
     yield process
     await process.stop()
+    manager.close()
 
 
 @pytest_asyncio.fixture
@@ -180,6 +191,8 @@ async def test_a_daemon_and_a_server_that_go_and_come_back(
     await talking.kill()
     await page.until(lambda: "The daemon is not running" in page.text("#banner"), "the daemon is away")
     assert page.count(".chip") == 3  # what was last seen
+    assert re.search(r"What is shown is of \d\d:\d\d:\d\d; it is asked again", page.text("#banner"))
+    assert _is_grey(page, "#picture") and _is_grey(page, "#panel")
     await talking.start()
     await page.until(lambda: page.text("#link-text") == "live" and not page.text("#banner"), "live again")
     port = web.port
@@ -187,9 +200,56 @@ async def test_a_daemon_and_a_server_that_go_and_come_back(
     await page.until(
         lambda: "no connection" in page.text("#link-text") or "lost" in page.text("#link-text"), "no server"
     )
+    await page.until(lambda: "The page's server is not heard" in page.text("#banner"), "since when")
+    assert _is_grey(page, "#picture")
     await web.start(port)
     await page.until(lambda: page.text("#link-text") == "live", "live by itself")
+    assert not _is_grey(page, "#picture") and not page.text("#banner")
     page.log()  # the browser's own word on a connection that was refused
+
+
+async def test_traffic_of_a_killed_observer_is_grey_and_says_since_when_and_why(
+    page: Browser, observer: ObserverProcess
+) -> None:
+    page.click("#tab-traffic")
+    await page.until(lambda: "MB/s" in page.text("#view"), "its figures")
+    assert "(old)" not in page.text("#view") and not page.text("#banner")
+    await observer.end(signal.SIGKILL)
+    await page.until(
+        lambda: re.search(r"Traffic is of \d\d:\d\d:\d\d: (the|no) observer", page.text("#banner")), "why"
+    )
+    assert _is_grey(page, "#edges") and not _is_grey(page, "#picture")
+    assert "MB/s (old)" in page.text("#view") and page.count(".chip") == 3
+    await observer.start()
+    await page.until(lambda: not page.text("#banner") and "(old)" not in page.text("#view"), "news")
+    assert not _is_grey(page, "#edges")
+
+
+async def test_containers_of_a_runtime_that_is_gone_are_grey(page: Browser, runtime: FakeRuntime) -> None:
+    assert not _is_grey(page, ".chips")
+    await runtime.stop()
+    await page.until(lambda: "Containers' states are of " in page.text("#banner"), "since when")
+    assert "the runtime is not there" in page.text("#banner") and _is_grey(page, ".chips")
+    await runtime.start()
+    await page.until(lambda: not page.text("#banner"), "it is back")
+
+
+async def test_a_server_that_says_nothing_any_more_is_away(page: Browser, web: WebProcess) -> None:
+    """Its connection stays open; the time that passes meanwhile is made up."""
+    assert web.process is not None
+    web.process.send_signal(signal.SIGSTOP)
+    try:
+        page.run("const now = performance.now.bind(performance); performance.now = () => now() + 30000")
+        await page.until(lambda: "nothing is heard" in page.text("#banner"), "silence is told")
+        assert _is_grey(page, "#picture")
+    finally:
+        web.process.send_signal(signal.SIGCONT)
+    await page.until(lambda: page.text("#link-text") == "live", "live again")
+
+
+def _is_grey(page: Browser, selector: str) -> bool:
+    script = "return getComputedStyle(document.querySelector(arguments[0])).filter"
+    return "grayscale" in str(page.run(script, selector))
 
 
 async def _themes_and_sizes(page: Browser) -> None:

@@ -96,6 +96,8 @@ class Feed:
         self._is_wanted = asyncio.Event()
         self._document: Optional[dict[str, dict[str, Any]]] = None
         self._trouble = ""
+        #: When the document was looked at, as Unix time.
+        self._at_s = 0.0
         self._decisions = Decisions()
         self._topology: tuple[object, dict[str, Any]] = (None, {})
 
@@ -103,7 +105,7 @@ class Feed:
         """From now on a page is sent what there is; first all of it, as soon as that is known."""
         self._pages.append(page)
         if self._document is not None:
-            page.send(_event("state", {"at": time.time(), **self._document}))
+            page.send(self._whole(self._at_s, self._document))
         if self._trouble:
             page.send(_event("trouble", {"text": self._trouble}))
         self._is_wanted.set()
@@ -132,14 +134,17 @@ class Feed:
         except (KeyError, TypeError, ValueError) as error:
             self._tell_trouble(f"The daemon's answer is none that this version understands ({error!r}).")
             return
-        before, self._document, self._trouble = self._document, now, ""
+        before, self._document, self._trouble, self._at_s = self._document, now, "", time.time()
         if before is None:
-            event = _event("state", {"at": time.time(), **now})
+            event = self._whole(self._at_s, now)
         else:
             # Also where nothing has changed: by it the page knows that what it shows is of now.
-            event = _event("delta", {"at": time.time(), **delta(before, now)})
+            event = _event("delta", {"at": self._at_s, **delta(before, now)})
         for page in list(self._pages):
             page.send(event)
+
+    def _whole(self, at_s: float, document: dict[str, dict[str, Any]]) -> bytes:
+        return _event("state", {"at": at_s, "interval": self._interval_s, **document})
 
     def _tell_trouble(self, text: str) -> None:
         if text == self._trouble:

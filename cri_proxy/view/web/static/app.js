@@ -5,11 +5,11 @@ import { drawLines, repaint } from "/lines.js";
 import { chips, placeChips, shown } from "/chips.js";
 import { arrange, boxes, buildMachine, colour, leavesOf, measure } from "/machine.js";
 import { forgetPast, loadsAt } from "/past.js";
-import { draw, drawnBy, known, matches, view } from "/state.js";
+import { draw, drawnBy, known, looks, matches, old, view } from "/state.js";
 import { follow, link, trouble } from "/stream.js";
 import { TABLES, drawPanel, openPanel } from "/tables.js";
 import { drawTimeline, show, stepBy } from "/timeline.js";
-import { $, element, natural, path, percent } from "/words.js";
+import { $, clock, element, natural, path, percent } from "/words.js";
 
 function frame(changed) {
   drawHead();
@@ -32,8 +32,8 @@ function drawHead() {
   const text = [node.host, node.mode, node.policy, node.version].filter(Boolean).join(" · ");
   if ($("node").textContent !== text) $("node").textContent = text;
   document.title = `${node.host} – cri-resmgr`;
-  const away = trouble && `${trouble} ${known ? "What is shown is what was last seen; it" : "It"} is asked again.`;
-  const wrong = [away, ...node.degraded, ...node.warnings].filter(Boolean);
+  const wrong = [awayText(), ...oldTexts(), ...node.degraded, ...node.warnings].filter(Boolean);
+  document.body.dataset.old = Object.keys(old()).join(" ");
   $("banner").hidden = !wrong.length;
   const said = wrong.join(" – ");
   if ($("banner").textContent !== said) $("banner").textContent = said;
@@ -59,6 +59,21 @@ function outline() {
   const looked = shown[view.hovered] ?? shown[view.chosen];
   const held = new Set(looked ? leavesOf(looked.cpus) : []);
   for (const box of boxes.values()) box.at?.classList.toggle("holds", held.size > 1 && held.has(box));
+}
+
+const when = (seconds) => clock.format(seconds * 1000);
+
+// Since when nothing that is shown is of now, and why.
+function awayText() {
+  if (document.body.dataset.link !== "away") return "";
+  const why = trouble || `The page's server is not heard: ${$("link-text").textContent}.`;
+  return `${why} ${known ? `What is shown is of ${when(looks.at(-1).at)}; it` : "It"} is asked again.`;
+}
+
+const OLD = { traffic: "Traffic is", containers: "Containers' states are", plan: "What the last plan has found is" };
+
+function oldTexts() {
+  return Object.entries(old()).map(([what, { since, why }]) => `${OLD[what] ?? what} of ${since === null ? "before the daemon's start" : when(since)}: ${why}.`);
 }
 
 // ---------------------------------------------------------------------- hands

@@ -1,10 +1,10 @@
 // One container: why it is where it is, as the daemon explains it.
 
 import { shown } from "/chips.js";
-import { draw, view } from "/state.js";
+import { draw, rate, view } from "/state.js";
 import { token } from "/stream.js";
 import { linkTo, nameOf, openPanel } from "/tables.js";
-import { ago, bytes, cores, element, path, say } from "/words.js";
+import { ago, cores, element, path, say } from "/words.js";
 
 export function choose(id) {
   view.chosen = id;
@@ -56,7 +56,7 @@ export function sheet() {
     made.append(element("h3", {}, "Talks to"));
     made.append(one.peers.length ? element("ul", { class: "rows" }, ...one.peers.map((peer) => element("li", {},
       element("span", { class: "what" }, linkTo(names.get(peer.container) ?? peer.id, peer.container || peer.id.slice(0, 13))),
-      element("span", { class: "number" }, `${bytes(peer.bytes_per_s)}, ${peer.where}`)))) : element("p", { class: "note" }, "No traffic is known."));
+      element("span", { class: "number" }, `${rate(peer.bytes_per_s)}, ${peer.where}`)))) : element("p", { class: "note" }, "No traffic is known."));
   }
   const past = more.history.slice(-12).reverse();
   made.append(element("h3", {}, "Decisions"), element("ul", { class: "rows" }, ...past.map((one) => element("li", {},

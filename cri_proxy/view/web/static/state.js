@@ -1,6 +1,6 @@
 // What is known of the node, what of it is looked at, and what has to be drawn anew.
 
-import { path } from "/words.js";
+import { bytes, path } from "/words.js";
 
 // Looks that are remembered for the loads of the past: as many seconds, with the interval as it comes.
 const MOST_LOOKS = 900;
@@ -19,7 +19,7 @@ function apply(change) {
 }
 
 // Take in an event: all that is known, or what has changed of it.
-export function take(name, { at, ...change }) {
+export function take(name, { at, interval, ...change }) {
   if (name === "state") {
     known = change;
     draw("machine", "chips", "lines", "past");
@@ -30,6 +30,12 @@ export function take(name, { at, ...change }) {
   looks.push({ at, cpus: { ...known.cpus } });
   if (looks.length > MOST_LOOKS) looks.shift();
 }
+
+// What is not of now, by the daemon's word: traffic, containers, plan -> {since, why}.
+export const old = () => known?.node.old ?? {};
+
+// Bytes a second as text. It says itself that it is old: where it stands may be all that is read.
+export const rate = (one) => `${bytes(one)}${old().traffic ? " (old)" : ""}`;
 
 export const matches = (row) => (!view.spaces.size || view.spaces.has(row.namespace)) && hasWords(row);
 

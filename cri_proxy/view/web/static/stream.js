@@ -16,9 +16,20 @@ export function token() {
 }
 
 export function link(state, text) {
+  const isNews = document.body.dataset.link !== state;
   document.body.dataset.link = state;
   if ($("link-text").textContent !== text) $("link-text").textContent = text;
+  if (isNews) draw(); // what is shown is old from now on, or is not any more
 }
+
+// A server that says nothing for so long, and three intervals, is away as well: its connection may stay open.
+const SILENT_MS = 20000;
+let interval = 1000;
+let heardAt = 0;
+
+setInterval(() => {
+  if (document.body.dataset.link === "live" && performance.now() - heardAt > SILENT_MS + 3 * interval) link("away", "nothing is heard");
+}, 1000);
 
 let waits = 250;
 export let trouble = ""; // why the daemon is not heard
@@ -57,6 +68,8 @@ async function read(body) {
 
 function heard(name, data) {
   waits = 250;
+  heardAt = performance.now();
+  if (data.interval) interval = data.interval * 1000;
   if (name === "trouble") {
     link("away", "daemon away");
     trouble = data.text;

@@ -4,9 +4,9 @@ import { choose, sheet } from "/container.js";
 import { chips, shown } from "/chips.js";
 import { boxes, leavesOf } from "/machine.js";
 import { decisions, loadsAt } from "/past.js";
-import { draw, isFiltered, known, matches, ofAll, view } from "/state.js";
+import { draw, isFiltered, known, matches, ofAll, rate, view } from "/state.js";
 import { isAbout, kindOf, show } from "/timeline.js";
-import { $, bytes, clock, cores, cpusOf, cutInside, element, natural, path, percent, plural } from "/words.js";
+import { $, clock, cores, cpusOf, cutInside, element, natural, path, percent, plural } from "/words.js";
 
 // Rows of a table that are shown; a search narrows it.
 const MOST_ROWS = 150;
@@ -88,7 +88,7 @@ export const TABLES = {
         tile(all.length ? percent(all.reduce((one, other) => one + other, 0) / all.length) : "–", "load"),
         tile(isPast ? "–" : ofAll(new Set(found.filter((row) => row.own).flatMap((row) => cpusOf(row.cpus))).size, cpusOf(known.node.exclusive).length), "exclusive CPUs"),
         tile(isPast ? "–" : `${cores(isFiltered() ? found.reduce((all, row) => all + row.milli, 0) : sum("charged"))} / ${cores(sum("allocatable"))}`, "CPUs requested"),
-        tile(bytes(traffic), isPast ? "traffic, now" : "traffic"),
+        tile(rate(traffic), isPast ? "traffic, now" : "traffic"),
         tile(traffic ? percent(shares[0] / traffic) : "–", "of it in one L3")),
       element("h3", {}, "How far traffic goes"),
       traffic ? element("div", { class: "bar", "aria-hidden": "true" }, ...shares.map((part, far) => element("i", { class: `far${far}b`, style: { "--part": String(part / traffic) } })))
@@ -97,7 +97,7 @@ export const TABLES = {
       traffic ? element("h3", {}, "Heaviest traffic") : null,
       element("ul", { class: "rows" }, ...edges.slice(0, 7).map((edge) => element("li", {},
         element("span", { class: "what pair" }, shortLink(edge.a), " – ", shortLink(edge.b)),
-        element("span", { class: "number" }, `${bytes(edge.bytes)}, ${edge.where}`)))),
+        element("span", { class: "number" }, `${rate(edge.bytes)}, ${edge.where}`)))),
       element("h3", {}, "Last moves, and why"),
       moves.length ? element("ul", { class: "rows" }, ...moves.map((row) => element("li", {},
         element("span", { class: "what" }, `${row.operation} `, row.container ? linkTo(row.id, row.container) : ""),
@@ -113,7 +113,7 @@ export const TABLES = {
       ["Container", ([id, row]) => linkTo(id, path(row)), ([, row]) => path(row)],
       ["Place", ([, row]) => `${row.box || "machine"}${row.own ? ", exclusive" : ""}`, ([, row]) => row.box],
       ["CPUs", ([, row]) => cores(row.milli), ([, row]) => -row.milli, true],
-      ["Traffic", ([id]) => (rates.has(id) ? bytes(rates.get(id)) : "–"), ([id]) => -(rates.get(id) ?? 0), true],
+      ["Traffic", ([id]) => (rates.has(id) ? rate(rates.get(id)) : "–"), ([id]) => -(rates.get(id) ?? 0), true],
     ], ([id]) => id === view.chosen);
   },
   places() {
@@ -139,7 +139,7 @@ export const TABLES = {
     if (!rows.length) return element("p", { class: "note" }, known.node.traffic_note || "None of what is searched.");
     return table("traffic", `${ofAll(rows.length, plural(Object.keys(known.edges).length, "pair"))} that exchange traffic, both directions`, rows, [
       ["Between", (edge) => element("span", {}, linkTo(edge.a, nameOf(edge.a)), element("br"), linkTo(edge.b, nameOf(edge.b))), (edge) => nameOf(edge.a)],
-      ["Bytes", (edge) => bytes(edge.bytes), (edge) => -edge.bytes, true],
+      ["Bytes", (edge) => rate(edge.bytes), (edge) => -edge.bytes, true],
       ["Msg/s", (edge) => String(edge.messages), (edge) => -edge.messages, true],
       ["Where", (edge) => edge.where, (edge) => edge.far],
     ]);
