@@ -89,8 +89,8 @@ class Metrics:
             "Comparisons with the runtime's list, by result: ok, failed", ("ok", "failed"))
         self.observer_up = gauge("cri_resmgr_observer_up", "", "1 while the observer is heard of")
         self.observer_counts = gauge("cri_resmgr_observer_count", "what",
-            "What the observer has counted since it started, by what: resolved, missed, dropped, ...; none while it is not heard of")
-        self.edges = gauge("cri_resmgr_affinity_edges", "", "Edges between containers in the graph; none while the observer is not heard of")
+            "What the observer has counted since it started, by what: resolved, missed, ...; ends with it")
+        self.edges = gauge("cri_resmgr_affinity_edges", "", "Edges between containers in the graph; ends with the observer")
         self.plans = counter("cri_resmgr_plans_total", "result",
             "Plans of what moves where, by result: accepted, rejected, failed", ("accepted", "rejected", "failed"))
         self.moves = counter("cri_resmgr_moves_total", "result",
