@@ -6,6 +6,7 @@ The server is the page's own; what it asks is a stand-in for the view socket, wh
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,6 @@ from cri_proxy.affinity.report import edge_rows
 from cri_proxy.engine.engine import Engine
 from cri_proxy.view.snapshot import NodeSnapshot, read_snapshot
 from cri_proxy.view.web.io.server import Feed, PageServer
-from cri_proxy.view.web.requests import Listen
 from policies.affinity.graph.traffic import traffic_of
 from policies.machine.topology_json import write_topology
 from tests.functional.conftest import HANG_S
@@ -73,7 +73,7 @@ def served(view: Any) -> Iterator[str]:
 
     async def serve() -> None:
         feed = Feed(view, 0.1)
-        server = PageServer(Listen("127.0.0.1", 0), TOKEN, view, feed)
+        server = PageServer(socket.create_server(("127.0.0.1", 0)), TOKEN, view, feed)
         await server.start()
         found["url"], found["end"] = f"{server.address}#token={TOKEN}", asyncio.Event()
         running = asyncio.ensure_future(feed.run())
