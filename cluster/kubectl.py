@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Callable, Optional, TypeVar, Union
 
-from cluster.api.names import DEGRADED, GROUP, NODE_PLACEMENTS, PLACEMENT_POLICIES, READY, VERSION
+from cluster.api.names import CURRENT, DEGRADED, GROUP, NODE_PLACEMENTS, PLACEMENT_POLICIES, READY, VERSION
 from cluster.api.reader import Fields, Skipped, read
 from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
@@ -110,7 +110,9 @@ def explained(found: Document, namespace: str, pod: str, container: str = "") ->
             row.get("container"),
         )
 
-    told = [_group(group) for group in Fields(found).fields("status").rows("affinityGroups")]
+    status = Fields(found).fields("status")
+    told = [_group(group) for group in status.rows("affinityGroups")]
+    old = [each.text("message", "") for each in status.rows("conditions") if each.text("type") == CURRENT]
     rows = []
     for row in filter(is_meant, placement_rows(found)):
         own = row.get("container")
@@ -119,7 +121,7 @@ def explained(found: Document, namespace: str, pod: str, container: str = "") ->
             for group in told
             if any(is_meant(each) and each.get("container") == own for each in group["members"])
         ]
-        rows.append({**row, "affinityGroups": groups})
+        rows.append({**row, "affinityGroups": groups, "old": old})
     return rows
 
 
@@ -145,7 +147,8 @@ def _complaints(found: Document) -> list[dict[str, str]]:
     for each in status.rows("conditions"):
         kind, holds = each.text("type"), each.text("status")
         if holds != ("False" if kind == DEGRADED else "True"):
-            told.append(("error", kind, each.text("message", "") or each.text("reason", "")))
+            severity = "warning" if kind == CURRENT else "error"
+            told.append((severity, kind, each.text("message", "") or each.text("reason", "")))
     if "conditions" not in status:
         told.append(("error", READY, "its agent has written nothing: is it running?"))
     policy = status.fields("policy")
@@ -243,6 +246,8 @@ def _explain_one(row: Document) -> str:
     said += _labelled("place", " ".join(filter(None, place)) or "none")
     said += _labelled("state", state_text(row) or "unknown")
     said += _labelled("why", str(row.get("why") or "its agent gives no reason"))
+    for text in row.get("old") or ():
+        said += _labelled("old", text)
     for group in row.get("affinityGroups") or ():
         peers = ", ".join(
             path_of(each) for each in group.get("members") or () if path_of(each) != path_of(row)

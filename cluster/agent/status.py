@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, NamedTuple, Optional
 
-from cluster.api.names import CONFIG_APPLIED, DEGRADED, READY, SCHEMA_CURRENT
+from cluster.api.names import CONFIG_APPLIED, CURRENT, DEGRADED, READY, SCHEMA_CURRENT
 from cluster.api.reader import Fields, Unreadable
 from cluster.kube.known import not_written
 from policies.machine.domain_names import domain_text
@@ -327,9 +328,21 @@ def _conditions(seen: AgentView) -> list[Condition]:
             "the agent of this node only reports: it has no control socket, so its spec is not carried out"
         )
         found.append(Condition(CONFIG_APPLIED, FALSE, "ReportsOnly", sentence))
+    if old := (seen.report or {}).get("old"):
+        found.append(Condition(CURRENT, FALSE, "SourceAway", "; ".join(map(_old_text, sorted(old.items())))))
     if seen.left_out:
         found.append(Condition(SCHEMA_CURRENT, FALSE, "FieldsNotWritten", not_written(seen.left_out)))
     return found
+
+
+def _old_text(old: tuple[str, Mapping[str, Any]]) -> str:
+    """``traffic is of 2026-11-29T12:03:44Z: the observer has ended``: a time, as an age would be another in each report."""
+    name, row = old
+    since_s = row.get("since_s")
+    since = "a time that is not known"
+    if since_s is not None:
+        since = datetime.fromtimestamp(since_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{name}: of {since}: {row.get('why', '')}"
 
 
 def ready(report: Optional[Mapping[str, Any]], trouble: str) -> Condition:

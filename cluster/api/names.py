@@ -24,5 +24,7 @@ READY, DEGRADED, CONFIG_APPLIED = "Ready", "Degraded", "ConfigApplied"
 READABLE = "Readable"
 #: Reason of a Ready that the operator has made Unknown.
 AGENT_SILENT = "AgentSilent"
+#: Only where it is False: figures of the status are not of now, since when and why.
+CURRENT = "Current"
 #: Only where it is False: the server's schema is older than the agent, which names the fields not written.
 SCHEMA_CURRENT = "SchemaCurrent"

@@ -392,7 +392,8 @@ def _status() -> dict[str, Any]:
             ),
             "conditions": conditions(
                 "Ready: the daemon answers and does what it is told; Degraded: with every reason; ConfigApplied: the"
-                " configuration of spec.policy is in force."
+                " configuration of spec.policy is in force; Current, where it is False: figures that are not of now, since"
+                " when, and why."
             ),
         },
     )

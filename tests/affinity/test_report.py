@@ -123,9 +123,11 @@ def test_light_edges_are_left_out_unless_all_are_asked_for(engine: Engine) -> No
 
 def test_an_observer_that_is_gone_and_a_graph_that_is_old_are_said_first(engine: Engine) -> None:
     gone = {**OBSERVER, "problem": "no observer answers at /run/a.sock"}
-    lines = report.affinity_text(document(engine, observer=gone, frozen="no observer answers")).splitlines()
+    old = {"traffic": {"since_s": 1764418984.0, "age_s": 241.0, "why": "no observer answers"}}
+    lines = report.affinity_text(document(engine, observer=gone, old=old)).splitlines()
     assert lines[0] == "observer   no observer answers at /run/a.sock"
-    assert lines[2] == "           old: no observer answers"
+    assert lines[2] == "           old: traffic is of 4 min ago: no observer answers"
+    assert lines[-2] == "of 4 min ago:"
     assert lines[-1] == "no traffic between containers is known"
 
 

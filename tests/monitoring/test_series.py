@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ from tests.fake_runtime import FakeRuntime
 from tests.functional.conftest import CREATE, ask, create_exclusive, resync, run_guaranteed, until
 from tests.functional.support import new_agent, run_pod_with, start
 from tests.monitoring.prometheus import DASHBOARD, REPOSITORY, free_port, programs, rules, running_prometheus
+from tests.observer import QUICK, ObserverProcess
+
+
+#: What is not known without an observer has no series.
+OF_THE_OBSERVER = re.compile("cri_resmgr_affinity_edges|cri_resmgr_observer_count")
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -78,7 +84,8 @@ async def test_every_query_has_series_and_every_alert_what_it_is_about(
                 await run_pod_with(client, "more", cpu_limit=8000)
                 await prometheus.scraped()
                 for title, query in queries():
-                    assert await prometheus.until(query), title
+                    if not OF_THE_OBSERVER.search(query):
+                        assert await prometheus.until(query), title
                 for name, rule in rules().items():
                     assert await prometheus.ask(rule["expr"]) == [], name
                 [aligned] = await prometheus.ask(
@@ -95,6 +102,26 @@ async def test_every_query_has_series_and_every_alert_what_it_is_about(
             assert await prometheus.until(about["CriResmgrDown"]["expr"])
             # Before there was anything to scrape.
             assert await prometheus.ask(about["CriResmgrNowhere"]["expr"], time.time() - 3600)
+
+
+async def test_the_observers_series_are_there_with_it_and_end_with_it(
+    runtime: FakeRuntime, tmp_path: Path
+) -> None:
+    programs()
+    address = f"127.0.0.1:{free_port()}"
+    asked = [query for _, query in queries() if OF_THE_OBSERVER.search(query)]
+    assert asked
+    async with new_agent(runtime, metrics={"listen": address}, constants=QUICK) as agent:
+        await start(agent)
+        async with running_prometheus(tmp_path, address) as prometheus:
+            async with ObserverProcess(agent, []) as observer:
+                for query in asked:
+                    assert await prometheus.until(query)
+                await observer.end(signal.SIGKILL)
+                await until(agent, lambda document: bool(document["observer"]["problem"]), "affinity")
+                await prometheus.scraped()
+                for query in asked:
+                    assert await prometheus.ask(query) == []
 
 
 async def _break(agent: Agent, client: CriClient, runtime: FakeRuntime, web: str) -> None:

@@ -149,6 +149,19 @@ def test_a_daemon_that_is_away_is_not_ready_and_what_was_known_stays() -> None:
     assert ready["message"] == "control.sock: no such file"
 
 
+def test_figures_that_are_not_of_now_say_since_when_and_why_and_the_same_in_each_report() -> None:
+    old = {"traffic": {"since_s": 1764418984.1, "age_s": 241.0, "why": "the observer has ended"}}
+    current = conditions(AgentView(report(old=old)))["Current"]
+    assert (current["status"], current["reason"]) == ("False", "SourceAway")
+    assert current["message"] == "traffic: of 2025-11-29T12:23:04Z: the observer has ended"
+    later = {"traffic": {**old["traffic"], "age_s": 251.0}}
+    assert conditions(AgentView(report(old=later)))["Current"] == current
+    unknown = {"containers": {"since_s": None, "age_s": None, "why": "the runtime is not there"}}
+    assert "of a time that is not known" in conditions(AgentView(report(old=unknown)))["Current"]["message"]
+    for nothing in (report(old={}), report()):  # an older daemon tells nothing of it
+        assert "Current" not in conditions(AgentView(nothing))
+
+
 def test_a_daemon_that_has_never_answered_is_not_ready_and_nothing_else_is_told() -> None:
     found = status_of(AgentView(None, "refused"), {}, NOW)
     assert set(found) == {"conditions"}
