@@ -23,7 +23,6 @@ from tests.functional.support import new_agent, run_pod_with, start
 from tests.monitoring.prometheus import DASHBOARD, REPOSITORY, free_port, programs, rules, running_prometheus
 from tests.observer import QUICK, ObserverProcess
 
-
 #: What is not known without an observer has no series.
 OF_THE_OBSERVER = re.compile("cri_resmgr_affinity_edges|cri_resmgr_observer_count")
 
@@ -113,15 +112,17 @@ async def test_the_observers_series_are_there_with_it_and_end_with_it(
     assert asked
     async with new_agent(runtime, metrics={"listen": address}, constants=QUICK) as agent:
         await start(agent)
-        async with running_prometheus(tmp_path, address) as prometheus:
-            async with ObserverProcess(agent, []) as observer:
-                for query in asked:
-                    assert await prometheus.until(query)
-                await observer.end(signal.SIGKILL)
-                await until(agent, lambda document: bool(document["observer"]["problem"]), "affinity")
-                await prometheus.scraped()
-                for query in asked:
-                    assert await prometheus.ask(query) == []
+        async with (
+            running_prometheus(tmp_path, address) as prometheus,
+            ObserverProcess(agent, []) as observer,
+        ):
+            for query in asked:
+                assert await prometheus.until(query)
+            await observer.end(signal.SIGKILL)
+            await until(agent, lambda document: bool(document["observer"]["problem"]), "affinity")
+            await prometheus.scraped()
+            for query in asked:
+                assert await prometheus.ask(query) == []
 
 
 async def _break(agent: Agent, client: CriClient, runtime: FakeRuntime, web: str) -> None:
