@@ -12,8 +12,6 @@ import socket
 import struct
 import sys
 
-from cri_api.printable import printable_lines
-
 BPF_PROG_LOAD = 5
 
 
@@ -68,7 +66,7 @@ def load_for(place: int, kind: int, name: str, instructions: bytes, bpf_number: 
     fd = libc.syscall(bpf_number, BPF_PROG_LOAD, ctypes.byref(attributes), len(attributes))
     if fd < 0:
         number = ctypes.get_errno()
-        print(printable_lines(reasons.value.decode(errors="replace")), file=sys.stderr)
+        print(reasons.value.decode(errors="replace"), file=sys.stderr)
         raise OSError(number, os.strerror(number))
     return int(fd)
 

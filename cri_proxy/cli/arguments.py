@@ -54,6 +54,7 @@ config_option = click.option(
     "--config",
     "config_file",
     type=FileThatIsThere(),
+    metavar="FILE",
     help=f"Our configuration, if it is not in its place ({settings.CONFIG}).",
 )
 
