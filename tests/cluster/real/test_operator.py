@@ -58,7 +58,12 @@ class Agents(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.wait(0.05):
-                self._round()
+                try:
+                    self._round()
+                except Refused as refused:
+                    # As after another schema: it is to be asked again.
+                    if refused.code != 429:
+                        raise
         except BaseException as error:
             self.problem = error
 
