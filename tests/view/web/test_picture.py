@@ -17,6 +17,7 @@ import pytest
 
 from cri_proxy.affinity.report import edge_rows
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.report import explain
 from cri_proxy.view.snapshot import NodeSnapshot, read_snapshot
 from cri_proxy.view.web.io.server import Feed, PageServer
 from policies.affinity.graph.traffic import traffic_of
@@ -60,6 +61,9 @@ class OneSnapshot:
         if command == "topology":
             return write_topology(machine(self.machine_name)), ""
         return {"newest": 1, "entries": [], "before": None}, ""
+
+    async def ask(self, command: str, **arguments: Any) -> Any:
+        return explain(self.engine, arguments["container"], 0.0)
 
     def forget(self) -> None:
         pass
@@ -263,6 +267,16 @@ async def test_a_box_with_more_than_it_shows_says_how_many_and_scrolls(window: B
             y + high / 2,
         )
         assert "-00019/" in found
+        # One that is chosen in a table is scrolled to.
+        page.press("2")
+        await page.until(lambda: page.count("#view tbody tr") == 35, "the table")
+        first = ".chip[aria-label*='-00000/']"
+        page.run(
+            "[...document.querySelectorAll('#view .link')].find((at) => at.textContent.includes('-00000/')).click()"
+        )
+        await page.until(lambda: page.count(first + ".chosen"), "chosen")
+        box = _rect(page, "[aria-label^='l3-0:'] .chips")
+        assert box[1] - 1 <= _rect(page, first)[1] <= box[1] + box[3]
         await page.until(lambda: page.run(_INK) == 0, "lines are drawn anew after scrolling")
 
 

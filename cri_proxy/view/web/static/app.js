@@ -172,7 +172,7 @@ document.addEventListener("keydown", (event) => {
   if (isTyping) {
     if (event.key === "Enter") {
       const first = [...chips.entries()].filter(([, chip]) => matches(chip.row)).sort((a, b) => natural(path(a[1].row), path(b[1].row)))[0];
-      if (first) { choose(first[0]); first[1].at.scrollIntoView({ block: "nearest" }); }
+      if (first) choose(first[0]);
     }
     return;
   }

@@ -121,7 +121,9 @@ function mark() {
 const DENSITIES = ["full", "lines", "columns"];
 
 function fit() {
-  const held = [...boxes.values()].map((box) => box.chips).filter((one) => one.childElementCount);
+  // A box with the same names in the same room stays as it is, as far as it is scrolled, too.
+  const signOf = (one) => [one.clientWidth, one.closest(".leaf") && one.clientHeight, one.textContent].join();
+  const held = [...boxes.values()].map((box) => box.chips).filter((one) => one.childElementCount && one.dataset.sign !== signOf(one));
   const overOf = (some) => some.filter((one) => one.scrollHeight > one.clientHeight + 1);
   const many = held.filter((one) => one.closest(".leaf") && one.childElementCount > MOST_NAMES);
   for (const one of many) one.dataset.density = "squares";
@@ -130,10 +132,12 @@ function fit() {
     for (const one of left) one.dataset.density = density;
     left = overOf(left);
   }
-  const isOver = new Set([...left, ...overOf(many)]);
+  const isOver = new Set(overOf([...boxes.values()].map((box) => box.chips)));
   for (const box of boxes.values()) {
     box.chips.classList.toggle("over", isOver.has(box.chips));
-    if (box.more) box.more.textContent = isOver.has(box.chips) ? `${box.chips.childElementCount} ▾` : "";
+    const more = isOver.has(box.chips) ? `${box.chips.childElementCount} ▾` : "";
+    if (box.more && box.more.textContent !== more) box.more.textContent = more;
   }
+  for (const one of held) one.dataset.sign = signOf(one);
   measure();
 }

@@ -1,6 +1,6 @@
 // One container: why it is where it is, as the daemon explains it.
 
-import { shown } from "/chips.js";
+import { chips, shown } from "/chips.js";
 import { draw, rate, view } from "/state.js";
 import { token } from "/stream.js";
 import { linkTo, nameOf, openPanel } from "/tables.js";
@@ -13,6 +13,7 @@ export function choose(id) {
     openPanel(true);
     say(`${nameOf(id)} is explained.`);
     explain(id);
+    chips.get(id)?.at.scrollIntoView({ block: "nearest" }); // a box may have scrolled it away
   }
   draw("chips", "lines");
 }

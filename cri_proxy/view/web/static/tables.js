@@ -61,7 +61,8 @@ function shortLink(id) {
 export const nameOf = (id) => (shown[id] ? path(shown[id]) : id.slice(0, 13));
 
 function foundEdges() {
-  const found = Object.values(known.edges).filter((edge) => [edge.a, edge.b].some((id) => shown[id] && matches(shown[id])));
+  const isThere = ({ a, b }) => view.at < 0 || (a in shown && b in shown); // traffic is of now: not of those that came later
+  const found = Object.values(known.edges).filter((edge) => isThere(edge) && [edge.a, edge.b].some((id) => shown[id] && matches(shown[id])));
   return found.sort((a, b) => b.bytes - a.bytes);
 }
 
