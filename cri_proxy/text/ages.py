@@ -7,17 +7,17 @@ what they are figures of: ``{"traffic": {"since_s": 1764418984.1, "age_s": 241.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Optional
 
 from cri_proxy.text.terminal import duration_text
+from policies.frozen import frozen
 
 TRAFFIC, CONTAINERS, PLAN = "traffic", "containers", "plan"
 #: What they are called where they stand by themselves.
 _NAMES = {TRAFFIC: "traffic", CONTAINERS: "containers' states", PLAN: "what the last plan has found"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Old:
     """Figures that are not of now. ``since_s``: when they were taken, as Unix time; None = that is not known."""
 

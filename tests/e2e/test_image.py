@@ -185,7 +185,8 @@ async def test_a_standalone_daemon_in_its_pod_places_containers_of_the_node(
 ) -> None:
     (settings,) = [one for one in kustomized("base/node") if one["kind"] == "ConfigMap"]
     config = yaml.safe_load(settings["data"]["config.yaml"])
-    config["relay"] = {"runtime_endpoint": f"/run/containerd/{stopped_node.containerd.socket.name}"}
+    socket = f"/run/containerd/{stopped_node.containerd.socket.name}"
+    config["relay"] = {"mode": "enforce", "runtime_endpoint": socket}
     config["topology"] = {"source": "/etc/cri-resmgr/machine.json"}
     (in_pods.host("/config") / "config.yaml").write_text(json.dumps(config))
     (in_pods.host("/config") / "machine.json").write_text(json.dumps(write_topology(ONE_NODE)))

@@ -164,7 +164,7 @@ def said_of(title: str) -> str:
 
 
 def test_the_manual_has_the_options_that_all_commands_of_a_group_have() -> None:
-    assert ".B --config PATH\n" in said_of("kubelet")
+    assert ".B --config FILE\n" in said_of("kubelet")
 
 
 def test_the_manual_says_once_that_there_is_help() -> None:
