@@ -368,11 +368,6 @@ def write_time(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def write_micro_time(seconds: float) -> str:
-    """As a Lease has it."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def _given(spec: Fields) -> Optional[Given]:
     policy = spec.fields("policy")
     return _policy_document(policy) if policy.text("hash", "") else None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional
 from cluster.api.names import AGENT_SILENT, API_VERSION, NODE_PLACEMENT, OPERATOR, READY
 from cluster.api.reader import Object, Skipped
 from cluster.operator import rollout
+from cluster.operator.heartbeats import Beat
 from cluster.operator.objects import (
     ROLLOUT_ANNOTATION,
     KubernetesNode,
@@ -34,6 +35,7 @@ from cluster.operator.rollout import (
     Abort,
     NodePlacementWrite,
     given_up,
+    missed,
     silence,
     speaks_again,
 )
@@ -85,11 +87,12 @@ def plan(
     now: float,
     unread: Mapping[str, Skipped] = {},
     refused: Mapping[str, str] = {},
+    beats: Mapping[str, Beat] = {},
 ) -> ClusterPlan:
     """The writes, from nothing but the objects (``missing_since`` only delays what is deleted).
 
     ``unread``: by its name each Node and NodePlacement that cannot be read; such a node is left as it is. ``refused``: by
-    node, the server's sentence about a change that it has not taken.
+    node, the server's sentence about a change that it has not taken. ``beats``: by node, its agent's heartbeat.
     """
     resolution = resolve(policies.values(), nodes.values(), placements)
     ready = {node.name: node.ready for node in nodes.values()}
@@ -130,18 +133,21 @@ def plan(
     waking += [leaving.wake_at, kept.wake_at]
     wake_at = min((each for each in waking if each is not None), default=None)
     words = tuple(
-        word for state in placements.values() if state.name in nodes for word in agents_word(state, now)
+        word
+        for name, state in placements.items()
+        if name in nodes
+        for word in agents_word(state, now, beats.get(name))
     )
     return ClusterPlan(
         kept.create, words, tuple(statuses), tuple(changes), kept.delete, kept.missing_since, wake_at
     )
 
 
-def agents_word(state: NodePlacement, now: float) -> list[AgentsWord]:
+def agents_word(state: NodePlacement, now: float, beat: Optional[Beat]) -> list[AgentsWord]:
     """The word on a node's agent that is to be written, if one is."""
-    if speaks_again(state, now):
+    if speaks_again(state, now, beat):
         return [AgentsWord(state, "")]
-    silent = silence(state, now)
+    silent = silence(state, now) or missed(state, beat)
     return [AgentsWord(state, silent)] if silent and state.ready is True else []
 
 

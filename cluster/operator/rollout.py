@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
+from cluster.api.heartbeat import lease_name
 from cluster.api.names import AGENT_SILENT, NAMESPACE
-from cluster.operator.objects import NodePlacement, PlacementPolicy, Rollout, write_time
+from cluster.operator.heartbeats import Beat
+from cluster.operator.objects import NodePlacement, PlacementPolicy, Rollout, read_time, write_time
 
 #: Seconds that an agent has to carry out a document, and to get over what was wrong before it. An agent writes its
 #: status every 10 s at most, and keeps an answer of doctor for 60 s.
@@ -113,9 +115,21 @@ def _look_at(node: str) -> str:
     return f"whether it runs: kubectl -n {NAMESPACE} get pods --field-selector spec.nodeName={node}"
 
 
-def speaks_again(state: NodePlacement, now: float) -> bool:
-    """The agent was silent, and has answered since."""
-    return state.silenced and state.up_to_date and not silence(state, now)
+def missed(state: NodePlacement, beat: Optional[Beat]) -> str:
+    """That an agent no longer renews its Lease, whether something is asked of it or not; "" = it does, or has none."""
+    if beat is None or not beat.is_silent:
+        return ""
+    since = write_time(read_time(beat.heartbeat.renewed))
+    lease = f"{NAMESPACE}/{lease_name(state.name)}"
+    return (
+        f"the agent of {state.name} has not renewed its Lease {lease} since {since}; {_look_at(state.name)}"
+    )
+
+
+def speaks_again(state: NodePlacement, now: float, beat: Optional[Beat]) -> bool:
+    """The agent was silent, and has answered since. Of one with a Lease a renewal was seen, too."""
+    is_alive = beat is None or beat.is_alive
+    return state.silenced and state.up_to_date and is_alive and not silence(state, now)
 
 
 def well(state: NodePlacement, node_ready: bool) -> bool:

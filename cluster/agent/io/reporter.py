@@ -21,6 +21,7 @@ from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, conditions_of, status_of, written_before
 from cluster.api import names, node_placement
 from cluster.api.fit import fit
+from cluster.api.heartbeat import LEASES, lease, lease_name
 from cluster.kube.events import Events
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
@@ -46,6 +47,8 @@ DOCTOR_EVERY_S = 300.0
 #: the operator gives a new node its rights while its agent is at work already.
 NO_TOPOLOGY_S = 600.0
 FORBIDDEN = 403
+#: Between two renewals of the node's Lease, and a fifth more as it comes; with the rounds 45 to 60 s.
+RENEW_S = 45.0
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,12 @@ class Reporter:
         self._status = Written(WriteRate(reporting.period_s), names.AGENT_MANAGER)
         self._known = KnownFields(client, PLACEMENTS, node_placement.schema(), clock.monotonic)
         self._topology = Written(WriteRate(reporting.period_s))
+        self._lease = Written(WriteRate(RENEW_S))
         self._doctor = _Doctor(daemon, clock)
         self._owner: Optional[dict[str, Any]] = None
         self._daemon_said, self._api_said = TroubleLog("daemon"), TroubleLog("api server")
         self._topology_said = TroubleLog("node resource topology", "it is written", level="info")
+        self._lease_said = TroubleLog("heartbeat", "the Lease is renewed", level="info")
         self._known_said = TroubleLog("schema", "all fields are written")
 
     async def run(self) -> None:
@@ -113,6 +118,8 @@ class Reporter:
         self._doctor.look(self._report if not self._trouble else None)
         try:
             asked = [
+                # First: an agent that writes its status long after its Lease is taken for one that has none.
+                await self._renew_lease(),
                 await self._write_status(),
                 await self._write_topology(),
                 await self._event_writer.round(),
@@ -139,6 +146,7 @@ class Reporter:
         self._cursor.already_told(before.instance or "-")
         self._status.told = {"conditions": conditions_of(found), "doctor": before.doctor}
         self._asked = _asks(found)
+        self._owner = _owner(found)
         self._doctor.judged_hash = before.judged
 
     async def _follow(self) -> None:
@@ -206,12 +214,7 @@ class Reporter:
                 metadata_only=True,
             ),
         )
-        self._owner = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.NODE_PLACEMENT,
-            "name": self._reporting.node,
-            "uid": answer["metadata"]["uid"],
-        }
+        self._owner = _owner(answer)
         if left_out := self._known.left_out:
             self._known_said.trouble(not_written(left_out))
         else:
@@ -247,6 +250,36 @@ class Reporter:
                 self._topology.pace.wait_longer(self._clock.monotonic(), NO_TOPOLOGY_S)
         else:
             self._topology_said.well()
+        return True
+
+    async def _renew_lease(self) -> bool:
+        """A status is written where it is another only: that this agent lives is told by its Lease."""
+        node, clock = self._reporting.node, self._clock
+        if self._owner is None:
+            return False
+        wanted = lease(node, self._owner, clock.wall())
+        if not self._lease.is_due(wanted, clock):
+            return False
+        try:
+            await self._lease.write(
+                wanted,
+                clock,
+                self._client.apply(
+                    LEASES,
+                    lease_name(node),
+                    wanted,
+                    manager=names.AGENT_MANAGER,
+                    namespace=names.NAMESPACE,
+                    metadata_only=True,
+                ),
+            )
+        except ApiError as error:
+            if error.status not in HOPELESS:
+                raise
+            # As with the rights of a version before, or kubelet's. A node that has no Lease is not called silent.
+            self._lease_said.trouble(error.message)
+        else:
+            self._lease_said.well()
         return True
 
     def _kubelet(self, report: Mapping[str, Any]) -> Optional[TopologyManager]:
@@ -310,6 +343,15 @@ class _Doctor:
 def _policy_hash(report: Mapping[str, Any]) -> Optional[str]:
     cluster = report.get("cluster")
     return None if cluster is None else str((cluster.get("policy") or {}).get("hash") or "")
+
+
+def _owner(node_placement: Mapping[str, Any]) -> dict[str, Any]:
+    """A reference to it, for what goes with it."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.NODE_PLACEMENT,
+        **{key: node_placement["metadata"][key] for key in ("name", "uid")},
+    }
 
 
 def _asks(node_placement: Mapping[str, Any]) -> bool:

@@ -100,6 +100,7 @@ class Client:
     async def list(
         self,
         resource: Resource,
+        namespace: str = "",
         *,
         field_selector: str = "",
         limit: int = 500,
@@ -113,7 +114,7 @@ class Client:
         query = {"fieldSelector": field_selector}
         if cached:
             query["resourceVersion"] = "0"
-        return await self._pages(path(resource), query, limit, keep, False)
+        return await self._pages(path(resource, "", namespace), query, limit, keep, False)
 
     async def create(self, resource: Resource, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         return await self._request("POST", path(resource, "", namespace), body, _JSON)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
+from cluster.api.heartbeat import LEASES, write_micro_time
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.pace import Backoff
-from cluster.kube.requests import ApiError, Resource, Unreachable
-from cluster.operator.objects import write_micro_time
+from cluster.kube.requests import ApiError, Unreachable
 from cri_api.waiting import wait_within
 
 #: client-go's defaults (leaderelection: LeaseDuration, RenewDeadline, RetryPeriod), in seconds.
@@ -74,8 +74,6 @@ def released(spec: Mapping[str, Any], wall: float) -> dict[str, Any]:
     """The holder's spec at its orderly end, so that the next one need not wait."""
     return {**spec, "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": write_micro_time(wall)}
 
-
-LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 
 #: Seconds between two tries to take the Lease of an API server that does not answer, at most.
 AWAY_MOST_S = 30.0

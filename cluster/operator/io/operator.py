@@ -32,9 +32,11 @@ from cluster.kube.requests import HOPELESS, ApiError, Resource, Unreachable
 from cluster.operator import events
 from cluster.operator.advice import observed
 from cluster.operator.events import Announcement
+from cluster.operator.heartbeats import has_outlived
 from cluster.operator.io.advices import Advices
 from cluster.operator.io.cache import Cache
 from cluster.operator.io.leader import Leader
+from cluster.operator.io.pulse import Pulse
 from cluster.operator.io.unread import UnreadPlacements
 from cluster.operator.objects import (
     KubernetesNode,
@@ -56,7 +58,7 @@ from cluster.operator.plan import (
     new_node_placement,
     plan,
 )
-from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, still, trouble
+from cluster.operator.rollout import GIVE, REMOVE, TAKE_BACK, able, missed, still, trouble
 from cluster.operator.summary import status_document
 from cri_api.supervisor import together
 
@@ -117,6 +119,7 @@ class Operator:
         self.policies: Cache[PlacementPolicy] = Cache(
             lambda found: read_policy(found, refused), self._changed, news=self._policy_is_other
         )
+        self._pulse = Pulse(client, clock, self._changed, log)
         self._events = Events(OPERATOR, f"{int(clock.wall()):x}")
         self._to_tell = asyncio.Event()
         self._unread = UnreadPlacements(client, clock, self._events, log)
@@ -134,7 +137,8 @@ class Operator:
     async def run(self) -> None:
         """:raises LeaseLost: another operator may have begun; end the process."""
         await self._leader.acquire()
-        work = [self._leader.keep(), self._plans(), self._advise(), self._tell(), *self._follow()]
+        work = [self._leader.keep(), self._plans(), self._advise(), self._tell(), self._pulse.run()]
+        work += self._follow()
         try:
             await together(*work)
         finally:
@@ -152,8 +156,8 @@ class Operator:
         return follows
 
     async def _plans(self) -> None:
-        for synced in (self.nodes.synced, self.placements.synced, self.policies.synced):
-            await self._until(synced)
+        for follower in (self.nodes, self.placements, self.policies, self._pulse):
+            await self._until(follower.synced)
         while True:
             self._changed.clear()
             wait_s = await self._pass()
@@ -241,6 +245,7 @@ class Operator:
             now,
             {**self.nodes.unread, **self.placements.unread},
             self._refused,
+            self._pulse.beats,
         )
         self._missing_since = made.missing_since
         wanted = {change.change.seen.name for change in made.changes}
@@ -321,10 +326,11 @@ class Operator:
         try:
             found = await self._client.get(PLACEMENTS, name)
             fresh = self.placements.put(found)
-            now = self._clock.wall()
-            if isinstance(fresh, Skipped) or [each.silence for each in agents_word(fresh, now)] != [
-                word.silence
-            ]:
+            now, beat = self._clock.wall(), self._pulse.beats.get(name)
+            if isinstance(fresh, Skipped) or agents_word(fresh, now, beat) != [word._replace(seen=fresh)]:
+                return
+            if beat and word.silence == missed(fresh, beat) and has_outlived(found, beat.heartbeat):
+                self._pulse.heard(name)
                 return
             self._leader.check()
             document = agents_word_document(word, found, now)

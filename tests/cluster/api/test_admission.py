@@ -37,7 +37,12 @@ def asked(
 ) -> Json:
     """An AdmissionRequest; without ``old`` an object that is updated was the same before."""
     plural, _, subresource = resource.partition("/")
-    groups = {"nodeplacements": "cri-resmgr.io", "placementpolicies": "cri-resmgr.io", "events": ""}
+    groups = {
+        "nodeplacements": "cri-resmgr.io",
+        "placementpolicies": "cri-resmgr.io",
+        "leases": "coordination.k8s.io",
+        "events": "",
+    }
     request = {
         "operation": operation,
         "resource": {
@@ -70,6 +75,9 @@ ALLOWED = [
     ("its topology for the first time", asked(agent(), TOPOLOGY, named("a"), "CREATE")),
     ("its topology again", asked(agent(), TOPOLOGY, named("a"))),
     ("a host's topology", asked(host(), TOPOLOGY, named("a"), "CREATE")),
+    ("its heartbeat for the first time", asked(agent(), "leases", named("node-a"), "CREATE")),
+    ("its heartbeat again", asked(agent(), "leases", named("node-a"))),
+    ("the operator renews its own Lease", asked(OPERATOR, "leases", named("cri-resmgr-operator"))),
     ("an event", asked(agent(), "events", event(), "CREATE")),
     ("an event counted up", asked(agent(), "events", event())),
     ("kubelet's own events", asked(host(), "events", event("b", "kubelet", "Node"), "CREATE")),
@@ -102,6 +110,13 @@ REFUSED = [
     ("another node's topology made", asked(agent("b"), TOPOLOGY, named("a"), "CREATE"), "of node b may not write"),
     ("another node's topology", asked(host("b"), TOPOLOGY, named("a")), "system:node:b may not write"),
     ("another node's topology removed", asked(agent("b"), TOPOLOGY, named("a"), "DELETE"), "of node b may not write"),
+    ("another node's heartbeat made", asked(agent("b"), "leases", named("node-a"), "CREATE"), "of node b may not write"),
+    ("another node's heartbeat", asked(agent("b"), "leases", named("node-a")), "of node b may not write"),
+    ("the heartbeat of a node whose name ends the same", asked(agent("a"), "leases", named("node-node-a")), "may not write"),
+    ("the operator's Lease", asked(agent("cri-resmgr-operator"), "leases", named("cri-resmgr-operator")), "may not write"),
+    ("a heartbeat removed", asked(agent("b"), "leases", named("node-a"), "DELETE"), "of node b may not write"),
+    ("a heartbeat of a token without a node", asked(agent(None), "leases", named("node-")), "the token names no node"),
+    ("a host whose name makes another's heartbeat", asked(host("node-a"), "leases", named("node-a")), "may not write"),
     ("an event in another's name", asked(agent(), "events", event("b"), "CREATE"), "as its source.host"),
     ("an event in kubelet's name", asked(agent(), "events", event("a", "kubelet"), "CREATE"), "as its source.component"),
     ("an event from nowhere", asked(agent(), "events", event(None), "CREATE"), "as its source.host"),
@@ -150,3 +165,13 @@ def test_each_policy_is_bound_and_closed_where_it_cannot_be_evaluated() -> None:
     assert set(bound) == {policy["metadata"]["name"] for policy in POLICIES}
     assert all("Deny" in actions for actions in bound.values())
     assert {policy["spec"]["failurePolicy"] for policy in POLICIES} == {"Fail"}
+
+
+def test_leases_are_looked_at_in_our_namespace_only() -> None:
+    # Of kubelets that could not renew theirs, in kube-node-lease, the nodes would be lost.
+    constraints = [d["spec"]["matchConstraints"] for d in POLICIES]
+    for found in constraints:
+        if any("leases" in rule["resources"] for rule in found["resourceRules"]):
+            assert found["namespaceSelector"] == {
+                "matchLabels": {"kubernetes.io/metadata.name": "cri-resmgr"}
+            }

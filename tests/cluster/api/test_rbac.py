@@ -22,11 +22,11 @@ def objects(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
 RBAC = objects("rbac")
 
 
-def rights(role: str) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of each right of a ClusterRole."""
+def rights(role: str, kind: str = "ClusterRole") -> set[tuple[str, str, str]]:
+    """Group, resource and verb of each right."""
     return {
         (group, resource, verb)
-        for rule in RBAC["ClusterRole", role]["rules"]
+        for rule in RBAC[kind, role]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -42,6 +42,9 @@ def test_an_agent_changes_what_its_node_says_and_nothing_that_is_asked_of_it() -
         ("topology.node.k8s.io", "noderesourcetopologies", "patch"),
         ("", "events", "create"),
         ("", "events", "patch"),
+    }
+    assert rights("cri-resmgr-agent", "Role") == {
+        ("coordination.k8s.io", "leases", verb) for verb in ("create", "patch")
     }
 
 

@@ -74,10 +74,17 @@ class Part:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024
 
 
-def node_agent(folder: Path, name: str, daemon: Agent, kubeconfig: Path, *more: str) -> Part:
+def node_agent(
+    folder: Path,
+    name: str,
+    daemon: Agent,
+    kubeconfig: Path,
+    *more: str,
+    program: Sequence[str] = ("cluster.agent",),
+) -> Part:
     """A node's agent with both sockets of its daemon, not started."""
     return Part(
-        folder, f"agent-{name}", "cluster.agent", f"--kubeconfig={kubeconfig}",
+        folder, f"agent-{name}", *program, f"--kubeconfig={kubeconfig}",
         f"--view-socket={view_socket(daemon)}", f"--control-socket={daemon.control}",
         f"--state-dir={folder}", f"--kubelet-config={folder}/none", "--period=0.5", "--poll=0.2", *more,
         environment={"NODE_NAME": name},
@@ -95,12 +102,18 @@ def with_view_socket(daemon: Agent) -> Agent:
     return daemon
 
 
-def operator(folder: Path, kubeconfig: Path, *more: str, name: str = "operator") -> Part:
+def operator(
+    folder: Path,
+    kubeconfig: Path,
+    *more: str,
+    name: str = "operator",
+    program: Sequence[str] = ("cluster.operator",),
+) -> Part:
     """An operator that is not started; it does not wait longer than it must."""
     return Part(
         folder,
         name,
-        "cluster.operator",
+        *program,
         f"--kubeconfig={kubeconfig}",
         "--quiet=1",
         *more,
@@ -112,7 +125,7 @@ class DescribedNode:
     """A node without a kubelet: a daemon on a described machine, a runtime made for tests, an agent, a Node object.
 
     The Node has heartbeats: without them the controllers take it for lost a minute after its creation. The agent has
-    the token of a pod on that node, which never runs. ``more``: of the daemon's command line.
+    the token of a pod on that node, which never runs. ``more``: of the daemon's command line. ``program``: the agent's.
     """
 
     def __init__(
@@ -123,6 +136,7 @@ class DescribedNode:
         described: str,
         url: str = "",
         more: Sequence[str] = (),
+        program: Sequence[str] = ("cluster.agent",),
     ) -> None:
         self.api = api
         self.name, self.folder = name, folder
@@ -130,7 +144,7 @@ class DescribedNode:
         self.runtime = FakeRuntime(str(folder / "r.sock"))
         self.daemon = with_view_socket(Agent(folder / "r.sock", machine(described), REAL_CGROUPS))
         self._kubeconfig, self._url = folder / "kubeconfig", url
-        self.agent = node_agent(folder, name, self.daemon, self._kubeconfig)
+        self.agent = node_agent(folder, name, self.daemon, self._kubeconfig, program=program)
         self._more = more
         self._beats: Optional[asyncio.Future[None]] = None
 

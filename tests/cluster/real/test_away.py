@@ -41,10 +41,11 @@ from tests.machines import EPYC_NPS4_1S
 pytestmark = pytest.mark.cluster
 
 GOOD = {"policy": {"Active": "topology-aware"}}
-#: What an agent asks for, each by itself: status, topology, events, spec, a watch of each half, the acknowledgement.
-AGENT_ASKS = 7
-#: The operator: the Lease, Nodes, NodePlacements, PlacementPolicies, advices, roles.
-OPERATOR_ASKS = 6
+#: What an agent asks for, each by itself: status, topology, events, spec, a watch of each half, the acknowledgement,
+#: the Lease.
+AGENT_ASKS = 8
+#: The operator: its Lease and those of agents, Nodes, NodePlacements, PlacementPolicies, advices, roles.
+OPERATOR_ASKS = 7
 #: Tries to renew a Lease before it is lost: every 2 s for 10 s.
 RENEWALS = 6
 #: The commanding half asks whether the API server is lost, every 5 s less a tenth, while something is wrong with its node.

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.api.fit import OBJECT_BYTES, fit
+from cluster.api.heartbeat import LEASES, agent_wrote, lease, lease_name, read_heartbeat
 from cluster.api.names import AGENT, GROUP, NAMESPACE, NODE_PLACEMENTS, OPERATOR, PLACEMENT_POLICIES, VERSION
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
@@ -146,6 +147,40 @@ async def test_an_agent_writes_the_objects_of_its_node_and_no_others(
             with pytest.raises(ApiError, match=said) as refusal:
                 await refused
             assert refusal.value.status == 403
+
+
+async def test_an_agent_renews_the_lease_of_its_node_and_no_other(server: ControlPlane, folder: Path) -> None:
+    made = await asyncio.to_thread(server.ask, "GET", f"{OBJECTS}/{NODE_PLACEMENTS}/n1")
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "NodePlacement", "name": "n1"}
+    owner["uid"] = made["metadata"]["uid"]
+
+    async def renew(agent: Client, name: str, namespace: str = NAMESPACE, at: float = 1e9) -> Json:
+        wanted = lease("n1", owner, at)
+        metadata = {**wanted["metadata"], "name": name, "namespace": namespace}
+        body = {**wanted, "metadata": metadata}
+        return await agent.apply(LEASES, name, body, manager=AGENT, namespace=namespace)
+
+    pod = await asyncio.to_thread(of_pod, server, folder / "pod")
+    host = await asyncio.to_thread(of_host, server, folder / "host")
+    async with client(pod) as agent, client(host) as kubelet:
+        for at in (1e9, 2e9):  # it is made, and renewed
+            found = await renew(agent, lease_name("n1"), at=at)
+        assert read_heartbeat(found).node == "n1"
+        assert agent_wrote(found)
+        for refused, said in (
+            (renew(agent, lease_name("n2")), "may not write the object of node-n2"),
+            (renew(agent, OPERATOR), f"may not write the object of {OPERATOR}"),
+            (renew(agent, "n1", "kube-node-lease"), "cannot patch"),
+            (agent.get(LEASES, OPERATOR, NAMESPACE), "cannot get"),
+            (renew(kubelet, lease_name("n1")), "kube-node-lease|cannot patch"),
+        ):
+            with pytest.raises(ApiError, match=said) as refusal:
+                await refused
+            assert refusal.value.status == 403
+        # Kubelet's own are as before.
+        node = await asyncio.to_thread(server.ask, "GET", "/api/v1/nodes/n1")
+        owner.update(apiVersion="v1", kind="Node", uid=node["metadata"]["uid"])
+        await renew(kubelet, "n1", "kube-node-lease")
 
 
 def test_a_token_that_names_no_node_writes_nothing(server: ControlPlane) -> None:

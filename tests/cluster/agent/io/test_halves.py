@@ -14,16 +14,21 @@ from cluster.agent.io.commander import Commander, MemoryFile
 from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.crds import definitions
+from cluster.api.heartbeat import LEASES, read_heartbeat
+from cluster.api.names import NAMESPACE
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import WHOLE_AGAIN_S
+from cluster.operator.objects import read_time
 from cri_api.supervisor import Supervisor
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
 from tests.cluster.api_server import Fault
 from tests.cluster.declared import older, schema_of
 from tests.functional.conftest import HANG_S, ask, until
 from tests.functional.support import run_pod_with
+
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/node-{NAME}"
 
 
 class Time:
@@ -77,7 +82,72 @@ async def test_where_nothing_changes_nothing_is_written(node, reporter, time, cl
     for _ in range(50):
         time.at_s += 5
         await reporter.round()
-    assert len(node.api.calls) == calls
+    # But that it lives, each 50 s here.
+    renewed = node.api.calls[calls:]
+    assert {(call.method, call.path) for call in renewed} == {("PATCH", LEASE)}
+    assert len(renewed) == 5
+
+
+async def test_a_lease_is_renewed_and_belongs_to_the_nodes_object(node, reporter, time) -> None:
+    await reporter.round()
+    assert not any(call.path == LEASE for call in node.api.calls)  # there is no object yet
+    node.create()
+    time.at_s += 50
+    await reporter.round()
+    for _ in range(2):
+        time.at_s += 50
+        await reporter.round()
+        found = node.api.object(LEASES, f"node-{NAME}", NAMESPACE)
+        assert read_heartbeat(found).node == found["spec"]["holderIdentity"] == NAME
+        assert read_time(found["spec"]["renewTime"]) == time.at_s
+        [owner] = found["metadata"]["ownerReferences"]
+        assert owner["uid"] == node.placement["metadata"]["uid"]
+
+
+async def test_a_lease_is_renewed_before_the_status_is_written(node, reporter, time, client) -> None:
+    node.create()
+    await reporter.round()
+    for number in range(3):
+        await run_pod_with(client, f"web-{number}", cpu_limit=100)
+        time.at_s += 200
+        calls = len(node.api.calls)
+        await reporter.round()
+        assert [call.path.rsplit("/", 1)[-1] for call in node.api.calls[calls:]][:2] == [
+            f"node-{NAME}",
+            "status",
+        ]
+
+
+async def test_an_agent_without_the_right_to_its_lease_says_it_once_and_goes_on(
+    node, reporter, time, client, capfd
+) -> None:
+    node.create()
+    node.api.refuse = lambda call: "leases is forbidden" if "/leases/" in call.path else ""
+    for number in range(30):
+        await run_pod_with(client, f"web-{number}", cpu_limit=100)
+        await reporter.round()
+        time.at_s += 20
+    assert sum("leases is forbidden" in line for line in capfd.readouterr().err.splitlines()) == 1
+    assert len(node.status["placements"]) == 30
+    node.api.refuse = lambda call: ""
+    time.at_s += 100
+    await reporter.round()
+    assert node.api.object(LEASES, f"node-{NAME}", NAMESPACE)
+
+
+async def test_a_lease_is_renewed_soon_after_an_api_server_that_was_away(node, reporter, time) -> None:
+    node.create()
+    await reporter.round()
+    await node.api.stop()
+    for _ in range(120):
+        time.at_s += 5
+        await reporter.round()
+    await node.api.start()
+    for _ in range(3):
+        time.at_s += 5
+        await reporter.round()
+    found = node.api.object(LEASES, f"node-{NAME}", NAMESPACE)
+    assert read_time(found["spec"]["renewTime"]) >= time.at_s - 15
 
 
 async def test_what_changes_without_end_is_written_once_in_a_period(node, reporter, time, client) -> None:
