@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 from cluster.api.names import AGENT_MANAGER, NAMESPACE
 from cluster.api.reader import Fields, Object, Unreadable
-from cluster.kube.requests import Resource
 
-LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 PREFIX = "node-"
 
 

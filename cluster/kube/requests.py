@@ -18,6 +18,9 @@ class Resource(NamedTuple):
     namespaced: bool = False
 
 
+LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
+
+
 def path(resource: Resource, name: str = "", namespace: str = "", subresource: str = "") -> str:
     """Of one object, or of all (of a namespace) if ``name`` is "".
 

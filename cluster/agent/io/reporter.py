@@ -21,7 +21,7 @@ from cluster.agent.spec import read_spec
 from cluster.agent.status import AgentView, conditions_of, status_of, written_before
 from cluster.api import names, node_placement
 from cluster.api.fit import fit
-from cluster.api.heartbeat import LEASES, lease, lease_name
+from cluster.api.heartbeat import lease, lease_name
 from cluster.kube.events import Events
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
@@ -29,7 +29,7 @@ from cluster.kube.io.event_writer import EventWriter
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
 from cluster.kube.pace import WriteRate
-from cluster.kube.requests import HOPELESS, ApiError, Resource
+from cluster.kube.requests import HOPELESS, LEASES, ApiError, Resource
 from cluster.topology import resource_topology
 from cluster.topology.resource_topology import (
     TopologyManager,

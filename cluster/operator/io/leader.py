@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from cluster.api.heartbeat import LEASES, write_micro_time
+from cluster.api.heartbeat import write_micro_time
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.pace import Backoff
-from cluster.kube.requests import ApiError, Unreachable
+from cluster.kube.requests import LEASES, ApiError, Unreachable
 from cri_api.waiting import wait_within
 
 #: client-go's defaults (leaderelection: LeaseDuration, RenewDeadline, RetryPeriod), in seconds.

@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.api.heartbeat import LEASES, Heartbeat, read_heartbeat
+from cluster.api.heartbeat import Heartbeat, read_heartbeat
 from cluster.api.names import NAMESPACE
 from cluster.api.reader import read
 from cluster.kube.io.access import NoAccess
 from cluster.kube.io.clock import Clock
 from cluster.kube.pace import Backoff
-from cluster.kube.requests import HOPELESS, ApiError, Unreachable
+from cluster.kube.requests import HOPELESS, LEASES, ApiError, Unreachable
 from cluster.operator.heartbeats import Beat, looked
 
 LOOK_S = 60.0

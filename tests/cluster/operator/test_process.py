@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.api.crds import definitions
-from cluster.kube.requests import Resource
+from cluster.kube.requests import LEASES, Resource
 from cluster.operator.advice import Owner, name_of
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.declared import older, schema_of
@@ -23,7 +23,6 @@ NODES = Resource("", "v1", "nodes")
 PLACEMENTS = Resource("cri-resmgr.io", "v1alpha1", "nodeplacements")
 POLICIES = Resource("cri-resmgr.io", "v1alpha1", "placementpolicies")
 PODS = Resource("", "v1", "pods", namespaced=True)
-LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 LEASE = ("cri-resmgr-operator", "cri-resmgr")
 
 

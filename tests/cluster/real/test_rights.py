@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cluster.api.fit import OBJECT_BYTES, fit
-from cluster.api.heartbeat import LEASES, agent_wrote, lease, lease_name, read_heartbeat
+from cluster.api.heartbeat import agent_wrote, lease, lease_name, read_heartbeat
 from cluster.api.names import AGENT, GROUP, NAMESPACE, NODE_PLACEMENTS, OPERATOR, PLACEMENT_POLICIES, VERSION
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
-from cluster.kube.requests import ApiError, Resource
+from cluster.kube.requests import LEASES, ApiError, Resource
 from tests.cluster.api.test_fit import status
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.parts import AGENT_PODS, APPLY, agent_token

@@ -14,12 +14,13 @@ from cluster.agent.io.commander import Commander, MemoryFile
 from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.crds import definitions
-from cluster.api.heartbeat import LEASES, read_heartbeat
+from cluster.api.heartbeat import read_heartbeat
 from cluster.api.names import NAMESPACE
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import WHOLE_AGAIN_S
+from cluster.kube.requests import LEASES
 from cluster.operator.objects import read_time
 from cri_api.supervisor import Supervisor
 from tests.cluster.agent.io.node import NAME, NodeAgent, policy
