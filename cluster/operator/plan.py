@@ -221,19 +221,30 @@ def changed(
 
 def agents_word_document(word: AgentsWord, found: Object, now: float) -> dict[str, Any]:
     """For server-side apply to the subresource ``status``: Ready is Unknown as of a Node whose kubelet does not answer."""
-    metadata = found["metadata"]
-    ready = {
-        "type": READY,
-        "status": "Unknown" if word.silence else "True",
-        "reason": AGENT_SILENT if word.silence else "AgentAnswers",
-        "message": word.silence or "the agent has answered again; it had said before that the daemon answers",
-        "lastTransitionTime": write_time(now),
+    metadata = {key: found["metadata"][key] for key in ("name", "resourceVersion")}
+    at = write_time(now)
+    if word.silence:
+        return condition_document(metadata, READY, "Unknown", AGENT_SILENT, word.silence, at)
+    answers = "the agent has answered again; it had said before that the daemon answers"
+    return condition_document(metadata, READY, "True", "AgentAnswers", answers, at)
+
+
+def condition_document(
+    metadata: Object, kind: str, status: str, reason: str, message: str, at: str
+) -> dict[str, Any]:
+    """One condition of a NodePlacement, for server-side apply to ``status``; ``at``: since when it is so, RFC 3339."""
+    condition = {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": at,
     }
     return {
         "apiVersion": API_VERSION,
         "kind": NODE_PLACEMENT,
-        "metadata": {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]},
-        "status": {"conditions": [ready]},
+        "metadata": dict(metadata),
+        "status": {"conditions": [condition]},
     }
 
 

@@ -15,7 +15,6 @@ from cluster.api import placement_policy
 from cluster.api.names import (
     GROUP,
     NAMESPACE,
-    NODE_PLACEMENTS,
     OPERATOR,
     OPERATOR_MANAGER,
     PLACEMENT_POLICIES,
@@ -37,7 +36,7 @@ from cluster.operator.io.advices import Advices
 from cluster.operator.io.cache import Cache
 from cluster.operator.io.leader import Leader
 from cluster.operator.io.pulse import Pulse
-from cluster.operator.io.unread import UnreadPlacements
+from cluster.operator.io.unread import PLACEMENTS, UnreadPlacements
 from cluster.operator.objects import (
     KubernetesNode,
     NodePlacement,
@@ -63,7 +62,6 @@ from cluster.operator.summary import status_document
 from cri_api.supervisor import together
 
 NODES = Resource("", "v1", "nodes")
-PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
 
 #: NodePlacements in one page of a list: one has up to 256 KiB, and a page is in memory as a whole.

@@ -20,6 +20,7 @@ from cluster.kube.io.clock import Clock
 from cluster.kube.requests import ApiError, Resource
 from cluster.operator.io.cache import Cache
 from cluster.operator.objects import NodePlacement
+from cluster.operator.plan import condition_document
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 
@@ -55,19 +56,7 @@ class UnreadPlacements:
                 await self._write(name, "True", "Read", "")
 
     async def _write(self, name: str, status: str, reason: str, message: str) -> None:
-        condition = {
-            "type": READABLE,
-            "status": status,
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": self._clock.stamp(),
-        }
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": NODE_PLACEMENT,
-            "metadata": {"name": name},
-            "status": {"conditions": [condition]},
-        }
+        body = condition_document({"name": name}, READABLE, status, reason, message, self._clock.stamp())
         try:
             await self._client.apply(
                 PLACEMENTS, name, body, manager=OPERATOR_MANAGER, subresource="status", metadata_only=True
