@@ -100,7 +100,7 @@ test-arm: setup ## The tests of policies, engine and observer by an arm64 Python
 	@tools/debian-packages debootstrap qemu-user-static
 	ARCH=arm64 WORKERS=$(WORKERS) tools/old-python
 
-peers: setup ## Kubernetes, etcd, containerd 2, runc, crictl, the CRI for the tests, from pinned Go modules; gets Go if there is none
+peers: setup ## Kubernetes, etcd, containerd 2, runc, crictl, critest, the CRI for the tests, from pinned Go modules; gets Go if there is none
 	@tools/debian-packages $(PEERS)
 	$(BIN)/python -m tests.peers --get-go
 

@@ -1,8 +1,11 @@
-module cri-resmgr/tests/peers/crictl
+module cri-resmgr/tests/peers/cri-tools
 
 go 1.26.6
 
-tool sigs.k8s.io/cri-tools/cmd/crictl
+tool (
+	sigs.k8s.io/cri-tools/cmd/crictl
+	sigs.k8s.io/cri-tools/cmd/critest
+)
 
 require (
 	github.com/Azure/go-ansiterm v0.0.0-20250102033503-faa5f7b0171c // indirect
