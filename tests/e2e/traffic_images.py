@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+
+from tests.e2e.images import PAUSE_COMMAND, Image, add_file, add_folder, add_link, write_archive
 
 TRAFFIC = "docker.io/local/traffic:1"
 TALK_SOURCE = Path(__file__).with_name("talk.c")
@@ -63,25 +62,7 @@ def make_traffic_image(cache: Path) -> Path:
         return archive
     cache.mkdir(parents=True, exist_ok=True)
     layer = _layer(build_talk(cache))
-    machine = platform.machine()
-    config = {
-        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
-        "os": "linux",
-        "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/bin"], "Cmd": ["sleep", "2147483647"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-    }
-    content = json.dumps(config).encode()
-    config_name = f"{hashlib.sha256(content).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [TRAFFIC], "Layers": ["layer.tar"]}]
-    unfinished = cache / f"traffic.tar.{os.getpid()}"
-    with tarfile.open(unfinished, "w") as tar:
-        for name, data in (
-            ("layer.tar", layer),
-            (config_name, content),
-            ("manifest.json", json.dumps(manifest).encode()),
-        ):
-            _add(tar, name, data)
-    unfinished.rename(archive)
+    write_archive(archive, {TRAFFIC: Image([layer], PAUSE_COMMAND, path="/usr/sbin:/usr/bin:/bin")})
     return archive
 
 
@@ -111,18 +92,14 @@ def _layer(talk: Path) -> bytes:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for name, mode in (("bin", 0o755), ("root", 0o700), ("tmp", 0o1777), ("var/log/nginx", 0o755)):
-            folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, mode
-            tar.addfile(folder)
+            add_folder(tar, name, mode)
         for name, path in files.items():
-            _add(tar, name, path.read_bytes(), 0o755)
+            add_file(tar, name, path.read_bytes(), 0o755)
         for applet in APPLETS:
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/busybox"
-            tar.addfile(link)
-        _add(tar, "etc/nginx/nginx.conf", NGINX_CONFIG.encode())
-        _add(tar, "etc/passwd", b"root:x:0:0::/root:/bin/sh\n")
-        _add(tar, "etc/group", b"root:x:0:\n")
+            add_link(tar, f"bin/{applet}", "/usr/bin/busybox")
+        add_file(tar, "etc/nginx/nginx.conf", NGINX_CONFIG.encode())
+        add_file(tar, "etc/passwd", b"root:x:0:0::/root:/bin/sh\n")
+        add_file(tar, "etc/group", b"root:x:0:\n")
     return layer.getvalue()
 
 
@@ -130,9 +107,3 @@ def libraries(program: Path) -> list[str]:
     """The paths of its shared libraries and of its loader; none of a static program."""
     done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
     return re.findall(r"(/\S+) \(0x", done.stdout)
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
-    file = tarfile.TarInfo(name)
-    file.size, file.mode = len(content), mode
-    tar.addfile(file, io.BytesIO(content))
