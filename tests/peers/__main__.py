@@ -1,4 +1,5 @@
-"""``python -m tests.peers [PROGRAM...]``: builds these programs of the peers, by default all, a line a peer.
+"""``python -m tests.peers [PROGRAM...]``: builds these programs of the peers, a line a peer; by default all but those
+that are built only by name.
 
 Ends with 1 if one cannot be had; with ``--or-without`` the line says so, and what needs it is skipped later.
 """
@@ -28,7 +29,8 @@ def main() -> int:
         parser.error(f"no peer has {', '.join(unknown)}; there are {', '.join(known)}")
     is_whole = True
     for peer in all_peers():
-        names = [name for name in asked.programs or peer.packages if name in peer.packages]
+        wanted = asked.programs or ([] if peer.is_by_name else peer.packages)
+        names = [name for name in wanted if name in peer.packages]
         if not names:
             continue
         try:

@@ -7,7 +7,8 @@ module, and ``build.json`` has what else the build takes:
 - ``environment``: variables of the build;
 - ``needs``: programs that it calls;
 - ``names``: what a program is called here, by the last part of its package, if it is called otherwise;
-- ``files``: by what is called a program here: the file of its package that is wanted instead, as it is.
+- ``files``: by what is called a program here: the file of its package that is wanted instead, as it is;
+- ``by_name``: true where only the longer targets run it: it is built when one of its programs is asked for.
 
 A package that consists of tests only becomes a test binary. Programs are kept under the hash of these three files
 and of Go's version, so that nothing is built twice. A peer of another project is another folder, not other code here.
@@ -64,6 +65,8 @@ class Peer:
     needs: Sequence[str]
     #: What is no program: a file of its package, by what it is called here.
     files: Mapping[str, str]
+    #: Built only when it is asked for.
+    is_by_name: bool = False
 
 
 def read_peer(folder: Path) -> Peer:
@@ -90,6 +93,7 @@ def read_peer(folder: Path) -> Peer:
         environment=settings["environment"],
         needs=settings.get("needs", ()),
         files=settings.get("files", {}),
+        is_by_name=settings.get("by_name", False),
     )
 
 

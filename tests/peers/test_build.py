@@ -224,6 +224,10 @@ def test_a_run_without_go_says_what_it_goes_without(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert [line.partition(":")[0] for line in lines] == ["without crictl", "without kubectl"]
     assert all(line.endswith("make peers gets it") for line in lines)
+    of_all = run().stdout
+    assert [peer.name for peer in all_peers() if f": {peer.name} {peer.version} needs Go" not in of_all] == [
+        peer.name for peer in all_peers() if peer.is_by_name
+    ]
     assert run("--or-without", "kubectl").returncode == 0
     wrong = run("no-such-peer")
     assert (wrong.returncode, "no peer has no-such-peer" in wrong.stderr) == (2, True)
