@@ -6,6 +6,8 @@ TARGET := $(filter 3.%,$(PYTHON))
 ARCH ?= x86_64
 RELEASE ?= 1
 RUNTIME ?= demo
+# What the tests of make e2e run on: the machine's containerd, or containerd-1.7, containerd-2.
+CRI ?= containerd
 # Seconds of make bench-soak.
 SOAK ?= 3600
 # Tests at a time.
@@ -100,13 +102,13 @@ test-arm: setup ## The tests of policies, engine and observer by an arm64 Python
 	@tools/debian-packages debootstrap qemu-user-static
 	ARCH=arm64 WORKERS=$(WORKERS) tools/old-python
 
-peers: setup ## Kubernetes, etcd, containerd 2, runc, crictl, critest, the CRI for the tests, from pinned Go modules; gets Go if there is none
+peers: setup ## Kubernetes, etcd, containerd 2 and 1.7, runc, crictl, critest, the CRI for the tests, from pinned Go modules; gets Go if there is none
 	@tools/debian-packages $(PEERS)
 	$(BIN)/python -m tests.peers --get-go
 
-e2e: setup ## Only the tests on a real containerd (root)
+e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2: built (make peers), else the machine's (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest --runtime=$(CRI) tests/e2e
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)

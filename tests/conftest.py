@@ -21,6 +21,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 from tests import form
+from tests.e2e.runtimes import DEFAULT, RUNTIMES
 from tests.guard import plugin as guard
 
 # Deterministic by default: a red build must be red again. "long" searches at random, and longer.
@@ -96,6 +97,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--vm", action="store_true", help="also run those that boot a virtual machine")
     parser.addoption("--cluster", action="store_true", help="also run those on a real kube-apiserver")
     parser.addoption("--kubelet", action="store_true", help="also run those under a real kubelet")
+    parser.addoption(
+        "--runtime",
+        choices=tuple(RUNTIMES),
+        default=DEFAULT,
+        help=f"what those of tests/e2e run on: {', '.join(RUNTIMES)}; {DEFAULT} is the machine's own",
+    )
     guard.add_option(parser)
 
 

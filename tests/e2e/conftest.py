@@ -1,4 +1,4 @@
-"""What the tests on a real containerd share: one containerd for all of them, a new daemon for each."""
+"""What the tests on a real runtime share: one runtime for all of them, a new daemon for each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import pytest
 
 from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.e2e.containerd import Containerd, missing
+from tests.e2e import runtimes
+from tests.e2e.containerd import missing
 from tests.e2e.node import CPUS, REAL_CGROUPS, TWO_NODES, Node, remove_all_pods
 from tests.e2e.observer import Observer, missing_for_ebpf
+from tests.e2e.runtime import MakeRuntime, RealRuntime
 from tests.e2e.traffic import Pods
 from tests.e2e.traffic_images import TRAFFIC, make_traffic_image, missing_for_traffic
+from tests.peers.programs import Unavailable
 
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the images' archive is kept; skips where no containerd can run."""
+    """Where the images' archive is kept; skips where no runtime can run."""
     if sentence := missing():
         pytest.skip(sentence)
     if not Path("/sys/devices/system/cpu/cpu1").exists():
@@ -29,21 +32,38 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    with Containerd(tmp_path_factory.mktemp("containerd") / "c", images=images, cpus=CPUS) as running:
+def make_runtime(images: Path, request: pytest.FixtureRequest) -> MakeRuntime:
+    """Makes a runtime of the kind that ``--runtime`` names, in a folder and with options, that is not started yet."""
+    name = request.config.getoption("--runtime")
+
+    def make(folder: Path, **options: Any) -> RealRuntime:
+        try:
+            return runtimes.make(name, folder, images=images, **options)
+        except Unavailable as reason:
+            # What was asked for by name is not left out.
+            (pytest.skip if name == runtimes.DEFAULT else pytest.fail)(str(reason))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_runtime(
+    make_runtime: MakeRuntime, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealRuntime]:
+    with make_runtime(tmp_path_factory.mktemp("runtime") / "c", cpus=CPUS) as running:
         yield running
 
 
 @pytest.fixture
-def containerd(shared_containerd: Containerd) -> Containerd:
-    """A running containerd. A module that kills it has one of its own instead."""
-    return shared_containerd
+def runtime(shared_runtime: RealRuntime) -> RealRuntime:
+    """A running runtime. A module that kills it has one of its own instead."""
+    return shared_runtime
 
 
 @pytest.fixture
-async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
+async def direct(runtime: RealRuntime) -> AsyncIterator[CriClient]:
     """A client past our daemon; in the end it removes all pods."""
-    async with CriClient(str(containerd.socket)) as client:
+    async with CriClient(str(runtime.socket)) as client:
         try:
             yield client
         finally:
@@ -51,12 +71,12 @@ async def direct(containerd: Containerd) -> AsyncIterator[CriClient]:
 
 
 @pytest.fixture
-async def stopped_node(containerd: Containerd, direct: CriClient) -> AsyncIterator[Node]:
+async def stopped_node(runtime: RealRuntime, direct: CriClient) -> AsyncIterator[Node]:
     """A node whose daemon is configured, not started."""
-    agent = Agent(containerd.socket, TWO_NODES, REAL_CGROUPS)
+    agent = Agent(runtime.socket, TWO_NODES, REAL_CGROUPS)
     try:
         async with CriClient(agent.socket) as kubelet:
-            yield Node(containerd, agent, direct, kubelet)
+            yield Node(runtime, agent, direct, kubelet)
     finally:
         await agent.close()
 
@@ -73,21 +93,21 @@ async def node(stopped_node: Node) -> Node:
 
 
 @pytest.fixture
-async def traffic_pods(containerd: Containerd, direct: CriClient, images: Path) -> Pods:
+async def traffic_pods(runtime: RealRuntime, direct: CriClient, images: Path) -> Pods:
     """Pods of the image with nginx, wrk and talk, made past our daemon."""
     if sentence := missing_for_traffic():
         pytest.skip(sentence)
-    await asyncio.to_thread(containerd.add_image, make_traffic_image(images), TRAFFIC)
-    return Pods(containerd, direct)
+    await asyncio.to_thread(runtime.add_image, make_traffic_image(images), TRAFFIC)
+    return Pods(runtime, direct)
 
 
 @pytest.fixture
-async def make_observer(containerd: Containerd) -> AsyncIterator[Callable[..., Observer]]:
+async def make_observer(runtime: RealRuntime) -> AsyncIterator[Callable[..., Observer]]:
     """Makes observers, with options, that are not started yet; they end with the test."""
     made: list[Observer] = []
 
     def make(**options: Any) -> Observer:
-        made.append(Observer(containerd.socket, **options))
+        made.append(Observer(runtime.socket, **options))
         return made[-1]
 
     yield make

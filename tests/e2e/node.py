@@ -1,4 +1,4 @@
-"""One node of the tests: a real containerd, our daemon in front of it, and what the kernel says came of it.
+"""One node of the tests: a real runtime, our daemon in front of it, and what the kernel says came of it.
 
 The machine it pretends to be has two L3s of one CPU, so a wrong place shows; CPUs and memory are real.
 """
@@ -24,7 +24,7 @@ from policies.machine.topology import Cpu, TopologyData
 from policies.machine.topology_json import write_topology
 from tests.agent import Agent
 from tests.cri_client import CriClient, Pod, cgroup_parent
-from tests.e2e.containerd import Containerd
+from tests.e2e.runtime import RealRuntime
 
 CACHE = Path(__file__).parents[2] / ".cache"
 UNTIL_TIMEOUT_S = 30.0  # against 0.1 s
@@ -55,8 +55,8 @@ class Running:
 class Node:
     """``kubelet`` speaks to our socket, ``direct`` past it; a test may have to start ``agent``."""
 
-    def __init__(self, containerd: Containerd, agent: Agent, direct: CriClient, kubelet: CriClient) -> None:
-        self.containerd = containerd
+    def __init__(self, runtime: RealRuntime, agent: Agent, direct: CriClient, kubelet: CriClient) -> None:
+        self.runtime = runtime
         self.agent = agent
         self.direct = direct
         self.kubelet = kubelet
@@ -70,9 +70,9 @@ class Node:
     async def pod(
         self, name: str, *, qos: str = "burstable", by: Optional[CriClient] = None, **config: Any
     ) -> Pod:
-        """A sandbox in its class's cgroup, below kubepods in the cgroup of this containerd."""
+        """A sandbox in its class's cgroup, below kubepods in the cgroup of this runtime."""
         uid = config.pop("uid", str(uuid.uuid4()))
-        parent = self.containerd.cgroup_parent + cgroup_parent(qos, uid)
+        parent = self.runtime.cgroup_parent + cgroup_parent(qos, uid)
         return await (by or self.kubelet).run_pod(name, uid=uid, cgroup_parent=parent, **config)
 
     async def run(
@@ -109,7 +109,7 @@ class Node:
         return cpus, mems
 
     def _seen_outside(self, container: Running) -> tuple[tuple[str, str], tuple[str, str]]:
-        return self.containerd.allowed_of(container.id), self.containerd.cpuset_of(container.id)
+        return self.runtime.allowed_of(container.id), self.runtime.cpuset_of(container.id)
 
     async def _seen_inside(self, container: Running) -> tuple[str, str]:
         status, problem, code = await self.direct.exec(container.id, "cat", "/proc/self/status")

@@ -7,18 +7,6 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Optional
-
-
-def containerd_17(cache: Path) -> Optional[Path]:
-    """The path of Debian 13's containerd, 1.7.24, for a Debian 12 machine; None if it cannot be had.
-
-    Unpacked once in this folder, with an apt state of its own: the system's apt stays as it is.
-    """
-    try:
-        return _unpacked("containerd", "trixie", cache / "containerd-1.7") / "usr" / "bin" / "containerd"
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def prometheus(cache: Path) -> Path:

@@ -73,7 +73,7 @@ async def test_one_that_is_resized_is_placed_by_its_new_resources(stopped_node: 
     await by.update(made.id, cpu_period=CPU_PERIOD_US, cpu_quota=CPU_PERIOD_US, cpu_shares=512)
     row = await node.until_known(made, stance="placed", cpu_limit_milli=1000, cpu_request_milli=500)
     assert await until(lambda: node.cpus(made), lambda cpus: cpus == row["cpus"]) in ("0", "1")
-    assert node.containerd.quota_of(made.id) == CPU_PERIOD_US
+    assert node.runtime.quota_of(made.id) == CPU_PERIOD_US
 
 
 async def test_what_ended_or_was_not_started_is_no_trouble(stopped_node: Node) -> None:

@@ -18,8 +18,8 @@ import pytest
 from cri_proxy.affinity.demand.io.triggers import NOT_CAPABLE, PressureTriggers
 from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import REAL_CGROUPS, TWO_NODES, Node, Running, until
+from tests.e2e.runtime import RealRuntime
 
 pytestmark = pytest.mark.containerd
 
@@ -44,13 +44,13 @@ LOOPS = "for i in 1 2; do (while :; do :; done) >/dev/null 2>&1 & done"
 
 
 @pytest.fixture
-async def sized(containerd: Containerd, direct: CriClient) -> AsyncIterator[Node]:
+async def sized(runtime: RealRuntime, direct: CriClient) -> AsyncIterator[Node]:
     """A node whose daemon sizes sets by demand."""
-    agent = Agent(containerd.socket, TWO_NODES, SIZED)
+    agent = Agent(runtime.socket, TWO_NODES, SIZED)
     try:
         await agent.start()
         async with CriClient(agent.socket) as kubelet:
-            node = Node(containerd, agent, direct, kubelet)
+            node = Node(runtime, agent, direct, kubelet)
             await node.until_runtime_is_known()
             yield node
     finally:
@@ -61,7 +61,7 @@ async def until_cpus(node: Node, container: Running, count: int) -> str:
     """The CPUs of a container, by its cgroup, once there are so many."""
 
     async def cpus() -> str:
-        return node.containerd.cpuset_of(container.id)[0]
+        return node.runtime.cpuset_of(container.id)[0]
 
     return await until(cpus, lambda text: len(text.replace("-", ",").split(",")) == count)
 

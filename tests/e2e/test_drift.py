@@ -24,7 +24,7 @@ async def looking_node(stopped_node: Node) -> Node:
 async def test_a_cpuset_that_was_changed_in_the_cgroup_is_repaired(looking_node: Node) -> None:
     node = looking_node
     made = await node.run("p", **SMALL)
-    node.containerd.write_cpuset(made.id, "1")
+    node.runtime.write_cpuset(made.id, "1")
     await until_it_is_on(node, made, "0")
 
 
@@ -42,7 +42,7 @@ async def test_a_container_that_has_moved_into_a_child_of_its_cgroup_is_looked_a
 ) -> None:
     node = looking_node
     made = await node.run("p", **SMALL)
-    cgroup = node.containerd.nest(made.id)
+    cgroup = node.runtime.nest(made.id)
     # Only a daemon that has not looked yet learns where its process is.
     await node.agent.kill()
     await node.agent.start()
@@ -57,9 +57,9 @@ async def test_whoever_insists_has_the_container(looking_node: Node) -> None:
     node = looking_node
     made = await node.run("p", **SMALL)
     for _ in range(3):
-        node.containerd.write_cpuset(made.id, "1")
+        node.runtime.write_cpuset(made.id, "1")
         await until_it_is_on(node, made, "0")
-    node.containerd.write_cpuset(made.id, "1")
+    node.runtime.write_cpuset(made.id, "1")
     row = await node.until_known(made, stance="foreign")
     assert (row["cpus"], await node.cpus(made)) == ("1", "1")
     assert (await node.ask("status"))["foreign"] == ["default/p/main"]
@@ -71,7 +71,7 @@ async def test_a_change_while_the_daemon_was_down_is_repaired(looking_node: Node
     node = looking_node
     made = await node.run("p", **SMALL)
     await node.agent.kill()
-    node.containerd.write_cpuset(made.id, "1")
+    node.runtime.write_cpuset(made.id, "1")
     await node.agent.start()
     await until_it_is_on(node, made, "0")
 
@@ -93,6 +93,6 @@ async def test_containers_nobody_touches_get_no_updates(looking_node: Node) -> N
 
 async def until_it_is_on(node: Node, made: Running, cpus: str) -> None:
     async def place() -> str:
-        return node.containerd.allowed_of(made.id)[0]
+        return node.runtime.allowed_of(made.id)[0]
 
     await until(place, lambda found: found == cpus)

@@ -9,8 +9,10 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CriClient, EventStream
-from tests.e2e.containerd import Containerd, containerd_17
-from tests.e2e.node import CACHE, CPUS, Node, Running, until
+from tests.e2e.node import CPUS, Node, Running, until
+from tests.e2e.runtime import RealRuntime
+from tests.e2e.runtimes import make
+from tests.peers.programs import Unavailable
 
 pytestmark = pytest.mark.containerd
 
@@ -22,12 +24,13 @@ how = pytest.mark.parametrize("through", [True, False], ids=["through us", "past
 
 
 @pytest.fixture
-def containerd(images: Path, tmp_path: Path) -> Iterator[Containerd]:
+def runtime(images: Path, tmp_path: Path) -> Iterator[RealRuntime]:
     """One for each test: a reader that leaves takes one more event with it, also past us (seen)."""
-    binary = containerd_17(CACHE)
-    if binary is None:
-        pytest.skip("Debian's mirror cannot be reached, or this is not Debian 12.")
-    with Containerd(tmp_path / "c", binary, images=images, cpus=CPUS) as running:
+    try:
+        made = make("containerd-1.7", tmp_path / "c", images=images, cpus=CPUS)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with made as running:
         yield running
 
 

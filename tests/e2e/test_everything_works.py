@@ -71,7 +71,7 @@ async def test_rubbish_is_the_runtimes_to_refuse(node: Node, rubbish: bytes) -> 
 
 async def both_answers(node: Node, requests: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The answers through our socket and past it."""
-    async with CriClient(str(node.containerd.socket), node.kubelet.api) as direct:
+    async with CriClient(str(node.runtime.socket), node.kubelet.api) as direct:
         through = {
             method: await answer(node.kubelet, method, request) for method, request in requests.items()
         }
@@ -142,7 +142,7 @@ async def test_usage_is_told_of_every_pod_and_container(node: Node) -> None:
     pods = (await node.kubelet.call("ListPodSandboxStats", cri.ListPodSandboxStatsRequest())).stats
     assert [stats.attributes.id for stats in pods] == [made.pod.id]
     disks = (await node.kubelet.call("ImageFsInfo", cri.ImageFsInfoRequest())).image_filesystems
-    assert [disk.fs_id.mountpoint.startswith(f"{node.containerd.folder}/root/") for disk in disks] == [True]
+    assert [disk.fs_id.mountpoint.startswith(f"{node.runtime.folder}/root/") for disk in disks] == [True]
 
 
 @pytest.mark.parametrize("to", ["websocket", "SPDY/3.1"])
@@ -193,7 +193,7 @@ async def spec_of(node: Node, made: Running) -> Any:
     """What containerd made of the requests for runc, without what is another's in every pod."""
     status = await node.direct.status(made.id, verbose=True)
     text = json.dumps(json.loads(status.info["info"])["runtimeSpec"])
-    pod_pid = f"/proc/{node.containerd.pid_of(made.pod.id)}/"
+    pod_pid = f"/proc/{node.runtime.pid_of(made.pod.id)}/"
     own = {made.id: "CONTAINER", made.pod.id: "POD", made.pod.uid: "UID", pod_pid: "/proc/POD/"}
     for name, word in own.items():
         text = text.replace(name, word)

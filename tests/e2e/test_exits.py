@@ -93,7 +93,7 @@ async def test_a_stopped_pod_holds_nothing(polling_node: Node) -> None:
 
 async def crash(node: Node, made: Running) -> None:
     """As the kernel's OOM killer would; until the runtime says so."""
-    os.kill(node.containerd.pid_of(made.id), signal.SIGKILL)
+    os.kill(node.runtime.pid_of(made.id), signal.SIGKILL)
 
     async def state() -> Any:
         return (await node.direct.status(made.id)).status.state

@@ -14,9 +14,9 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import CallEnd, Forward, Outcome, Refuse, intercepted
 from cri_proxy.relay.io.server import FrameRelay
 from tests.cri_client import CriClient, Pod, container_config, create_request
-from tests.e2e.containerd import Containerd
 from tests.e2e.images import BUSYBOX
 from tests.e2e.node import remove_all_pods
+from tests.e2e.runtime import RealRuntime
 
 pytestmark = pytest.mark.containerd
 
@@ -69,9 +69,9 @@ def creates() -> Creates:
 
 
 @pytest_asyncio.fixture
-async def relay(containerd: Containerd, creates: Creates, tmp_path: Path) -> AsyncIterator[FrameRelay]:
+async def relay(runtime: RealRuntime, creates: Creates, tmp_path: Path) -> AsyncIterator[FrameRelay]:
     doubts: list[str] = []
-    relay = FrameRelay(str(containerd.socket), creates, on_closing=doubts.append)
+    relay = FrameRelay(str(runtime.socket), creates, on_closing=doubts.append)
     await relay.open([tmp_path / "k.sock"], [])
     await relay.start_behind(asyncio.sleep(0))
     yield relay
@@ -85,19 +85,17 @@ async def client(relay: FrameRelay) -> AsyncIterator[CriClient]:
         yield client
 
 
-async def pod_on(containerd: Containerd, client: CriClient, name: str) -> Pod:
-    return await client.run_pod(
-        name, uid=name, cgroup_parent=f"{containerd.cgroup_parent}/burstable/pod{name}"
-    )
+async def pod_on(runtime: RealRuntime, client: CriClient, name: str) -> Pod:
+    return await client.run_pod(name, uid=name, cgroup_parent=f"{runtime.cgroup_parent}/burstable/pod{name}")
 
 
 async def test_a_container_runs_on_the_cpuset_that_was_appended(
-    containerd: Containerd, direct: CriClient, client: CriClient, creates: Creates
+    runtime: RealRuntime, direct: CriClient, client: CriClient, creates: Creates
 ) -> None:
-    pod = await pod_on(containerd, client, "frames")
+    pod = await pod_on(runtime, client, "frames")
     container = await client.create(pod, "main", cpuset="0", mems="0")
     await client.start(container)
-    assert containerd.cpuset_of(container)[0] == "1"
+    assert runtime.cpuset_of(container)[0] == "1"
     assert (await client.exec(container, "echo", "hello"))[0] == "hello\n"
     await client.stop(container)
     await client.remove(container)
@@ -106,9 +104,9 @@ async def test_a_container_runs_on_the_cpuset_that_was_appended(
 
 
 async def test_refusals_and_calls_in_turn_leave_grpc_go_in_step(
-    containerd: Containerd, direct: CriClient, client: CriClient, creates: Creates
+    runtime: RealRuntime, direct: CriClient, client: CriClient, creates: Creates
 ) -> None:
-    pod = await pod_on(containerd, client, "refused")
+    pod = await pod_on(runtime, client, "refused")
     request = create_request(pod, container_config("main", cpu_request=100)).SerializeToString()
     for number in range(30):
         creates.refuses = True
@@ -136,7 +134,7 @@ async def test_an_error_of_containerds_is_its_own(client: CriClient, direct: Cri
 
 
 async def test_containerds_own_client_works_through_the_relay(
-    containerd: Containerd, relay: FrameRelay, tmp_path: Path
+    runtime: RealRuntime, relay: FrameRelay, tmp_path: Path
 ) -> None:
     async def ctr(*arguments: str) -> str:
         process = await asyncio.create_subprocess_exec(

@@ -15,9 +15,9 @@ from cri_proxy.version import VERSION
 from policies.machine.topology_json import write_topology
 from tests.cluster.manifests.rendered import kustomized, pod_of, workloads
 from tests.cri_client import CriClient, Pod, create_request, pod_config
-from tests.e2e.containerd import Containerd
 from tests.e2e.image import ARCHIVE, NAME, build, files_of
 from tests.e2e.node import ONE_NODE, Node, until
+from tests.e2e.runtime import RealRuntime
 from tests.packaging.expected import OUR_PACKAGES, in_git, ours
 
 pytestmark = pytest.mark.containerd
@@ -33,8 +33,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def image(containerd: Containerd, dist: Path) -> str:
-    containerd.add_image(dist / ARCHIVE, NAME)
+def image(runtime: RealRuntime, dist: Path) -> str:
+    runtime.add_image(dist / ARCHIVE, NAME)
     return NAME
 
 
@@ -59,8 +59,8 @@ def here(capabilities: list[str]) -> list[str]:
 class InPods:
     """Runs the containers of manifests as kubelet would, with folders of the test as the host's."""
 
-    def __init__(self, client: CriClient, containerd: Containerd, folder: Path) -> None:
-        self._client, self._containerd, self._folder = client, containerd, folder
+    def __init__(self, client: CriClient, runtime: RealRuntime, folder: Path) -> None:
+        self._client, self._runtime, self._folder = client, runtime, folder
         self._number = 0
 
     def host(self, path: str) -> Path:
@@ -141,8 +141,8 @@ class InPods:
 
 
 @pytest.fixture
-def in_pods(direct: CriClient, containerd: Containerd, folder: Path, image: str) -> InPods:
-    return InPods(direct, containerd, folder)
+def in_pods(direct: CriClient, runtime: RealRuntime, folder: Path, image: str) -> InPods:
+    return InPods(direct, runtime, folder)
 
 
 @pytest.mark.long
@@ -185,7 +185,7 @@ async def test_a_standalone_daemon_in_its_pod_places_containers_of_the_node(
 ) -> None:
     (settings,) = [one for one in kustomized("base/node") if one["kind"] == "ConfigMap"]
     config = yaml.safe_load(settings["data"]["config.yaml"])
-    socket = f"/run/containerd/{stopped_node.containerd.socket.name}"
+    socket = f"/run/containerd/{stopped_node.runtime.socket.name}"
     config["relay"] = {"mode": "enforce", "runtime_endpoint": socket}
     config["topology"] = {"source": "/etc/cri-resmgr/machine.json"}
     (in_pods.host("/config") / "config.yaml").write_text(json.dumps(config))

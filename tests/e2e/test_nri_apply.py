@@ -15,7 +15,8 @@ from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Merge
 from cri_proxy.nri.view import view_container
 from tests.cri_client import CriClient, Pod, container_config, create_request
-from tests.e2e.containerd import Containerd, missing
+from tests.e2e.containerd import missing
+from tests.e2e.runtime import RealRuntime
 
 pytestmark = [pytest.mark.containerd, pytest.mark.skipif(missing() != "", reason=missing())]
 
@@ -43,10 +44,10 @@ async def make(client: CriClient, request: bytes) -> tuple[str, cri.ContainerSta
 
 
 async def test_a_container_becomes_what_plugins_made_of_it(
-    containerd: Containerd, direct: CriClient, tmp_path: Path
+    runtime: RealRuntime, direct: CriClient, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("seen")
-    pod = await direct.run_pod("web", uid="b1", cgroup_parent=f"{containerd.cgroup_parent}/burstable/podb1")
+    pod = await direct.run_pod("web", uid="b1", cgroup_parent=f"{runtime.cgroup_parent}/burstable/podb1")
     request = original(pod, tmp_path)
     # 1. As it is without plugins, and what they ask for.
     first, status = await make(direct, request)

@@ -74,7 +74,7 @@ async def test_what_plugins_ask_for_is_seen_in_the_container(hosting_node: Node,
         assert await inside("sh", "-c", "echo x > /dev/zilch && echo written") == "written"
         assert await inside("cat", "/proc/1/oom_score_adj") == "777"
         assert (await inside("cat", "/proc/1/cmdline")).split("\0")[:2] == ["sleep", "999999"]
-        assert node.containerd.memory_limit_of(container.id) == 64 * MIB
+        assert node.runtime.memory_limit_of(container.id) == 64 * MIB
         assert await node.cpus(container) == "1"
         shown = await node.kubelet.status(container.id)
         assert shown.status.annotations["plugin.example/k"] == "v"
@@ -153,8 +153,8 @@ async def test_resources_are_there_without_a_second_create(hosting_node: Node) -
     resources = {"memory": {"limit": {"value": 48 * MIB}}, "cpu": {"cpus": "0", "quota": {"value": 30000}}}
     async with plugin(node.agent, mask=0xFFF, CreateContainer=adjust(linux={"resources": resources})) as told:
         container = await node.run("pod", cpu_limit=500, memory_limit=32 * MIB)
-        assert node.containerd.memory_limit_of(container.id) == 48 * MIB
-        assert node.containerd.quota_of(container.id) == 30000
+        assert node.runtime.memory_limit_of(container.id) == 48 * MIB
+        assert node.runtime.quota_of(container.id) == 30000
         assert await node.cpus(container) == "0"
         assert told.events().count("CreateContainer") == 1
 
@@ -233,7 +233,7 @@ async def test_unified_resources_are_in_the_cgroup(hosting_node: Node) -> None:
     }
     async with plugin(node.agent, CreateContainer=adjust(linux={"resources": resources})):
         container = await node.run("pod", memory_limit=128 * MIB)
-        read = node.containerd.cgroup_file_of
+        read = node.runtime.cgroup_file_of
         assert read(container.id, "memory", "memory.high") == str(96 * MIB)
         assert read(container.id, "memory", "memory.low") == str(32 * MIB)
         assert read(container.id, "pids", "pids.max") == "77"
@@ -246,7 +246,7 @@ async def test_hugepage_limits_are_in_the_cgroup(hosting_node: Node) -> None:
     async with plugin(node.agent, CreateContainer=adjust(linux={"resources": limits})):
         container = await node.run("pod")
         name = "hugetlb.2MB.max" if HAS_UNIFIED else "hugetlb.2MB.limit_in_bytes"
-        assert node.containerd.cgroup_file_of(container.id, "hugetlb", name) == str(4 * MIB)
+        assert node.runtime.cgroup_file_of(container.id, "hugetlb", name) == str(4 * MIB)
 
 
 async def test_a_process_that_ends_is_told_of_and_a_pod_has_all_its_events(hosting_node: Node) -> None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.containerd import Containerd, containerd_17
-from tests.e2e.node import CACHE, CPUS, Node
+from tests.e2e.node import CPUS, Node
+from tests.e2e.runtime import MakeRuntime, RealRuntime
 from tests.functional.nri.support import hosting, plugin
 from tests.nri.io.host.plugins import Log, external
 
 pytestmark = pytest.mark.containerd
 
-NRI = """\
-[plugins."io.containerd.nri.v1.nri"]
-  disable = false
-  socket_path = "{folder}/nri.sock"
-  plugin_path = "{folder}/nri-plugins"
-  plugin_config_path = "{folder}/nri-conf"
-"""
 #: All that NRI 0.6.1, containerd 1.7's, knows.
 CLASSIC = 0x7FF
 #: Fields that are younger than that NRI.
@@ -47,13 +39,10 @@ SAME: dict[str, set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    binary = containerd_17(CACHE)
-    if binary is None:
-        pytest.skip("Debian's mirror cannot be reached, or this is not Debian 12.")
-    folder = tmp_path_factory.mktemp("nri") / "c"
-    more = NRI.format(folder=folder.resolve())
-    with Containerd(folder, binary, images=images, cpus=CPUS, more_config=more) as running:
+def shared_runtime(
+    make_runtime: MakeRuntime, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealRuntime]:
+    with make_runtime(tmp_path_factory.mktemp("nri") / "c", cpus=CPUS, has_nri=True) as running:
         yield running
 
 
@@ -78,9 +67,9 @@ async def test_it_is_what_containerds_own_nri_shows(stopped_node: Node) -> None:
     node.agent.write_config({"nri": hosting()})
     await node.agent.start()
     await node.until_runtime_is_known()
-    folder = node.containerd.folder
+    folder = node.runtime.folder
     async with (
-        external(folder, folder / "nri.sock", "10-theirs", {"mask": CLASSIC}) as theirs,
+        external(folder, node.runtime.nri_socket, "10-theirs", {"mask": CLASSIC}) as theirs,
         plugin(node.agent, "10-ours", mask=CLASSIC) as ours,
     ):
         container = await node.run("pod", cpu_limit=500, memory_limit=64 << 20, envs=(("A", "b"),))

@@ -22,9 +22,7 @@ from cri_proxy.nri.dispatch import mask_of
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
 from tests.agent import ROOT, Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient
-from tests.e2e.containerd import Containerd, containerd_17
 from tests.e2e.node import (
-    CACHE,
     CPUS,
     REAL_CGROUPS,
     TWO_NODES,
@@ -32,41 +30,31 @@ from tests.e2e.node import (
     problem_of,
     until,
 )
+from tests.e2e.runtime import MakeRuntime, RealRuntime
 from tests.observer import QUICK, ObserverProcess
 
 pytestmark = pytest.mark.containerd
 
-NRI = """\
-[plugins."io.containerd.nri.v1.nri"]
-  disable = false
-  socket_path = "{folder}/nri.sock"
-  plugin_path = "{folder}/nri-plugins"
-  plugin_config_path = "{folder}/nri-conf"
-"""
 PLUGIN = (sys.executable, "-m", "cri_proxy", "nri")
 SMALL: dict[str, Any] = {"cpu_request": 200, "cpu_limit": 1000}
 MANY = 200
 
 
 @pytest.fixture(scope="module")
-def shared_containerd(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    binary = containerd_17(CACHE)
-    if binary is None:
-        pytest.skip("Debian's mirror cannot be reached, or this is not Debian 12.")
-    folder = tmp_path_factory.mktemp("nri") / "c"
-    with Containerd(
-        folder, binary, images=images, cpus=CPUS, more_config=NRI.format(folder=folder.resolve())
-    ) as running:
+def shared_runtime(
+    make_runtime: MakeRuntime, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealRuntime]:
+    with make_runtime(tmp_path_factory.mktemp("nri") / "c", cpus=CPUS, has_nri=True) as running:
         yield running
 
 
 @pytest.fixture
-async def stopped_node(containerd: Containerd, direct: CriClient) -> AsyncIterator[Node]:
+async def stopped_node(runtime: RealRuntime, direct: CriClient) -> AsyncIterator[Node]:
     """A node whose kubelet does not know of us."""
-    agent = Agent(containerd.socket, TWO_NODES, REAL_CGROUPS)
-    agent.write_config({"nri": {"plugin": {"socket": str(containerd.folder / "nri.sock")}}})
+    agent = Agent(runtime.socket, TWO_NODES, REAL_CGROUPS)
+    agent.write_config({"nri": {"plugin": {"socket": str(runtime.nri_socket)}}})
     try:
-        yield Node(containerd, agent, direct, direct)
+        yield Node(runtime, agent, direct, direct)
     finally:
         await agent.close()
 
@@ -150,7 +138,7 @@ async def test_a_resize_gives_the_cpus_of_its_rung_and_what_was_asked_for(node: 
         await node.kubelet.update(
             made.id, cpu_period=CPU_PERIOD_US, cpu_quota=limit * CPU_PERIOD_US, cpu_shares=1024 * limit
         )
-        assert node.containerd.quota_of(made.id) == limit * CPU_PERIOD_US
+        assert node.runtime.quota_of(made.id) == limit * CPU_PERIOD_US
         places.append(await node.cpus(made))
     assert places == ["0", "0-1", "0"]
     await until(lambda: node.ask("status"), lambda status: status["in_doubt"] == 0)
@@ -197,7 +185,7 @@ async def test_a_cpuset_of_kubelets_is_a_fence_also_when_it_changes(node: Node) 
 
 async def test_a_create_that_the_runtime_takes_back_leaves_no_trace(node: Node) -> None:
     pod = await node.pod("p")
-    async with other_plugin(node.containerd.folder / "nri.sock"):
+    async with other_plugin(node.runtime.nri_socket):
         code, details = await problem_of(node.kubelet.create(pod, "bad", cpu_limit=1000))
         assert details.endswith("it is bad"), (code, details)
         status = await node.ask("status")
@@ -247,10 +235,10 @@ async def test_what_runs_already_is_adopted_and_keeps_what_it_has(stopped_node: 
 async def test_nothing_moves_when_the_runtime_comes_back(node: Node) -> None:
     made = [await node.run(f"p{i}", **SMALL) for i in range(4)]
     before = [await node.cpus(container) for container in made]
-    node.containerd.kill()
+    node.runtime.kill()
     await until(lambda: node.ask("status"), lambda status: not status["nri"]["connected"])
     assert "nri" in (await node.ask("status"))["degraded"]
-    await asyncio.to_thread(node.containerd.start)
+    await asyncio.to_thread(node.runtime.start)
     await until_connected(node, connections=2)
     for container in made:
         await node.until_known(container, state="running", stance="placed")
@@ -332,7 +320,7 @@ async def owner(node: Node) -> int:
 async def test_a_runtime_may_launch_it_and_again_after_a_restart_of_its_own(stopped_node: Node) -> None:
     node = stopped_node
     log = node.agent.folder / "log"
-    folders = [node.containerd.folder / name for name in ("nri-plugins", "nri-conf")]
+    folders = [node.runtime.nri_plugins, node.runtime.nri_config]
     for folder in folders:
         folder.mkdir(exist_ok=True)
     program, config = folders[0] / "10-cri-resmgr", folders[1] / "10-cri-resmgr.conf"
@@ -343,8 +331,8 @@ async def test_a_runtime_may_launch_it_and_again_after_a_restart_of_its_own(stop
     try:
         for _ in range(2):  # the second takes the place of the first, which still waits for its runtime
             before = await owner(node)
-            node.containerd.kill()
-            await asyncio.to_thread(node.containerd.start)  # it is registered then, and still being loaded
+            node.runtime.kill()
+            await asyncio.to_thread(node.runtime.start)  # it is registered then, and still being loaded
             await until(lambda: owner(node), lambda pid, before=before: pid not in (0, before))
             found = await until_connected(node)
             assert found["launched_by_runtime"] is True
@@ -355,5 +343,5 @@ async def test_a_runtime_may_launch_it_and_again_after_a_restart_of_its_own(stop
     finally:
         program.unlink()
         config.unlink()
-        node.containerd.kill()
-        await asyncio.to_thread(node.containerd.start)
+        node.runtime.kill()
+        await asyncio.to_thread(node.runtime.start)

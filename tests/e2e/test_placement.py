@@ -9,8 +9,8 @@ import pytest
 
 from tests.agent import Agent, kubelet_gives
 from tests.cri_client import CPU_PERIOD_US, CriClient
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import GIB, ONE_NODE, REAL_CGROUPS, TWO_NODES, Node, problem_of
+from tests.e2e.runtime import MakeRuntime, RealRuntime
 
 pytestmark = pytest.mark.containerd
 
@@ -58,11 +58,11 @@ async def test_memory_comes_from_the_nearest_node_that_has_some(node: Node) -> N
 
 async def test_a_resize_gives_the_cpus_of_its_rung_and_the_quota_that_was_asked_for(node: Node) -> None:
     made = await node.run("p", cpu_limit=1000)
-    quotas, cpus = [node.containerd.quota_of(made.id)], [await node.cpus(made)]
+    quotas, cpus = [node.runtime.quota_of(made.id)], [await node.cpus(made)]
     for limit in (2, 1):
         quota = limit * CPU_PERIOD_US
         await node.kubelet.update(made.id, cpu_period=CPU_PERIOD_US, cpu_quota=quota, cpu_shares=1024 * limit)
-        quotas.append(node.containerd.quota_of(made.id))
+        quotas.append(node.runtime.quota_of(made.id))
         cpus.append(await node.cpus(made))
     assert cpus == ["0", "0-1", "0"]
     assert quotas == [CPU_PERIOD_US, 2 * CPU_PERIOD_US, CPU_PERIOD_US]
@@ -123,20 +123,20 @@ async def test_in_mode_observe_nothing_is_set_and_the_place_is_told(stopped_node
 
 
 @pytest.fixture
-def small_containerd(images: Path, tmp_path: Path) -> Iterator[Containerd]:
+def small_runtime(make_runtime: MakeRuntime, tmp_path: Path) -> Iterator[RealRuntime]:
     """One whose pods may use CPU 1 only: the daemon has to find that out."""
-    with Containerd(tmp_path / "c", images=images, cpus="1") as running:
+    with make_runtime(tmp_path / "c", cpus="1") as running:
         yield running
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
 async def test_no_cpu_is_used_that_kubelets_cgroup_does_not_allow(
-    small_containerd: Containerd, restarted: bool
+    small_runtime: RealRuntime, restarted: bool
 ) -> None:
-    async with CriClient(str(small_containerd.socket)) as direct:
-        agent = Agent(small_containerd.socket, TWO_NODES, REAL_CGROUPS)
+    async with CriClient(str(small_runtime.socket)) as direct:
+        agent = Agent(small_runtime.socket, TWO_NODES, REAL_CGROUPS)
         async with agent, CriClient(agent.socket) as kubelet:
-            node = Node(small_containerd, agent, direct, kubelet)
+            node = Node(small_runtime, agent, direct, kubelet)
             made = [
                 await node.run("p0", cpu_request=100, cpu_limit=1000),
                 await node.run("p1", cpu_limit=2000),

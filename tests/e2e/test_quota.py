@@ -29,7 +29,7 @@ async def run_loop(node: Node, name: str) -> tuple[Running, Path]:
     """A Guaranteed pod as kubelet makes it, with a loop in it; and the pod's cgroup."""
     uid = str(uuid.uuid4())
     pod_cgroup = limit_cpu_time(
-        node.containerd.cgroup_parent + cgroup_parent("guaranteed", uid), QUOTA_US, CPU_PERIOD_US
+        node.runtime.cgroup_parent + cgroup_parent("guaranteed", uid), QUOTA_US, CPU_PERIOD_US
     )
     pod = await node.pod(name, qos="guaranteed", uid=uid)
     more = {"cpu_limit": MILLI, "memory_limit": GIB // 8, "command": LOOP}
@@ -38,7 +38,7 @@ async def run_loop(node: Node, name: str) -> tuple[Running, Path]:
 
 async def used_ticks(node: Node, container: Running) -> int:
     """CPU time of the loop so far."""
-    stat = Path(f"/proc/{node.containerd.pid_of(container.id)}/stat").read_text()
+    stat = Path(f"/proc/{node.runtime.pid_of(container.id)}/stat").read_text()
     user, system = stat.rpartition(")")[2].split()[11:13]
     return int(user) + int(system)
 
@@ -55,7 +55,7 @@ async def start_lifting(node: Node) -> None:
 async def test_with_its_quota_a_loop_is_throttled(node: Node) -> None:
     """Else the tests below would show nothing."""
     made, pod_cgroup = await run_loop(node, "p")
-    assert (node.containerd.quota_of(made.id), cpu_quota(pod_cgroup)) == (QUOTA_US, QUOTA_US)
+    assert (node.runtime.quota_of(made.id), cpu_quota(pod_cgroup)) == (QUOTA_US, QUOTA_US)
     before = throttled(pod_cgroup)
     await until(lambda: throttled_in(pod_cgroup), lambda times: times > before + 3)
 
@@ -64,8 +64,8 @@ async def test_without_its_own_quota_alone_it_is_throttled_all_the_same(stopped_
     node = stopped_node
     await start_lifting(node)
     made, pod_cgroup = await run_loop(node, "p")
-    limit_cpu_time(node.containerd.cgroup_parent + f"/kubepods/pod{made.pod.uid}", QUOTA_US, CPU_PERIOD_US)
-    assert node.containerd.quota_of(made.id) == -1
+    limit_cpu_time(node.runtime.cgroup_parent + f"/kubepods/pod{made.pod.uid}", QUOTA_US, CPU_PERIOD_US)
+    assert node.runtime.quota_of(made.id) == -1
     before = throttled(pod_cgroup)
     await until(lambda: throttled_in(pod_cgroup), lambda times: times > before + 3)
 
@@ -74,12 +74,12 @@ async def test_a_lifted_container_is_never_throttled_until_it_is_released(stoppe
     node = stopped_node
     await start_lifting(node)
     made, pod_cgroup = await run_loop(node, "p")
-    assert (node.containerd.quota_of(made.id), cpu_quota(pod_cgroup)) == (-1, -1)
+    assert (node.runtime.quota_of(made.id), cpu_quota(pod_cgroup)) == (-1, -1)
     before, used = throttled(pod_cgroup), await used_ticks(node, made)
     await until(lambda: used_ticks(node, made), lambda ticks: ticks > used + LONG_TICKS)
     assert throttled(pod_cgroup) == before
     await node.ask("release", all=True, container="")
-    assert (node.containerd.quota_of(made.id), cpu_quota(pod_cgroup)) == (QUOTA_US, QUOTA_US)
+    assert (node.runtime.quota_of(made.id), cpu_quota(pod_cgroup)) == (QUOTA_US, QUOTA_US)
     await until(lambda: throttled_in(pod_cgroup), lambda times: times > before + 3)
 
 
@@ -88,13 +88,11 @@ async def test_a_resize_leaves_it_lifted_and_the_way_back_knows_the_new_quota(st
     await start_lifting(node)
     made, pod_cgroup = await run_loop(node, "p")
     # As kubelet grows a pod in place: its cgroup first, then the container.
-    limit_cpu_time(
-        node.containerd.cgroup_parent + f"/kubepods/pod{made.pod.uid}", 2 * QUOTA_US, CPU_PERIOD_US
-    )
+    limit_cpu_time(node.runtime.cgroup_parent + f"/kubepods/pod{made.pod.uid}", 2 * QUOTA_US, CPU_PERIOD_US)
     await node.kubelet.update(made.id, cpu_period=CPU_PERIOD_US, cpu_quota=2 * QUOTA_US, cpu_shares=1024)
-    assert (node.containerd.quota_of(made.id), cpu_quota(pod_cgroup)) == (-1, -1)
+    assert (node.runtime.quota_of(made.id), cpu_quota(pod_cgroup)) == (-1, -1)
     await node.agent.kill()
     words = ["release", "--all", "--config", str(node.agent.config_file)]
     code, out, problem = await node.agent.cli(*words)
     assert code == 0, out + problem
-    assert (node.containerd.quota_of(made.id), cpu_quota(pod_cgroup)) == (2 * QUOTA_US, 2 * QUOTA_US)
+    assert (node.runtime.quota_of(made.id), cpu_quota(pod_cgroup)) == (2 * QUOTA_US, 2 * QUOTA_US)

@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import CPUS, Node, Running, problem_of, until
+from tests.e2e.runtime import MakeRuntime, RealRuntime
 
 pytestmark = pytest.mark.containerd
 
@@ -23,8 +23,8 @@ SMALL = {"cpu_request": 50, "cpu_limit": 1000}
 
 
 @pytest.fixture
-def containerd(images: Path, tmp_path: Path) -> Iterator[Containerd]:
-    with Containerd(tmp_path / "c", images=images, cpus=CPUS) as running:
+def runtime(make_runtime: MakeRuntime, tmp_path: Path) -> Iterator[RealRuntime]:
+    with make_runtime(tmp_path / "c", cpus=CPUS) as running:
         yield running
 
 
@@ -81,9 +81,9 @@ async def test_the_runtime_may_die(node: Node) -> None:
     async with load_on(node) as load:
         for _ in range(2):
             await load.goes_on()
-            node.containerd.kill()
-            assert {container: node.containerd.allowed_of(container) for container in places} == places
-            await asyncio.to_thread(node.containerd.start)
+            node.runtime.kill()
+            assert {container: node.runtime.allowed_of(container) for container in places} == places
+            await asyncio.to_thread(node.runtime.start)
             await load.goes_on()
     assert {container.id: await node.place(container) for container in lasting} == places
     await all_are_where_the_daemon_says(node)
@@ -98,11 +98,11 @@ async def test_the_daemon_may_end(node: Node, end: str) -> None:
             await load.goes_on()
             end_it: Callable[[], Any] = getattr(node.agent, end)
             assert await end_it() in (None, 0)
-            known = {made.id: node.containerd.allowed_of(made.id) for made in load.kept}
+            known = {made.id: node.runtime.allowed_of(made.id) for made in load.kept}
             await node.agent.start()
             await load.goes_on()
             # Whose creation was answered is known, and where it was.
-            assert {made: node.containerd.allowed_of(made) for made in known} == known
+            assert {made: node.runtime.allowed_of(made) for made in known} == known
             assert {made: (await node.row(made))["stance"] for made in known} == dict.fromkeys(
                 known, "placed"
             )
@@ -113,11 +113,11 @@ async def test_the_daemon_may_end(node: Node, end: str) -> None:
 async def test_starts_that_reach_nobody_are_not_held_against_the_place(node: Node) -> None:
     pod = await node.pod("p")
     made = await node.kubelet.create(pod, "main", cpu_limit=1000)
-    node.containerd.kill()
+    node.runtime.kill()
     for _ in range(2):
         code, _ = await problem_of(node.kubelet.start(made))
         assert code is grpc.StatusCode.UNAVAILABLE
-    await asyncio.to_thread(node.containerd.start)
+    await asyncio.to_thread(node.runtime.start)
     await until(lambda: answers(node))
     assert await node.cpus(await node.run(pod, attempt=1, cpu_limit=1000)) == "0"
 
@@ -140,7 +140,7 @@ async def all_are_where_the_daemon_says(node: Node) -> None:
         found = {}
         for container in listed:
             row = rows.get(container.id, {})
-            really = node.containerd.allowed_of(container.id)[0]
+            really = node.runtime.allowed_of(container.id)[0]
             if (row.get("stance"), row.get("cpus")) != ("placed", really):
                 found[container.id] = (really, row)
         return found

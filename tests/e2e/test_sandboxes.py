@@ -21,7 +21,7 @@ async def test_a_process_outside_of_its_containers_cgroup_is_said_and_nothing_is
     await node.until_runtime_is_known()
     made, other = await node.run("p", **SMALL), await node.run("q", **SMALL)
     await node.agent.kill()
-    runs_in = node.containerd.sandbox(made.id)
+    runs_in = node.runtime.sandbox(made.id)
     await node.agent.start()
     row = await node.until_known(made, runs_in=runs_in)
     assert (row["stance"], (await node.row(other))["runs_in"]) == ("placed", "")

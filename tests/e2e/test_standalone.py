@@ -84,7 +84,7 @@ async def test_a_resize_by_kubelet_is_followed(stopped_node: Node) -> None:
     await node.direct.update(made.id, cpu_period=CPU_PERIOD_US, cpu_quota=2 * CPU_PERIOD_US, cpu_shares=1536)
     await node.until_known(made, cpu_limit_milli=2000, cpu_request_milli=1500)
     assert await placed(node, made) == EVERYWHERE
-    assert node.containerd.quota_of(made.id) == 2 * CPU_PERIOD_US
+    assert node.runtime.quota_of(made.id) == 2 * CPU_PERIOD_US
 
 
 async def test_who_talks_comes_together(

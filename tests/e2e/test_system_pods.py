@@ -18,7 +18,7 @@ SMALL = {"cpu_request": 100, "cpu_limit": 1000}
 @pytest.fixture
 def system(node: Node) -> str:
     """The parent of system pods: CPU 1 alone."""
-    kubepods = f"{node.containerd.cgroup_parent}/kubepods"
+    kubepods = f"{node.runtime.cgroup_parent}/kubepods"
     limit_cpus(kubepods, "0-1")
     limit_cpus(f"{kubepods}/system", "1")
     return f"{kubepods}/system"

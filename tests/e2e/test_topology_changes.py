@@ -118,7 +118,7 @@ async def until_places_are(node: Node, places: dict[str, str]) -> None:
 
     async def found() -> tuple[dict[str, str], dict[str, str]]:
         rows = {row["id"]: row["cpus"] for row in await node.ask("placements")}
-        return {name: node.containerd.cpuset_of(name)[0] for name in places}, rows
+        return {name: node.runtime.cpuset_of(name)[0] for name in places}, rows
 
     await until(found, lambda answer: answer == (places, places))
     assert (await node.ask("status"))["invariants"] == []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
 from tests.e2e.observer import Observer, bytes_between, edge_between
+from tests.e2e.runtime import RealRuntime
 from tests.e2e.traffic import Nat, Pods, Talker, give_ipv6, missing_for_nat, nat
 
 pytestmark = pytest.mark.containerd
@@ -36,10 +36,10 @@ WAYS = [
 
 
 @pytest.fixture
-def rules(containerd: Containerd) -> Iterator[Nat]:
+def rules(runtime: RealRuntime) -> Iterator[Nat]:
     if sentence := missing_for_nat():
         pytest.skip(sentence)
-    with nat(containerd) as rules:
+    with nat(runtime) as rules:
         yield rules
 
 

@@ -50,7 +50,7 @@ async def start(node: Node, machine: TopologyData = ONE_NODE) -> Pods:
     node.pretend(machine)
     await node.agent.start()
     await node.until_runtime_is_known()
-    return Pods(node.containerd, node.kubelet)
+    return Pods(node.runtime, node.kubelet)
 
 
 async def two_pairs_apart(node: Node, pods: Pods) -> list[Pair]:

@@ -19,8 +19,8 @@ import pytest
 from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
 from tests.cri_client import CriClient
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import CPUS, GIB, ONE_NODE, REAL_CGROUPS, Node, until
+from tests.e2e.runtime import MakeRuntime, RealRuntime
 from tests.e2e.test_restarts import answers
 
 pytestmark = [pytest.mark.containerd, pytest.mark.long]
@@ -38,8 +38,8 @@ exec {runc} "$@"
 """
 
 
-class Runtime:
-    """A containerd, and the updates that its runc was called for."""
+class Updates:
+    """The updates that a runtime's runc was called for."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.slow = folder / "updates", folder / "slow"
@@ -50,45 +50,45 @@ class Runtime:
         runc.chmod(runc.stat().st_mode | stat.S_IXUSR)
         self.log.touch()
 
-    def updates(self) -> Counter[str]:
+    def asked(self) -> Counter[str]:
         return Counter(self.log.read_text().split())
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Runtime:
-    return Runtime(tmp_path)
+def updates(tmp_path: Path) -> Updates:
+    return Updates(tmp_path)
 
 
 @pytest.fixture
-def containerd(images: Path, tmp_path: Path, runtime: Runtime) -> Iterator[Containerd]:
-    with Containerd(tmp_path / "c", images=images, cpus=CPUS, path=(runtime.programs,)) as running:
+def runtime(make_runtime: MakeRuntime, tmp_path: Path, updates: Updates) -> Iterator[RealRuntime]:
+    with make_runtime(tmp_path / "c", cpus=CPUS, path=(updates.programs,)) as running:
         yield running
 
 
 @pytest.mark.parametrize("killed", ["daemon", "runtime", "both"])
 async def test_a_kill_while_hundreds_wait_costs_a_container_one_update_more_at_most(
-    containerd: Containerd, direct: CriClient, runtime: Runtime, killed: str
+    runtime: RealRuntime, direct: CriClient, updates: Updates, killed: str
 ) -> None:
     config = {**REAL_CGROUPS, "policy": {"Active": "topology-aware"}, "placement": {"besteffort": "machine"}}
-    agent = Agent(containerd.socket, ONE_NODE, config)
+    agent = Agent(runtime.socket, ONE_NODE, config)
     try:
         await agent.start()
         async with CriClient(agent.socket) as kubelet:
-            node = Node(containerd, agent, direct, kubelet)
+            node = Node(runtime, agent, direct, kubelet)
             shared = await fill(node)
-            runtime.slow.touch()
-            runtime.log.write_text("")
+            updates.slow.touch()
+            updates.log.write_text("")
             pod = await node.pod("owner", qos="guaranteed")
             owner = await kubelet.create(
                 pod, "owner", qos="guaranteed", cpu_request=1000, cpu_limit=1000, memory_limit=GIB // 8
             )
             starting = asyncio.ensure_future(kubelet.start(owner))
-            await until(lambda: asked(runtime), lambda number: number >= BEFORE, LOADED_S)
+            await until(lambda: asked(updates), lambda number: number >= BEFORE, LOADED_S)
             if killed != "runtime":
                 await agent.kill()
             if killed != "daemon":
-                containerd.kill()
-                await asyncio.to_thread(containerd.start)
+                runtime.kill()
+                await asyncio.to_thread(runtime.start)
             if killed != "runtime":
                 await agent.start()
             await asyncio.gather(starting, return_exceptions=True)
@@ -103,12 +103,12 @@ async def test_a_kill_while_hundreds_wait_costs_a_container_one_update_more_at_m
             status = await until(
                 lambda: node.ask("status"), lambda found: not found["updates_waiting"], LOADED_S
             )
-        more = {key: count for key, count in runtime.updates().items() if count > 2}
+        more = {key: count for key, count in updates.asked().items() if count > 2}
         assert more == {}
         assert [name for name in status["counters"] if "drift" in name] == []
         assert status["invariants"] == []
     finally:
-        runtime.slow.unlink(missing_ok=True)
+        updates.slow.unlink(missing_ok=True)
         await agent.close()
 
 
@@ -122,11 +122,11 @@ async def fill(node: Node) -> list[str]:
     return [key for made in await asyncio.gather(*map(fill_pod, range(PODS))) for key in made]
 
 
-async def asked(runtime: Runtime) -> int:
-    return sum(runtime.updates().values())
+async def asked(updates: Updates) -> int:
+    return sum(updates.asked().values())
 
 
 async def still_on(node: Node, containers: list[str], cpus: str) -> list[str]:
     """Those of them that may still run on some CPUs."""
     owned = parse_cpus(cpus)
-    return [key for key in containers if not owned.isdisjoint(parse_cpus(node.containerd.allowed_of(key)[0]))]
+    return [key for key in containers if not owned.isdisjoint(parse_cpus(node.runtime.allowed_of(key)[0]))]

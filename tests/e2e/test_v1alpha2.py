@@ -20,7 +20,7 @@ ONE_CPU = {"cpu_request": 250, "cpu_limit": 1000}
 async def old_node(stopped_node: Node) -> AsyncIterator[Node]:
     """A node whose daemon is configured, not started, and whose kubelet speaks v1alpha2."""
     node = stopped_node
-    async with CriClient(str(node.containerd.socket), API) as direct:
+    async with CriClient(str(node.runtime.socket), API) as direct:
         version = await direct.call("Version", cri.VersionRequest())
     assert version.runtime_api_version == "v1alpha2"
     node.agent.write_config({"constants": {"reconcile_poll_s": 0.1, "reconcile_interval_s": 0.2}})
@@ -42,7 +42,7 @@ async def test_a_create_is_placed_and_a_resize_moves_it(node: Node) -> None:
     assert (await node.cpus(small), await node.cpus(wide)) == ("0", "0-1")
     await node.kubelet.update(wide.id, cpu_period=CPU_PERIOD_US, cpu_quota=CPU_PERIOD_US, cpu_shares=512)
     assert await node.cpus(wide) == "1"
-    assert node.containerd.quota_of(wide.id) == CPU_PERIOD_US
+    assert node.runtime.quota_of(wide.id) == CPU_PERIOD_US
     assert (await node.row(wide))["cpu_limit_milli"] == 1000
 
 
@@ -70,7 +70,7 @@ async def test_after_the_daemons_end_nothing_has_moved(node: Node) -> None:
 
 async def test_what_ran_before_is_adopted_and_placed_by_its_next_resize(old_node: Node) -> None:
     node = old_node
-    async with CriClient(str(node.containerd.socket), API) as before:
+    async with CriClient(str(node.runtime.socket), API) as before:
         made = await node.run("before", by=before, cpu_request=100, cpu_limit=2000)
     await node.agent.start()
     await node.until_known(made, stance="adopted", cpu_limit_milli=2000)
@@ -80,7 +80,7 @@ async def test_what_ran_before_is_adopted_and_placed_by_its_next_resize(old_node
 
 
 async def test_the_stream_of_events_has_the_runtimes_own_answer(node: Node) -> None:
-    async with CriClient(str(node.containerd.socket), API) as direct:
+    async with CriClient(str(node.runtime.socket), API) as direct:
         past = await problem_of(direct.events().next())
     assert await problem_of(node.kubelet.events().next()) == past
     # The daemon sees exits without it.

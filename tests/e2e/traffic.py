@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CriClient, Pod, cgroup_parent
-from tests.e2e.containerd import Containerd
+from tests.e2e.runtime import RealRuntime
 from tests.e2e.traffic_images import BYTES_LOG, TRAFFIC
 
 BRIDGE_NETFILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
@@ -63,10 +63,10 @@ class Talker:
 
 
 class Pods:
-    """Makes talkers through one CRI socket, below the cgroup of this containerd."""
+    """Makes talkers through one CRI socket, below the cgroup of this runtime."""
 
-    def __init__(self, containerd: Containerd, client: CriClient) -> None:
-        self.containerd = containerd
+    def __init__(self, runtime: RealRuntime, client: CriClient) -> None:
+        self.runtime = runtime
         self.client = client
 
     async def run(
@@ -80,14 +80,14 @@ class Pods:
         of_pod = {key: config.pop(key) for key in ("labels", "host_network", "namespace") if key in config}
         if pod is None:
             uid = str(uuid.uuid4())
-            parent = self.containerd.cgroup_parent + cgroup_parent("burstable", uid)
+            parent = self.runtime.cgroup_parent + cgroup_parent("burstable", uid)
             pod = await self.client.run_pod(pod_name, uid=uid, cgroup_parent=parent, **of_pod)
         mounts = (cri.Mount(container_path="/shared", host_path=shared),) if shared else ()
         name = config.pop("name", "main")
         command = command or ("sleep", "2147483647")
         made = await self.client.create(pod, name, image=TRAFFIC, command=command, mounts=mounts, **config)
         await self.client.start(made)
-        return Talker(pod, made, await self._address_of(pod), self.containerd.pid_of(made), self.client)
+        return Talker(pod, made, await self._address_of(pod), self.runtime.pid_of(made), self.client)
 
     async def serve(
         self, pod_name: str, kind: str, where: str, request: int, response: int, **config: Any
@@ -103,9 +103,9 @@ class Pods:
 class Nat:
     """Rules as kube-proxy's, in chains of their own that end with ``close``."""
 
-    def __init__(self, containerd: Containerd) -> None:
-        self._number = containerd.number
-        self._bridge = containerd.bridge
+    def __init__(self, runtime: RealRuntime) -> None:
+        self._number = runtime.number
+        self._bridge = runtime.bridge
         self._jumps: list[tuple[str, ...]] = []
         self._chain = f"CRM-E2E-{self._number}"
         self._ports = 0
@@ -159,9 +159,9 @@ class Nat:
 
 
 @contextmanager
-def nat(containerd: Containerd) -> Iterator[Nat]:
+def nat(runtime: RealRuntime) -> Iterator[Nat]:
     """Rules that are gone afterwards."""
-    rules = Nat(containerd)
+    rules = Nat(runtime)
     try:
         yield rules
     finally:

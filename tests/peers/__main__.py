@@ -29,14 +29,14 @@ def main() -> int:
         parser.error(f"no peer has {', '.join(unknown)}; there are {', '.join(known)}")
     is_whole = True
     for peer in all_peers():
-        wanted = asked.programs or ([] if peer.is_by_name else peer.packages)
-        names = [name for name in wanted if name in peer.packages]
+        wanted = asked.programs or ([] if peer.is_by_name else peer.asked_for)
+        names = [name for name in wanted if name in peer.asked_for]
         if not names:
             continue
         try:
             if asked.get_go:
                 _have_go(peer)
-            programs(peer, names, say=lambda line: print(line, flush=True))
+            programs(peer, [peer.asked_for[name] for name in names], say=lambda line: print(line, flush=True))
         except Unavailable as reason:
             is_whole = False
             print(f"without {', '.join(names)}: {reason}", flush=True)

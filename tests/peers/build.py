@@ -8,7 +8,8 @@ module, and ``build.json`` has what else the build takes:
 - ``needs``: programs that it calls;
 - ``names``: what a program is called here, by the last part of its package, if it is called otherwise;
 - ``files``: by what is called a program here: the file of its package that is wanted instead, as it is;
-- ``by_name``: true where only the longer targets run it: it is built when one of its programs is asked for.
+- ``by_name``: true where only the longer targets run it: it is built when one of its programs is asked for;
+- ``qualified``: true where another peer's programs have the same names: these are asked for as PEER/PROGRAM.
 
 A package that consists of tests only becomes a test binary. Programs are kept under the hash of these three files
 and of Go's version, so that nothing is built twice. A peer of another project is another folder, not other code here.
@@ -65,6 +66,8 @@ class Peer:
     needs: Sequence[str]
     #: What is no program: a file of its package, by what it is called here.
     files: Mapping[str, str]
+    #: By what a program is asked for: what it is called.
+    asked_for: Mapping[str, str]
     #: Built only when it is asked for.
     is_by_name: bool = False
 
@@ -83,16 +86,19 @@ def read_peer(folder: Path) -> Peer:
     if not of or go is None:
         raise ValueError(f"{folder / 'go.mod'} names no tool, no version of its module, or no version of Go")
     names = settings.get("names", {})
+    packages = {names.get(_last(tool), _last(tool)): tool for tool in tools}
+    prefix = f"{folder.name}/" if settings.get("qualified") else ""
     return Peer(
         name=folder.name,
         folder=folder,
-        packages={names.get(_last(tool), _last(tool)): tool for tool in tools},
+        packages=packages,
         version=required[of],
         go=go[1],
         flags=[flag.replace("{version}", required[of]) for flag in settings["flags"]],
         environment=settings["environment"],
         needs=settings.get("needs", ()),
         files=settings.get("files", {}),
+        asked_for={f"{prefix}{name}": name for name in packages},
         is_by_name=settings.get("by_name", False),
     )
 

@@ -20,6 +20,8 @@ VARIABLES = {
 }
 #: A node's runtime: its programs find each other beside the first, or on PATH.
 CONTAINERD = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
+#: The release before, with runc of the machine.
+CONTAINERD_17 = tuple(f"containerd-1.7/{name}" for name in CONTAINERD[:-1])
 #: What a cluster of one node runs.
 CLUSTER = (*VARIABLES, *CONTAINERD)
 
@@ -37,14 +39,16 @@ def find(*names: str, say: Callable[[str], None] = print) -> dict[str, Path]:
         if name not in found:
             wanted.setdefault(peers_by_program()[name].name, []).append(name)
     for ours in wanted.values():
-        found.update(programs(peers_by_program()[ours[0]], ours, say=say))
+        peer = peers_by_program()[ours[0]]
+        built = programs(peer, [peer.asked_for[name] for name in ours], say=say)
+        found.update({name: built[peer.asked_for[name]] for name in ours})
     return found
 
 
 @functools.cache
 def peers_by_program() -> dict[str, Peer]:
-    """By the name of each program: its peer."""
-    return {name: peer for peer in all_peers() for name in peer.packages}
+    """By what each program is asked for: its peer."""
+    return {name: peer for peer in all_peers() for name in peer.asked_for}
 
 
-__all__ = ["CLUSTER", "CONTAINERD", "VARIABLES", "Unavailable", "find"]
+__all__ = ["CLUSTER", "CONTAINERD", "CONTAINERD_17", "VARIABLES", "Unavailable", "find"]

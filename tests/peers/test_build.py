@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -233,10 +234,35 @@ def test_a_run_without_go_says_what_it_goes_without(tmp_path: Path) -> None:
     assert (wrong.returncode, "no peer has no-such-peer" in wrong.stderr) == (2, True)
 
 
+@needs_go
+def test_two_peers_with_programs_of_the_same_name_are_told_apart(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = json.loads((peer.folder / "build.json").read_text())
+    older = peer.folder.with_name("tools-1.0")
+    shutil.copytree(peer.folder, older)
+    (older / "build.json").write_text(json.dumps({**settings, "qualified": True, "flags": []}))
+    peers = all_peers(peer.folder.parent)
+    monkeypatch.setattr(programs, "all_peers", lambda: peers)
+    monkeypatch.setattr(programs, "programs", functools.partial(build.programs, cache=tmp_path / "kept"))
+    programs.peers_by_program.cache_clear()
+    try:
+        found = programs.find("hello", "tools-1.0/hello")
+        with pytest.raises(KeyError):
+            programs.find("tools/hello")
+    finally:
+        programs.peers_by_program.cache_clear()
+    assert {name: said_by(path) for name, path in found.items()} == {
+        "hello": "hello v1.2.3\n",
+        "tools-1.0/hello": "hello none\n",
+    }
+    assert [path.name for path in found.values()] == ["hello", "hello"]
+
+
 def test_every_program_is_of_one_peer() -> None:
-    names = [name for peer in all_peers() for name in peer.packages]
+    names = [name for peer in all_peers() for name in peer.asked_for]
     assert len(set(names)) == len(names)
-    assert set(programs.CLUSTER) <= set(names)
+    assert {*programs.CLUSTER, *programs.CONTAINERD_17} <= set(names)
 
 
 def test_kubernetes_staging_modules_are_those_of_its_version() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
 import pytest
 
-from tests.e2e.packages import containerd_17
+from tests.peers.programs import CONTAINERD_17, Unavailable, find
 from tests.vm.guest.table import RUNS
 from tests.vm.image import BOOKWORM, SYSTEMS, image, missing
 from tests.vm.job import make_job
@@ -42,7 +42,7 @@ def machine_of(
                 made.busybox,
                 system.architecture,
                 grpc_client(planned.python, system.architecture, CACHE),
-                containerd_17(CACHE.parent) if system is BOOKWORM else None,
+                _containerd_17() if system is BOOKWORM else None,
             )
             guest = VirtualMachine(SHAPES[planned.shape], made, job, planned.words)
             running[name] = guest.__enter__()
@@ -52,6 +52,13 @@ def machine_of(
         yield boot
     finally:
         _end(running)
+
+
+def _containerd_17() -> Optional[Path]:
+    try:
+        return find(*CONTAINERD_17)[CONTAINERD_17[0]]
+    except Unavailable:
+        return None
 
 
 def _end(running: dict[str, VirtualMachine]) -> None:

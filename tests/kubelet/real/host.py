@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tests.e2e.containerd import mounts_below
+from tests.e2e.runtime import mounts_below
 from tests.kubelet_host import KubeletHost
 from tests.kubelet_trees import CONFIG, KUBEADM
 
