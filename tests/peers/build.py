@@ -11,7 +11,8 @@ module, and ``build.json`` has what else the build takes:
 - ``by_name``: true where only the longer targets run it: it is built when one of its programs is asked for;
 - ``qualified``: true where another peer's programs have the same names: these are asked for as PEER/PROGRAM.
 
-A package that consists of tests only becomes a test binary. Programs are kept under the hash of these three files
+A package that consists of tests only becomes a test binary. Go code in the folder is built with it: a program of the
+tests' own around a library, or a module that a ``replace`` names. Programs are kept under the hash of the folder's files
 and of Go's version, so that nothing is built twice. A peer of another project is another folder, not other code here.
 """
 
@@ -57,7 +58,7 @@ class Peer:
     folder: Path
     #: By what a program is called: its package.
     packages: Mapping[str, str]
-    #: Of the module that the first package is of, as "v1.36.3".
+    #: Of the module that the first package is of, as "v1.36.3"; where that is the folder's own, of the first it requires.
     version: str
     #: The least Go that builds it, as "1.26.0".
     go: str
@@ -80,9 +81,13 @@ def read_peer(folder: Path) -> Peer:
     module = (folder / "go.mod").read_text()
     settings = json.loads((folder / "build.json").read_text())
     tools = _directives(module, "tool")
+    own = _directives(module, "module")[0]
     required = dict(line.split()[:2] for line in _directives(module, "require"))
     go = re.search(r"^go (\S+)$", module, re.MULTILINE)
-    of = max((each for each in required if f"{tools[0]}/".startswith(f"{each}/")), key=len) if tools else ""
+    first = f"{tools[0]}/" if tools else ""
+    of = max((each for each in required if first.startswith(f"{each}/")), key=len, default="")
+    if first.startswith(f"{own}/"):
+        of = next(iter(required), "")
     if not of or go is None:
         raise ValueError(f"{folder / 'go.mod'} names no tool, no version of its module, or no version of Go")
     names = settings.get("names", {})
@@ -189,8 +194,10 @@ def _build(peer: Peer, go: str, names: Sequence[str], folder: Path) -> None:
         raise Unavailable(f"{peer.name} {peer.version} cannot be built: not installed: {', '.join(lacking)}")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         # Not where it stands: go may write into go.mod, and looks for a workspace and for git above it.
-        for file in ("go.mod", "go.sum"):
-            shutil.copy(peer.folder / file, scratch)
+        for file in _made_from(peer):
+            copy = Path(scratch) / file.relative_to(peer.folder)
+            copy.parent.mkdir(exist_ok=True, parents=True)
+            shutil.copy(file, copy)
 
         def run(*words: str, timeout_s: float, **more: str) -> str:
             return _go(peer, go, Path(scratch), words, timeout_s, more)
@@ -249,11 +256,14 @@ def _go(
     return done.stdout
 
 
+def _made_from(peer: Peer) -> list[Path]:
+    """The files of a peer's folder that its build takes."""
+    named = [peer.folder / name for name in ("go.mod", "go.sum", "build.json")]
+    return named + sorted({*peer.folder.rglob("*.go"), *peer.folder.rglob("go.mod")} - set(named))
+
+
 def _key(peer: Peer, go: str) -> str:
-    made_from = [
-        _go_version(go),
-        *((peer.folder / file).read_text() for file in ("go.mod", "go.sum", "build.json")),
-    ]
+    made_from = [_go_version(go), *(file.read_text() for file in _made_from(peer))]
     return hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:12]
 
 

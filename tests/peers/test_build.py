@@ -131,6 +131,34 @@ def test_a_package_of_tests_only_is_a_test_binary(peer: Peer, tmp_path: Path) ->
 
 
 @needs_go
+def test_go_code_of_the_folder_is_built_with_it_and_a_change_of_it_is_another_program(
+    peer: Peer, proxy: Path, tmp_path: Path
+) -> None:
+    publish(proxy, "example.test/greet", "v1.4.0", {"greet.go": 'package greet\n\nconst Word = "hello"\n'})
+    main = peer.folder / "own" / "main.go"
+    beside = peer.folder / "beside" / "beside.go"
+    for file in (main, beside):
+        file.parent.mkdir()
+    (beside.parent / "go.mod").write_text("module example.test/beside\n\ngo 1.20\n")
+    beside.write_text('package beside\n\nconst Name = "one"\n')
+    main.write_text(
+        'package main\n\nimport (\n\t"example.test/beside"\n\t"example.test/greet"\n)\n\n'
+        "func main() { println(greet.Word, beside.Name) }\n"
+    )
+    (peer.folder / "go.mod").write_text(
+        "module cri-resmgr/tests/peers/tools\n\ngo 1.20\n\ntool cri-resmgr/tests/peers/tools/own\n\n"
+        "require (\n\texample.test/greet v1.4.0\n\texample.test/beside v0.0.0\n)\n\n"
+        "replace example.test/beside => ./beside\n"
+    )
+    subprocess.run(("go", "mod", "download", "all"), cwd=peer.folder, check=True, capture_output=True)
+    ours = read_peer(peer.folder)
+    assert ours.version == "v1.4.0"
+    assert said_by(build.programs(ours, cache=tmp_path / "kept")["own"]) == "hello one\n"
+    beside.write_text('package beside\n\nconst Name = "two"\n')
+    assert said_by(build.programs(ours, cache=tmp_path / "kept")["own"]) == "hello two\n"
+
+
+@needs_go
 def test_a_file_of_a_package_is_there_as_it_is(peer: Peer, proxy: Path, tmp_path: Path) -> None:
     proto = 'syntax = "proto3";\n'
     publish(proxy, "example.test/api", "v1.0.0", {"v1/api.go": "package v1\n", "v1/api.proto": proto})

@@ -1,0 +1,3 @@
+module github.com/intel/cri-resource-manager/pkg/topology
+
+go 1.24
