@@ -12,6 +12,10 @@ CRI ?= containerd
 SOAK ?= 3600
 # Tests at a time.
 WORKERS ?= 2
+# What make test-mutations changes: a package or a module, so many mutants, those of this number.
+MODULE ?= policies
+SAMPLE ?= 30
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 # What tools/debian-packages could not install without taking something away is there.
@@ -39,7 +43,7 @@ PEERS := gcc libc6-dev libseccomp-dev pkg-config
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long lint peers e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -93,6 +97,10 @@ test-long: peers ## Minutes of property tests and fuzzing
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
 	@$(MAKE) --no-print-directory test-39
 	@$(MAKE) --no-print-directory test-arm
+
+test-mutations: setup ## Mutants of MODULE=policies/exclusive that its own tests do not see; SAMPLE=30, SEED=1 choose them
+	@$(BIN)/python -c "import cosmic_ray, coverage" 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[mutations]'
+	@$(BIN)/python tools/mutations.py $(MODULE) --sample $(SAMPLE) --seed $(SEED)
 
 test-39: setup ## The unit and functional tests under Python 3.9 and bcc 0.18, in a Debian 11 in a folder (root)
 	@tools/debian-packages debootstrap iproute2

@@ -131,7 +131,7 @@ class Owning:
         kept, grown = _kept(self.topology, _alone(node, keep, constraint), ask.full, free)
         # 2. Isolated CPUs, all or none; then the others.
         found: Optional[Pick] = None
-        claim = self._claim(node, container, ask, affinity, kept)
+        claim = self._claim(node, container, ask, affinity, kept, constraint)
         if ask.isolated in ("prefer", "require") and len(isolated) >= ask.full:
             found = self._pick(node, container, isolated, claim, affinity, near)
         if found is None and ask.isolated == "require":
@@ -143,8 +143,10 @@ class Owning:
             found = self._pick(node, container, ordinary, claim, affinity, near)
         if found is None:
             return self._not_owned(container, ask, ordinary)
-        if kept and (whole := self._in_fewer(node, container, ordinary | kept, ask, affinity, kept, found)):
-            found, kept, grown = whole, NO_CPUS, ()
+        if kept:
+            whole = self._in_fewer(node, container, ordinary | kept, ask, affinity, kept, constraint, found)
+            if whole is not None:
+                found, kept, grown = whole, NO_CPUS, ()
         if ask.is_mixed and not node.shared - found.cpus:
             return f"{ask.full} exclusive CPUs would leave no shared CPU"
         self._check_hints(container, found)
@@ -177,11 +179,12 @@ class Owning:
         ask: CpuDemand,
         affinity: Optional[Affinity],
         kept: frozenset[int],
+        constraint: Constraint,
     ) -> Claim:
         smt = container.preferences.smt or self.settings.smt
         hinted = hinted_nodes(container, self.settings)
         packed = self.settings.ownership == "exclusive"
-        squeeze = _squeeze(node, ask.milli_shared, packed)
+        squeeze = _squeeze(node, ask.milli_shared, packed, constraint.cpus)
         fixed = frozenset().union(*[need.cpus for need in needs_of(node) if need.is_fixed])
 
         def cost(cpus: frozenset[int]) -> tuple[float, ...]:
@@ -252,13 +255,14 @@ class Owning:
         ask: CpuDemand,
         affinity: Optional[Affinity],
         kept: frozenset[int],
+        constraint: Constraint,
         found: Pick,
     ) -> Optional[Pick]:
         """Where a container that has grown out of its L3 fits as a whole: in its NUMA nodes if it can be; None if nowhere
         better than ``found``, where it keeps its CPUs."""
         if found.cpus <= kept or RANKS[found.level] <= RANKS["ccx"]:
             return None
-        claim = self._claim(node, container, ask, affinity, NO_CPUS)
+        claim = self._claim(node, container, ask, affinity, NO_CPUS, constraint)
         nodes = self.topology.nodes_of(kept)
         here = NO_CPUS.union(*[leaf.cpus for leaf in self.topology.leaves if leaf.nodes <= nodes])
         for pool in (free & here, free):
@@ -381,14 +385,17 @@ def _kept(
     return kept, tuple(grown)
 
 
-def _squeeze(node: Node, milli_shared: int, packed: bool) -> Callable[[frozenset[int]], tuple[int, ...]]:
+def _squeeze(
+    node: Node, milli_shared: int, packed: bool, bound: Optional[frozenset[int]]
+) -> Callable[[frozenset[int]], tuple[int, ...]]:
     """The effect of taking some CPUs on the shared containers of their leaves, in milli-CPUs.
 
     How far these would be overcommitted; for a mixed container that is to be ``packed`` how many CPUs are left there;
     on how many siblings of others' own CPUs its shared part would run; what the others lose of the CPUs up to their
     limits; and how much they ask for: of two places the one where fewer notice.
     """
-    capacity = node.capacity()
+    # What a mixed container shares is inside the bound that its caller has set.
+    capacity = node.capacity(bound if milli_shared else None)
     # An adopted container may name CPUs that the machine does not have.
     owned = [cpu for cpu in node.exclusive if cpu in node.topology.cpus] if milli_shared else []
     siblings = frozenset().union(*[node.topology.core_mates(cpu) for cpu in owned])

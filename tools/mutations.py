@@ -1,0 +1,462 @@
+"""Mutants of the product, chosen at random, and whether the tests of their own packages fail for them.
+
+    mutations.py PATH [--sample N] [--seed S] [--only FILE:LINE] [--tests PATH ...] [--list]
+
+PATH is a package or a module. Mutants are those of cosmic-ray's operators and of two here: a statement that is left out,
+and two that change places. Types in annotations are not mutated, nor lines of the log, nor the marks at which tests/effects
+cuts a daemon.
+
+First the tests of TESTS run once, each noted with its time and the lines that it runs; that is kept in .cache/mutations
+until a source or a test changes. Then each mutant is made in a copy of this tree and tested by the tests that run its line,
+the module's own first and the shortest of the others next, until one fails: a mutant is killed by that, or by a run that
+takes too long. The same seed chooses the same mutants of the same sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import coverage
+import parso
+from cosmic_ray import plugins
+from cosmic_ray.ast import ast_nodes
+from cosmic_ray.mutating import MutationVisitor
+from cosmic_ray.operators.operator import Operator
+
+# What each run would import anew: runs are forks of this process.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+import google.protobuf.json_format  # noqa: F401
+import grpc.aio  # noqa: F401
+import h2.connection  # noqa: F401
+import hypothesis.stateful  # noqa: F401
+import pytest
+import structlog  # noqa: F401
+import yaml  # noqa: F401
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CACHE = REPOSITORY / ".cache" / "mutations"
+#: The tests of a package, by the longest path that it begins with.
+TESTS = {
+    "policies": ("tests/policies",),
+    "cri_proxy/engine": ("tests/engine",),
+    "cri_proxy/relay": ("tests/relay",),
+    "cri_proxy/runtime.py": ("tests/test_runtime.py", "tests/services"),
+    "cri_proxy/services": ("tests/services", "tests/engine/test_told.py"),
+    "cri_proxy/state": ("tests/state",),
+    "cri_proxy/affinity": ("tests/affinity",),
+    "cri_proxy/daemon": ("tests/daemon", "tests/services", "tests/functional"),
+    "cri_proxy/front_ends": ("tests/front_ends", "tests/services", "tests/functional"),
+}
+#: Calls that are statements and change nothing of what the product does.
+WITHOUT_EFFECT = ("effects.before", "log.", "_log.", "self._log.", "self.log.")
+#: Made by the build, so that git does not list them.
+MADE = ("cri_api/*_pb2.py*", "cluster/api/allowed_options.py")
+#: Seconds of tests, as they were measured, that one mutant is tested by; those of its module's own count, but all run.
+TESTED_S = 60
+#: A run takes too long that takes so many times its tests' time, and so many seconds.
+PATIENCE, PATIENCE_S = 8, 60
+PLUGINS = ("no:cacheprovider", "no:rerunfailures", "no:xdist", "no:pytest_cov")
+PYTEST = ("-x", "-q", "--no-header", *(f"-p{plugin}" for plugin in PLUGINS))
+#: Of modules of Hypothesis, which this process has imported; none is a test.
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+
+
+class Effects(Operator):  # type: ignore[misc]
+    """What its operators share: statements that stand for what they do, not for a value."""
+
+    @staticmethod
+    def is_effect(node: Any) -> bool:
+        """A call, or a change of what is not a local name."""
+        if node.type != "simple_stmt":
+            return False
+        first = node.children[0]
+        if first.type == "expr_stmt":
+            target, operator = first.children[:2]
+            return target.type == "atom_expr" or (operator.type == "operator" and operator.value != "=")
+        return first.type in ("atom_expr", "del_stmt", "await_expr")
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        return ()
+
+
+class RemoveStatement(Effects):
+    """A statement is left out."""
+
+    def mutation_positions(self, node: Any) -> Iterator[Any]:
+        if self.is_effect(node):
+            yield node.children[0].start_pos, node.children[0].end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        first = node.children[0]
+        node.children[0] = parso.parse(first.get_first_leaf().prefix + "pass").children[0]
+        return node
+
+
+class SwapStatements(Effects):
+    """Two statements, one after the other, change places."""
+
+    def _pairs(self, node: Any) -> list[tuple[Any, Any]]:
+        if node.type != "suite":
+            return []
+        pairs = zip(node.children, node.children[1:])
+        return [(one, two) for one, two in pairs if self.is_effect(one) and self.is_effect(two)]
+
+    def mutation_positions(self, node: Any) -> Iterator[Any]:
+        for one, two in self._pairs(node):
+            yield one.children[0].start_pos, two.children[0].end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        one, two = self._pairs(node)[index]
+        one.children[0], two.children[0] = two.children[0], one.children[0]
+        first, second = one.get_first_leaf(), two.get_first_leaf()
+        first.prefix, second.prefix = second.prefix, first.prefix
+        return node
+
+
+@dataclass(frozen=True)
+class Mutant:
+    path: str  # of the module, from the root of the tree
+    operator: str
+    occurrence: int
+    line: int
+    column: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}:{self.line}:{self.column} {self.operator}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of the tests has shown."""
+
+    seconds: dict[str, float]  # by test, all of its parameters together
+    failed: frozenset[str]
+    by_line: dict[str, dict[int, frozenset[str]]]  # tests by module and line; "" = at import
+
+    def of(self, path: str, lines: Iterable[int]) -> list[str]:
+        """The tests that run one of these lines, in the order in which they are tried; all of the module's for a line
+        that runs at import."""
+        of_module = self.by_line.get(path, {})
+        found = frozenset[str]().union(*(of_module.get(line, frozenset()) for line in lines))
+        if "" in found:
+            found = found.union(*of_module.values())
+        stem = Path(path).stem
+        own = {test for test in found if stem in Path(test.partition("::")[0]).stem}
+        order = sorted(found - self.failed - {""}, key=lambda test: (test not in own, self.seconds[test]))
+        chosen, so_far = [], 0.0
+        for test in order:
+            so_far += self.seconds[test]
+            if test not in own and so_far > TESTED_S and chosen:
+                break
+            chosen.append(test)
+        return chosen
+
+
+class Recorder:
+    """A plugin of pytest: what failed, how long each test took, and which test's the lines are that run now."""
+
+    def __init__(self, lines: Optional[coverage.Coverage] = None) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: list[str] = []
+        self._lines = lines
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        if self._lines is not None:
+            self._lines.switch_context(function(item.nodeid))
+        yield
+        if self._lines is not None:
+            self._lines.switch_context("")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[function(report.nodeid)] += report.duration
+        if report.failed:
+            self.failed.append(function(report.nodeid))
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+class Tree:
+    """A copy of this tree, in which tests run as forks of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True,
+        ).stdout.split("\0")  # fmt: skip
+        made = [str(path.relative_to(REPOSITORY)) for pattern in MADE for path in REPOSITORY.glob(pattern)]
+        for name in (*filter(None, listed), *made):
+            if (REPOSITORY / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(REPOSITORY / name, folder / name, follow_symlinks=False)
+        # Tests that ask git find what they know.
+        (folder / ".cache").symlink_to(REPOSITORY / ".cache")
+
+    def write(self, path: str, source: str) -> None:
+        """No bytecode of another version of the module stays, which may be of the same second and size."""
+        module = self.folder / path
+        module.write_text(source)
+        for old in (module.parent / "__pycache__").glob(f"{module.stem}.*"):
+            old.unlink()
+
+    def run(
+        self, tests: Iterable[str], patience_s: float, measured: Iterable[str] = ()
+    ) -> Optional[dict[str, Any]]:
+        """What the recorder of a run has; None = it took too long, or died."""
+        result = self.folder / ".result"
+        result.unlink(missing_ok=True)
+        child = os.fork()
+        if not child:
+            try:
+                self._in_child(list(tests), list(measured), result)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        deadline = time.monotonic() + patience_s
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return None
+            time.sleep(0.02)
+        return json.loads(result.read_text()) if result.exists() else None
+
+    def _in_child(self, tests: list[str], measured: list[str], result: Path) -> None:
+        os.setsid()
+        log = os.open(self.folder / ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(self.folder)
+        sys.path[0] = os.environ["PYTHONPATH"] = str(self.folder)
+        lines = None
+        if measured:
+            include = [f"{self.folder}/{path}{'' if path.endswith('.py') else '/**'}" for path in measured]
+            lines = coverage.Coverage(data_file=None, config_file=False, include=include)
+            lines.start()
+        recorder = Recorder(lines)
+        code = pytest.main([*(PYTEST if not measured else PYTEST[1:]), *QUIET, *tests], plugins=[recorder])
+        # Collected nothing, or not at all: of sources that are no longer what they were.
+        failed = recorder.failed or ([f"pytest: {code!r}"] if code not in (0, 1) else [])
+        found: dict[str, dict[int, list[str]]] = {}
+        if lines is not None:
+            lines.stop()
+            data = lines.get_data()
+            for path in data.measured_files():
+                found[os.path.relpath(path, self.folder)] = data.contexts_by_lineno(path)
+        told = {"seconds": recorder.seconds, "failed": failed, "by_line": found}
+        result.with_suffix(".new").write_text(json.dumps(told))
+        os.replace(result.with_suffix(".new"), result)
+
+
+def measure(tree: Tree, packages: tuple[str, ...], tests: tuple[str, ...]) -> Measured:
+    digest = hashlib.sha256(repr((packages, tests)).encode())
+    for path in sorted(
+        path for name in (*packages, *tests, "tests") for path in files(REPOSITORY / name, name != "tests")
+    ):
+        digest.update(path.read_bytes())
+    kept = CACHE / f"{digest.hexdigest()[:20]}.json"
+    if not kept.exists():
+        print(f"{', '.join(tests)}: run once, with the lines that each test runs", flush=True)
+        told = tree.run(tests, 3600, packages)
+        if told is None or not told["by_line"]:
+            sys.exit(f"mutations: the tests do not run: {(tree.folder / '.log').read_text()[-3000:]}")
+        CACHE.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(told))
+    told = json.loads(kept.read_text())
+    if told["failed"]:
+        print(f"left out, as they fail without a mutant: {', '.join(told['failed'])}")
+    by_line = {
+        path: {int(line): frozenset(tests) for line, tests in lines.items()}
+        for path, lines in told["by_line"].items()
+    }
+    return Measured(told["seconds"], frozenset(told["failed"]), by_line)
+
+
+def files(path: Path, below: bool = True) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("*.py") if below else path.glob("*.py"))
+
+
+class Source:
+    """A module's text, and where its statements and annotations are."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self.nodes = parso.parse(text)
+        self._statements = [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
+        annotations: list[Any] = [
+            annotation
+            for node in ast.walk(self.tree)
+            for name in ("annotation", "returns")
+            if (annotation := getattr(node, name, None)) is not None
+        ]
+        self._left_out = [
+            node
+            for node in self._statements
+            if isinstance(node, ast.Expr) and ast.unparse(node).startswith(WITHOUT_EFFECT)
+        ] + annotations
+
+    def lines(self, line: int) -> range:
+        """Those of the innermost statement there; of one with a body, its head alone."""
+        around = [node for node in self._statements if first_line(node) <= line <= (node.end_lineno or 0)]
+        inner = max(around, key=lambda node: (first_line(node), -(node.end_lineno or 0)))
+        body = getattr(inner, "body", None)
+        end = first_line(body[0]) - 1 if body else inner.end_lineno or line
+        return range(first_line(inner), max(end, line) + 1)
+
+    def is_left_out(self, start: tuple[int, int], end: tuple[int, int]) -> bool:
+        """Whether what is mutated is a type or without effect, or one of two that change places is."""
+        return any(
+            (node.lineno, node.col_offset) <= start < (node.end_lineno, node.end_col_offset)
+            or (node.lineno, node.col_offset) < end <= (node.end_lineno, node.end_col_offset)
+            for node in self._left_out
+        )
+
+
+def first_line(node: ast.stmt) -> int:
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+
+
+def operators() -> dict[str, Any]:
+    core = {name.partition("/")[2]: plugins.get_operator(name) for name in plugins.operator_names()}
+    without = {name: made for name, made in core.items() if not made.arguments()}
+    return {**without, "RemoveStatement": RemoveStatement, "SwapStatements": SwapStatements}
+
+
+def mutants_of(path: str, source: Source, known: dict[str, Any]) -> Iterator[Mutant]:
+    nodes = list(ast_nodes(source.nodes))
+    for name, made in known.items():
+        operator = made()
+        positions = (position for node in nodes for position in operator.mutation_positions(node))
+        for occurrence, (start, end) in enumerate(positions):
+            if not source.is_left_out(start, end):
+                yield Mutant(path, name, occurrence, *start)
+
+
+def sampled(mutants: Iterable[Mutant], count: Optional[int], seed: str) -> list[Mutant]:
+    """One of each kind of operator at each place, so that what has most variants is not most of the sample."""
+    places: dict[tuple[str, int, int, str], list[Mutant]] = defaultdict(list)
+    for mutant in mutants:
+        kind = mutant.operator.partition("_")[0]
+        places[mutant.path, mutant.line, mutant.column, kind].append(mutant)
+    chance = random.Random(seed)
+    chosen = [chance.choice(places[place]) for place in sorted(places)]
+    chance.shuffle(chosen)
+    return chosen if count is None else chosen[:count]
+
+
+def mutated(source: Source, mutant: Mutant, known: dict[str, Any]) -> Optional[str]:
+    """The module's text with the mutant in it; None = it is no other program, or none at all."""
+    text = MutationVisitor.mutate_code(source.text, known[mutant.operator](), mutant.occurrence)
+    try:
+        return text if text and ast.dump(ast.parse(text)) != ast.dump(source.tree) else None
+    except SyntaxError:
+        return None
+
+
+def main() -> int:
+    asked = _arguments()
+    path = asked.path.rstrip("/")
+    known = operators()
+    sources = {
+        str(file.relative_to(REPOSITORY)): Source(file.read_text())
+        for file in files(REPOSITORY / path)
+        if file.name != "__init__.py"
+    }
+    if not sources:
+        sys.exit(f"mutations: there is no module {path}")
+    every = [mutant for name, source in sources.items() for mutant in mutants_of(name, source, known)]
+    only = [mutant for mutant in every if not asked.only or f"{mutant.path}:{mutant.line}" == asked.only]
+    candidates = sampled(only, None, asked.seed)
+    package = max((name for name in TESTS if path.startswith(name)), key=len, default="")
+    tests = tuple(asked.tests or TESTS.get(package, ()))
+    if not tests:
+        sys.exit(f"mutations: no tests are known for {path}: --tests")
+    print(f"{path}: {len(every)} mutants at {len(candidates)} places; seed {asked.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="crm-") as folder:
+        tree = Tree(Path(folder))
+        measured = measure(tree, (package or path,), tests)
+        outcomes: dict[str, int] = defaultdict(int)
+        tested = 0
+        for mutant in candidates:
+            if asked.sample is not None and tested >= asked.sample and not asked.only:
+                break
+            text = mutated(sources[mutant.path], mutant, known)
+            if text is None:
+                continue
+            tested += 1
+            began = time.monotonic()
+            outcome, by = _outcome(tree, measured, mutant, sources[mutant.path], text)
+            outcomes[outcome] += 1
+            took = time.monotonic() - began
+            print(f"{tested:4} {outcome:9} {mutant.name}  {by}  {took:.1f} s", flush=True)
+            if outcome == "survived":
+                before = sources[mutant.path].text.splitlines()
+                lines = difflib.unified_diff(before, text.splitlines(), lineterm="", n=2)
+                print(
+                    "\n".join(f"      {line}" for line in lines if line[:3] not in ("---", "+++")), flush=True
+                )
+    killed = tested - outcomes["survived"]
+    share = f"{100 * killed / tested:.0f} %" if tested else "none"
+    print(
+        f"{path}: seed {asked.seed}, {tested} mutants, {killed} killed ({outcomes['too long']} by time): {share}"
+    )
+    return 0
+
+
+def _outcome(tree: Tree, measured: Measured, mutant: Mutant, source: Source, text: str) -> tuple[str, str]:
+    """Whether it was killed, and by what."""
+    tests = measured.of(mutant.path, source.lines(mutant.line))
+    if not tests:
+        return "survived", "no test runs it"
+    tree.write(mutant.path, text)
+    try:
+        told = tree.run(tests, PATIENCE_S + PATIENCE * sum(measured.seconds[test] for test in tests))
+    finally:
+        tree.write(mutant.path, source.text)
+    if told is None:
+        return "too long", f"{len(tests)} tests"
+    return ("killed", told["failed"][0]) if told["failed"] else ("survived", f"{len(tests)} tests")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Mutants, and whether tests fail for them.")
+    parser.add_argument("path", help="a package or a module of the product")
+    parser.add_argument("--sample", type=int, help="so many mutants; all otherwise")
+    parser.add_argument("--seed", default="1", help="another one chooses others (%(default)s)")
+    parser.add_argument("--only", metavar="FILE:LINE", help="the mutants of this line")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="these tests, not the package's own")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
