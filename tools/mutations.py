@@ -6,7 +6,7 @@ PATH is a package or a module. Mutants are those of cosmic-ray's operators and o
 and two that change places. Types in annotations are not mutated, nor lines of the log, nor the marks at which tests/effects
 cuts a daemon.
 
-First the tests of TESTS run once, each noted with its time and the lines that it runs; that is kept in .cache/mutations
+First the tests of the package run once, each noted with its time and the lines that it runs; that is kept in .cache/mutations
 until a source or a test changes. Then each mutant is made in a copy of this tree and tested by the tests that run its line,
 the module's own first and the shortest of the others next, until one fails: a mutant is killed by that, or by a run that
 takes too long. The same seed chooses the same mutants of the same sources.
@@ -53,17 +53,12 @@ import yaml  # noqa: F401
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "mutations"
-#: The tests of a package, by the longest path that it begins with.
-TESTS = {
-    "policies": ("tests/policies",),
-    "cri_proxy/engine": ("tests/engine",),
-    "cri_proxy/relay": ("tests/relay",),
-    "cri_proxy/runtime.py": ("tests/test_runtime.py", "tests/services"),
-    "cri_proxy/services": ("tests/services", "tests/engine/test_told.py"),
-    "cri_proxy/state": ("tests/state",),
-    "cri_proxy/affinity": ("tests/affinity",),
-    "cri_proxy/daemon": ("tests/daemon", "tests/services", "tests/functional"),
-    "cri_proxy/front_ends": ("tests/front_ends", "tests/services", "tests/functional"),
+#: The tests of a package are in the folder of tests/ that mirrors it, and for these here as well.
+MORE_TESTS = {
+    "cri_proxy/runtime.py": ("tests/test_runtime.py", "tests/services/test_updates.py"),
+    "cri_proxy/services": ("tests/engine/test_told.py",),
+    "cri_proxy/daemon": ("tests/services",),
+    "cri_proxy/front_ends": ("tests/services",),
 }
 #: Calls that are statements and change nothing of what the product does.
 WITHOUT_EFFECT = ("effects.before", "log.", "_log.", "self._log.", "self.log.")
@@ -71,8 +66,8 @@ WITHOUT_EFFECT = ("effects.before", "log.", "_log.", "self._log.", "self.log.")
 MADE = ("cri_api/*_pb2.py*", "cluster/api/allowed_options.py")
 #: Seconds of tests, as they were measured, that one mutant is tested by; those of its module's own count, but all run.
 TESTED_S = 60
-#: A run takes too long that takes so many times its tests' time, and so many seconds.
-PATIENCE, PATIENCE_S = 8, 60
+#: A test takes too long, and a run, that takes so many times what it took without a mutant, and so many seconds.
+PATIENCE, PATIENCE_S = 3, 20
 PLUGINS = ("no:cacheprovider", "no:rerunfailures", "no:xdist", "no:pytest_cov")
 PYTEST = ("-x", "-q", "--no-header", *(f"-p{plugin}" for plugin in PLUGINS))
 #: Of modules of Hypothesis, which this process has imported; none is a test.
@@ -227,7 +222,11 @@ class Tree:
             old.unlink()
 
     def run(
-        self, tests: Iterable[str], patience_s: float, measured: Iterable[str] = ()
+        self,
+        tests: Iterable[str],
+        patience_s: float,
+        measured: Iterable[str] = (),
+        options: Iterable[str] = (),
     ) -> Optional[dict[str, Any]]:
         """What the recorder of a run has; None = it took too long, or died."""
         result = self.folder / ".result"
@@ -235,7 +234,7 @@ class Tree:
         child = os.fork()
         if not child:
             try:
-                self._in_child(list(tests), list(measured), result)
+                self._in_child([*options, *tests], list(measured), result)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -303,6 +302,15 @@ def measure(tree: Tree, packages: tuple[str, ...], tests: tuple[str, ...]) -> Me
 
 def files(path: Path, below: bool = True) -> list[Path]:
     return [path] if path.is_file() else sorted(path.rglob("*.py") if below else path.glob("*.py"))
+
+
+def tests_of(path: str) -> tuple[str, ...]:
+    """The folder of tests/ that mirrors a package, or the nearest one around it, and what MORE_TESTS has besides."""
+    mirrored = Path("tests", *Path(path).parts[path.startswith("cri_proxy/") :])
+    while not (REPOSITORY / mirrored).is_dir():
+        mirrored = mirrored.parent
+    more = next((tests for name, tests in MORE_TESTS.items() if path.startswith(name)), ())
+    return (*([] if mirrored.name == "tests" else [str(mirrored)]), *more)
 
 
 class Source:
@@ -397,14 +405,11 @@ def main() -> int:
     every = [mutant for name, source in sources.items() for mutant in mutants_of(name, source, known)]
     only = [mutant for mutant in every if not asked.only or f"{mutant.path}:{mutant.line}" == asked.only]
     candidates = sampled(only, None, asked.seed)
-    package = max((name for name in TESTS if path.startswith(name)), key=len, default="")
-    tests = tuple(asked.tests or TESTS.get(package, ()))
-    if not tests:
-        sys.exit(f"mutations: no tests are known for {path}: --tests")
+    tests = tuple(asked.tests or tests_of(path))
     print(f"{path}: {len(every)} mutants at {len(candidates)} places; seed {asked.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="crm-") as folder:
         tree = Tree(Path(folder))
-        measured = measure(tree, (package or path,), tests)
+        measured = measure(tree, (path,), tests)
         outcomes: dict[str, int] = defaultdict(int)
         tested = 0
         for mutant in candidates:
@@ -440,7 +445,9 @@ def _outcome(tree: Tree, measured: Measured, mutant: Mutant, source: Source, tex
         return "survived", "no test runs it"
     tree.write(mutant.path, text)
     try:
-        told = tree.run(tests, PATIENCE_S + PATIENCE * sum(measured.seconds[test] for test in tests))
+        seconds = [measured.seconds[test] for test in tests]
+        longest_s, all_s = (PATIENCE_S + round(PATIENCE * most) for most in (max(seconds), sum(seconds)))
+        told = tree.run(tests, all_s, options=[f"--timeout={longest_s}"])
     finally:
         tree.write(mutant.path, source.text)
     if told is None:
