@@ -6,10 +6,10 @@ PATH is a package or a module. Mutants are those of cosmic-ray's operators and o
 and two that change places. Types in annotations are not mutated, nor lines of the log, nor the marks at which tests/effects
 cuts a daemon.
 
-First the tests of the package run once, each noted with its time and the lines that it runs; that is kept in .cache/mutations
-until a source or a test changes. Then each mutant is made in a copy of this tree and tested by the tests that run its line,
-the module's own first and the shortest of the others next, until one fails: a mutant is killed by that, or by a run that
-takes too long. The same seed chooses the same mutants of the same sources.
+First the tests of the package run once, each noted with its time and the lines that it runs; that is kept in
+.cache/mutations until a source or a test changes. Then each mutant is made in a copy of this tree and tested by the tests
+that run its line, the module's own first and the shortest of the others next, until one fails: a mutant is killed by that,
+or by a run that takes too long. The same seed chooses the same mutants of the same sources.
 """
 
 from __future__ import annotations
