@@ -43,7 +43,7 @@ PEERS := gcc libc6-dev libseccomp-dev pkg-config
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-cluster e2e-kubelet e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-cluster e2e-kubelet e2e-cri-tools e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -94,7 +94,7 @@ test-source: setup source ## The tests of what can be compiled, from source
 
 test-long: peers ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(ARM) $(PACKAGING) $(CLUSTER) $(LOGIND) $(CACHE)
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster --cri-tools
 	@$(MAKE) --no-print-directory test-39
 	@$(MAKE) --no-print-directory test-arm
 
@@ -121,6 +121,10 @@ e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)
 	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet/real
+
+e2e-cri-tools: peers ## critest and crictl on a real containerd 2: the same direct and through the daemon (root)
+	@tools/debian-packages $(DEBIAN) util-linux gcc libc6-dev
+	$(BIN)/python -m pytest -v --cri-tools --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/cri_tools
 
 e2e-cluster: peers ## A real control plane 1.36, nodes, agents and the operator (KUBE_APISERVER, ETCD, KUBELET: others) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) mmdebstrap

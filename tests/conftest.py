@@ -51,6 +51,17 @@ ONE_AFTER_ANOTHER = (
     # A control plane with a kubelet: a daemon's doctor sees every kubelet of the machine.
     tuple(f"tests/cluster/real/test_{name}.py" for name in ("away", "daemon_sets", "node", "rollout")),
 )
+#: Which tests an option of its marker's name is for: what it says, and what a test that is left out without it does.
+LEFT_OUT = {
+    "long": ("also run the tests that take minutes", "takes minutes: make test-long"),
+    "vm": ("also run those that boot a virtual machine", "boots a virtual machine: make e2e-vm"),
+    "cluster": (
+        "also run those on a real kube-apiserver",
+        "builds and runs a kube-apiserver: make e2e-cluster",
+    ),
+    "kubelet": ("also run those under a real kubelet", "builds and runs a kubelet: make e2e-kubelet"),
+    "cri_tools": ("also run critest and crictl", "builds and runs critest and crictl: make e2e-cri-tools"),
+}
 #: Where a test takes seconds: one at a time goes to the worker that is free. Elsewhere a file does.
 ONE_AT_A_TIME = "tests/functional/"
 
@@ -93,10 +104,8 @@ def pytest_longest_first(config: pytest.Config, items: list[pytest.Item]) -> Non
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
-    parser.addoption("--vm", action="store_true", help="also run those that boot a virtual machine")
-    parser.addoption("--cluster", action="store_true", help="also run those on a real kube-apiserver")
-    parser.addoption("--kubelet", action="store_true", help="also run those under a real kubelet")
+    for marker, (told, _) in LEFT_OUT.items():
+        parser.addoption(f"--{marker.replace('_', '-')}", action="store_true", help=told)
     parser.addoption(
         "--runtime",
         choices=tuple(RUNTIMES),
@@ -111,22 +120,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes minutes: make test-long"))
-    if not config.getoption("--kubelet"):
-        for item in items:
-            if item.get_closest_marker("kubelet"):
-                item.add_marker(pytest.mark.skip(reason="builds and runs a kubelet: make e2e-kubelet"))
-    if not config.getoption("--cluster"):
-        for item in items:
-            if item.get_closest_marker("cluster"):
-                item.add_marker(pytest.mark.skip(reason="builds and runs a kube-apiserver: make e2e-cluster"))
-    if not config.getoption("--vm"):
-        for item in items:
-            if item.get_closest_marker("vm"):
-                item.add_marker(pytest.mark.skip(reason="boots a virtual machine: make e2e-vm"))
+    for marker, (_, reason) in LEFT_OUT.items():
+        if not config.getoption(f"--{marker.replace('_', '-')}"):
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,7 +43,8 @@ class RealRuntime(abc.ABC):
     it: elsewhere only the containers' own cgroups are removed, not the pods'. `cpus`: all that this cgroup may
     use, with memory of NUMA node 0; "" is the whole machine. `routes`: networks that pods reach over the bridge.
     `path`: folders whose programs (runc) go before the system's. `has_nri`: at `nri_socket`, with plugins launched from
-    `nri_plugins`, and their configuration in `nri_config`; as shipped if False, which may be with NRI.
+    `nri_plugins`, and their configuration in `nri_config`; as shipped if False, which may be with NRI. `has_host_ports`:
+    ports of the host lead to pods that ask for it, by chains of iptables that stay: in a network namespace of its own.
 
     A kind of runtime says what is abstract here. A container's processes, and with them its cgroup, are asked of the
     kernel by `pid_of` alone.
@@ -60,6 +61,7 @@ class RealRuntime(abc.ABC):
         routes: Sequence[str] = (),
         path: Sequence[Path] = (),
         has_nri: bool = False,
+        has_host_ports: bool = False,
     ) -> None:
         self.folder = folder.resolve()
         self.socket = self.folder / "c.sock"
@@ -78,6 +80,7 @@ class RealRuntime(abc.ABC):
         self.routes = routes
         self.path = path
         self.has_nri = has_nri
+        self.has_host_ports = has_host_ports
         self.number = -1
         self.bridge = ""
         self._daemon: Optional[subprocess.Popen[bytes]] = None
@@ -176,8 +179,11 @@ class RealRuntime(abc.ABC):
         #    but later: not waited for.
         if mounts := mounts_below(self.folder):
             subprocess.run(["umount", "--lazy", *reversed(mounts)], check=True)
-        for port in os.listdir(f"/sys/class/net/{self.bridge}/brif"):
-            subprocess.run(["ip", "link", "delete", port], capture_output=True, check=False)
+        listed = subprocess.run(
+            ["ip", "-json", "link", "show", "master", self.bridge], capture_output=True, check=True
+        )
+        for port in json.loads(listed.stdout or "[]"):
+            subprocess.run(["ip", "link", "delete", port["ifname"]], capture_output=True, check=False)
         # 4. The folder, and last the bridge: it is the claim on the number.
         shutil.rmtree(self.folder)
         subprocess.run(["ip", "link", "delete", self.bridge], check=True)
@@ -292,8 +298,10 @@ class RealRuntime(abc.ABC):
         ranges = [[{"subnet": f"10.213.{self.number}.0/24"}]]
         addresses = {"type": "host-local", "dataDir": f"{self.folder}/addresses", "ranges": ranges}
         addresses["routes"] = [{"dst": network} for network in self.routes]
-        plugin = {"type": "bridge", "bridge": self.bridge, "ipam": addresses}
-        network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
+        plugins: list[dict[str, Any]] = [{"type": "bridge", "bridge": self.bridge, "ipam": addresses}]
+        if self.has_host_ports:
+            plugins.append({"type": "portmap", "capabilities": {"portMappings": True}, "snat": True})
+        network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": plugins}
         (self.folder / "cni" / "net.conflist").write_text(json.dumps(network))
 
     def _environment(self) -> Mapping[str, str]:
