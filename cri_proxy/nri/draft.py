@@ -159,7 +159,12 @@ def _write_mount(draft: Draft, mount: nri.Mount) -> None:
     if why:
         draft.report("mounts", nri.Mounts, mount.destination, why)
         return
-    added = cri.Mount(container_path=mount.destination, host_path=mount.source)
+    # Without a word of propagation runc makes a slave of the host's mount.
+    added = cri.Mount(
+        container_path=mount.destination,
+        host_path=mount.source,
+        propagation=cri.PROPAGATION_HOST_TO_CONTAINER,
+    )
     for option in mount.options:
         if option in _PROPAGATION:
             added.propagation = _PROPAGATION[option]

@@ -123,7 +123,10 @@ WRITTEN: dict[str, tuple[str, tuple[str, str]]] = {
     ),
     "a mount replaced": (
         'mounts { destination: "/logs" type: "bind" source: "/s" options: "rw" }',
-        ('mounts { container_path: "/logs/" host_path: "/var/log" }', 'mounts { container_path: "/logs" host_path: "/s" }'),
+        (
+            'mounts { container_path: "/logs/" host_path: "/var/log" }',
+            'mounts { container_path: "/logs" host_path: "/s" propagation: PROPAGATION_HOST_TO_CONTAINER }',
+        ),
     ),
     "a mount removed": (
         'mounts { destination: "-/data" }',
@@ -267,7 +270,7 @@ NOTHING_NEW = [
     'env { key: "-X" } annotations { key: "-x" } mounts { destination: "-/x" } linux { devices { path: "-/dev/y" } }',
     'args: "sleep" args: "1" args: "2"',
     'annotations { key: "a" value: "1" } annotations { key: "io.kubernetes.container.hash" value: "h" }',
-    'mounts { destination: "/data" type: "bind" source: "/srv" options: "ro" }',
+    'mounts { destination: "/data" type: "bind" source: "/srv" options: "ro" options: "rprivate" }',
     'linux { resources { devices { access: "rwm" } } }',
     'linux { namespaces { type: "pid" } namespaces { type: "-user" } sysctl { key: "x.y" value: "1" } }',
     'linux { sysctl { key: "-z" } net_devices { key: "-eth1" value { } } cgroups_path: "/k/c1" rdt { remove: true } }',
@@ -539,6 +542,16 @@ def test_a_variable_of_the_image_is_set_to_nothing() -> None:
 
 def test_a_private_mount_of_the_host_is_not_asked_to_be_followed() -> None:
     options = 'type: "bind" options: "bind" options: "rslave"'
+    answer = "".join(f'mounts {{ destination: "/m{s}" source: "/{s}" {options} }}' for s in "ab")
+    result = applied(answer, site=replace(V2, is_followed="/a".__eq__))
+    mounts = cri.CreateContainerRequest.FromString(result.request).config.mounts
+    assert {
+        mount.container_path: mount.propagation for mount in mounts if mount.host_path in ("/a", "/b")
+    } == {"/ma": cri.PROPAGATION_HOST_TO_CONTAINER, "/mb": cri.PROPAGATION_PRIVATE}
+
+
+def test_a_mount_without_a_word_of_propagation_follows_the_host_as_runc_makes_it() -> None:
+    options = 'type: "bind" options: "rbind" options: "ro"'
     answer = "".join(f'mounts {{ destination: "/m{s}" source: "/{s}" {options} }}' for s in "ab")
     result = applied(answer, site=replace(V2, is_followed="/a".__eq__))
     mounts = cri.CreateContainerRequest.FromString(result.request).config.mounts
