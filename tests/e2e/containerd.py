@@ -99,7 +99,11 @@ class Containerd(RealRuntime):
         self.ctr("images", "import", str(archive))
 
     def pid_of(self, container_id: str) -> int:
-        return int((self._tasks / container_id / "init.pid").read_text())
+        return int((self.bundle_of(container_id) / "init.pid").read_text())
+
+    def bundle_of(self, container_id: str) -> Path:
+        """The folder with the config.json that runc was given for a container that was started."""
+        return self._tasks / container_id
 
     def shim_sockets(self) -> set[Path]:
         """Sockets of the shims, named as containerd's SocketAddress does (runtime/v2/shim/util_unix.go)."""

@@ -1,0 +1,1 @@
+../nri-plugin/main.go
