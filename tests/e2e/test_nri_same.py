@@ -1,8 +1,10 @@
 """What a real Go plugin asks for, over our host and over containerd's own NRI: the containers are the same ones.
 
-The plugin is one with NRI's own stub (tests/peers/nri-plugin), of the newest release and of the oldest that runtimes have. It
-runs twice: at our host, before a containerd without NRI, and at a containerd 2 with NRI. Containers are compared by what
+The plugin is one with NRI's own stub (tests/peers/nri-plugin), of the newest release and of the oldest that runtimes have.
+It runs twice: at our host, before a containerd without NRI, and at a containerd 2 with NRI. Containers are compared by what
 runc was given, by their cgroups, and from inside.
+
+NRI_PLUGINS in the environment: a folder with NRI's own plugins, by the names of their modules. The runtimes start them, too.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +27,7 @@ from tests.cri_client import CriClient, Pod
 from tests.e2e import runtimes
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import CPUS, Node, problem_of, remove_all_pods
-from tests.e2e.spec import changed, spec_of
+from tests.e2e.spec import changed, flatten, spec_of
 from tests.functional.nri.support import hosting
 from tests.peers.programs import Unavailable, find
 
@@ -34,6 +37,18 @@ NEWEST, OLDEST = "nri-plugin", "nri-plugin-0.6"
 #: A plugin that the runtime starts, and its configuration.
 LAUNCHED = "05-launched"
 CONFIGURED = json.dumps({"adjust": {"env": [{"key": "LAUNCHED", "value": "with a configuration"}]}})
+#: NRI's own plugins, as they are started, and their configurations.
+THEIR_PLUGINS = {
+    "11-logger": "events: [all]\naddEnv: LOGGED\n",
+    "12-template": "",
+    "21-device-injector": "",
+    "22-ulimit-adjuster": "",
+    "23-rdt": "",
+    "31-network-logger": "",
+    "32-network-device-injector": "",
+    "33-writable-cgroups": "",
+}
+THEIR_FOLDER = os.environ.get("NRI_PLUGINS", "")
 #: What every container is before plugins are asked.
 REQUESTED: dict[str, Any] = {
     "envs": (("OWN", "pod"),),
@@ -56,14 +71,22 @@ class Side:
         """A pod that tells plugins what to do: ``PLUGIN__EVENT__CONTAINER``."""
         words = (key.split("__") for key in told)
         keys = (f"{plugin}.plugin.example/{event}.{container}" for plugin, event, container in words)
+        return await self.annotated_pod(name, dict(zip(keys, told.values())))
+
+    async def annotated_pod(self, name: str, annotations: dict[str, str]) -> Pod:
         parent = f"{self.runtime.cgroup_parent}/kubepods/burstable/pod{name}"
-        annotations = dict(zip(keys, told.values()))
         return await self.client.run_pod(name, uid=name, cgroup_parent=parent, annotations=annotations)
 
     async def run(self, pod: Pod, name: str = "main") -> str:
         container = await self.client.create(pod, name, **REQUESTED)
         await self.client.start(container)
         return container
+
+    async def created(self, pod: Pod, name: str) -> dict[str, Any]:
+        """The spec of a container that is not started: this machine may lack what it needs."""
+        container = await self.client.create(pod, name, **REQUESTED)
+        status = await self.client.status(container, verbose=True)
+        return flatten(json.loads(status.info["info"].replace(container, "it"))["runtimeSpec"])
 
     async def refusal(self, pod: Pod, name: str) -> str:
         """What the client is told of a create that must fail, and leave nothing."""
@@ -101,11 +124,15 @@ async def said_by(plugin: subprocess.Popen[str]) -> str:
 
 
 def launch_from(folder: Path, configurations: Path) -> None:
-    """Put a plugin with a configuration where a runtime starts it from."""
+    """Put plugins with their configurations where a runtime starts them from."""
     folder.mkdir(parents=True)
     configurations.mkdir(parents=True)
-    shutil.copy(find(NEWEST)[NEWEST], folder / LAUNCHED)
-    (configurations / f"{LAUNCHED}.conf").write_text(CONFIGURED)
+    plugins = {LAUNCHED: (find(NEWEST)[NEWEST], CONFIGURED)}
+    for title, configuration in THEIR_PLUGINS.items() if THEIR_FOLDER else ():
+        plugins[title] = Path(THEIR_FOLDER, title.partition("-")[2]), configuration
+    for title, (program, configuration) in plugins.items():
+        shutil.copy(program, folder / title)
+        (configurations / f"{title}.conf").write_text(configuration)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +200,9 @@ def resources(**what: Any) -> dict[str, Any]:
 
 def device(path: str, kind: str, *number: int, **more: int) -> dict[str, Any]:
     named = {key: {"value": value} for key, value in more.items()}
-    return {"linux": {"devices": [{"path": path, "type": kind, "major": number[0], "minor": number[1], **named}]}}
+    return {
+        "linux": {"devices": [{"path": path, "type": kind, "major": number[0], "minor": number[1], **named}]}
+    }
 
 
 #: What both carry, by the name of the container.
@@ -266,15 +295,15 @@ async def test_what_a_plugin_asks_for_is_in_the_container(sides: tuple[Side, Sid
     assert ours == theirs
 
 
-async def test_what_cri_has_no_word_for_is_refused_by_field_and_plugin(sides: tuple[Side, Side]) -> None:
+async def test_what_cri_has_no_word_for_is_refused_by_its_name(sides: tuple[Side, Side]) -> None:
     ours, theirs = sides
     told = {f"foo__create__{name}": adjust(**asked) for name, (asked, _) in REFUSED.items()}
     async with ours.plugin(), theirs.plugin():
         pod, other = [await side.pod("pod", **told) for side in sides]
-        plain = theirs.spec(await theirs.run(other, "plain"))
+        plain = await theirs.created(other, "plain")
         for name, (_, why) in REFUSED.items():
-            assert await ours.refusal(pod, name) == f'cri-resmgr: plugin "10-foo" asked for {why}'
-            assert changed(plain, theirs.spec(await theirs.run(other, name))) != {}
+            assert (await ours.refusal(pod, name)).endswith(f" asked for {why}")
+            assert changed(plain, await theirs.created(other, name)) != {}
 
 
 async def test_an_annotation_is_in_the_status_instead_of_the_spec(sides: tuple[Side, Side]) -> None:
@@ -403,11 +432,11 @@ async def test_a_plugin_that_fails_fails_the_request_in_its_words(sides: tuple[S
     for side in sides:
         async with side.plugin():
             pod = await side.pod("pod", foo__started__third="fail never mind", **told)
-            assert (await side.refusal(pod, "main")).endswith(": not this one")
+            assert (await side.refusal(pod, "main")).endswith(" not this one")
             container = await side.run(pod, "other")
             before = side.limits(container)
             _, details = await problem_of(side.client.update(container, cpu_shares=999))
-            assert details.endswith(": leave it")
+            assert details.endswith(" leave it")
             assert side.limits(container) == before
             await side.run(pod, "third")
 
@@ -417,7 +446,9 @@ async def test_a_plugin_that_ends_or_is_silent_is_left_out(sides: tuple[Side, Si
     asked = adjust(env=[env("A", "1")])
     for side in sides:
         async with side.plugin("10-foo"), side.plugin("20-bar") as bar:
-            pod = await side.pod("pod", foo__create__main=asked, foo__create__next=asked, bar__create__main=what)
+            pod = await side.pod(
+                "pod", foo__create__main=asked, foo__create__next=asked, bar__create__main=what
+            )
             assert side.spec(await side.run(pod))["process.env A"] == "1"
             # It was hung up on.
             assert await asyncio.to_thread(bar.wait, 30) == (3 if what == "die" else 0)
@@ -431,3 +462,58 @@ async def test_a_plugin_that_the_runtime_starts_has_its_configuration(sides: tup
         assert spec["process.env LAUNCHED"] == "with a configuration"
         spec = side.spec(await side.run(pod, "told"))
         assert spec["process.env TOLD"] == "by the pod" and "process.env LAUNCHED" not in spec
+
+
+#: What NRI's own plugins are told by annotations of a pod, by the name of the container.
+TOLD = {
+    "device": (
+        "devices.noderesource.dev",
+        "- {path: /dev/zilch, type: c, major: 1, minor: 3, file_mode: 416, uid: 3, gid: 4}",
+    ),
+    "device-old": ("devices.nri.io", "- {path: /dev/zilch, type: c, major: 1, minor: 3}"),
+    "mount": (
+        "mounts.noderesource.dev",
+        "- {source: /usr/lib, destination: /lib2, type: bind, options: [rbind, ro]}",
+    ),
+}
+TOLD_IN_VAIN = {
+    "limits": (
+        "ulimits.noderesource.dev",
+        "- {type: RLIMIT_NOFILE, soft: 1024, hard: 4096}",
+        'plugin "22-ulimit-adjuster" asked for Rlimits RLIMIT_NOFILE: CRI has no resource limits of processes',
+    ),
+    "sysctl": (
+        "sysctl.noderesource.dev",
+        'net.core.somaxconn: "256"',
+        'plugin "21-device-injector" asked for Sysctl net.core.somaxconn: CRI has sysctls of pods only',
+    ),
+    "memory-policy": (
+        "memory-policy.noderesource.dev",
+        '{mode: MPOL_BIND, nodes: "0"}',
+        'plugin "21-device-injector" asked for MemoryPolicy: CRI has no memory policy',
+    ),
+    "rdt": (
+        "closid.rdt.noderesource.dev",
+        "x",
+        'plugin "23-rdt" asked for RdtClosID: CRI has RDT classes only',
+    ),
+}
+
+
+@pytest.mark.skipif(not THEIR_FOLDER, reason="NRI_PLUGINS names no folder with NRI's own plugins.")
+async def test_nris_own_plugins_do_the_same(sides: tuple[Side, Side]) -> None:
+    told = {**TOLD, **TOLD_IN_VAIN}
+    annotations = {f"{key}/container.{name}": value for name, (key, value, *_) in told.items()}
+    ours, theirs = sides
+    found = []
+    for side in sides:
+        pod = await side.annotated_pod("pod", annotations)
+        plain = side.spec(await side.run(pod, "plain"))
+        assert plain["process.env LOGGED"].startswith("logger-pid-")
+        found.append({name: changed(plain, side.spec(await side.run(pod, name))) for name in TOLD})
+    assert found[0] == found[1]
+    assert all(found[1].values())
+    pod, other = [await side.annotated_pod("vain", annotations) for side in sides]
+    for name, (_, _, sentence) in TOLD_IN_VAIN.items():
+        assert await ours.refusal(pod, name) == f"cri-resmgr: {sentence}"
+        assert changed(plain, await theirs.created(other, name)) != {}
