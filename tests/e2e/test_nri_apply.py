@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.config.options.nri_capabilities import NodeCapabilities
+from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import apply
 from cri_proxy.nri.draft import MergedAdjustment
 from cri_proxy.nri.merge import Merge
@@ -56,8 +57,12 @@ async def test_a_container_becomes_what_plugins_made_of_it(
     merge.add(
         "10-foo", text_format.Parse(ADJUSTMENT.replace("FOLDER", str(tmp_path)), nri.ContainerAdjustment())
     )
+    mounts = Mounts(Path("/proc/self/mountinfo"))
     site = NodeCapabilities(
-        cgroup_v2=False, host_node=lambda _device: "/dev/zero", seccomp_folder=str(tmp_path)
+        cgroup_v2=False,
+        host_node=lambda _device: "/dev/zero",
+        is_followed=lambda path: mounts.of(path).is_followed,
+        seccomp_folder=str(tmp_path),
     )
     applied = apply(request, MergedAdjustment(pristine, merge.adjust, merge.owners), site)
     assert (applied.recreate, applied.rejected, applied.warned) == (True, (), ())
