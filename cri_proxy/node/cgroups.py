@@ -17,8 +17,8 @@ from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 #: Where kubelet puts all pods, by driver and nesting; tried in this order until a pod tells.
 KUBEPODS = ("/kubepods", "/kubepods.slice", "/kubelet/kubepods", "/kubelet.slice/kubelet-kubepods.slice")
 
-#: Of a container, in the name of its cgroup: as containerd and CRI-O make it.
-_ID = re.compile(r"[0-9a-f]{64}")
+#: Of a container, in the name of its cgroup: as containerd and CRI-O make it. A monitor of CRI-O's, beside it, has it too.
+_ID = re.compile(r"(?<!conmon-)[0-9a-f]{64}")
 #: cgroup v1 tells a memory limit of which there is none as all pages that can be counted: 2^63 bytes, less a page.
 NO_MEMORY_LIMIT = 1 << 62
 

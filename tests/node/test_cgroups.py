@@ -350,3 +350,16 @@ def test_own_cpusets_are_found_by_ids_whatever_the_driver_and_below_containers_n
         (tmp_path / path / "cpuset.cpus").write_text(cpus)
     assert Cgroups(tmp_path).own_cpusets(set(ids)) == {ids[0]: frozenset(range(4)), ids[2]: frozenset()}
     assert Cgroups(tmp_path / "system.slice").own_cpusets(set(ids)) == {}
+
+
+def test_a_monitor_beside_its_container_is_not_taken_for_it(tmp_path: Path) -> None:
+    """CRI-O's cgroupfs driver runs conmon in the pod's cgroup, in one of its own; systemd's does if it is told to."""
+    ids = ["0" * 64, "1" * 64]
+    for path, cpus in {
+        f"kubepods/podu/crio-{ids[0]}": "1\n",
+        f"kubepods/podu/crio-conmon-{ids[0]}": "0-7\n",
+        f"kubepods/podu/crio-conmon-{ids[1]}.scope": "0-7\n",
+    }.items():
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "cpuset.cpus").write_text(cpus)
+    assert Cgroups(tmp_path).own_cpusets(set(ids)) == {ids[0]: frozenset({1})}
