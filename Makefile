@@ -6,7 +6,7 @@ TARGET := $(filter 3.%,$(PYTHON))
 ARCH ?= x86_64
 RELEASE ?= 1
 RUNTIME ?= demo
-# What the tests of make e2e run on: the machine's containerd, or containerd-1.7, containerd-2.
+# What the tests of make e2e run on: the machine's containerd, or containerd-1.7, containerd-2, cri-o.
 CRI ?= containerd
 # Seconds of make bench-soak.
 SOAK ?= 3600
@@ -40,6 +40,8 @@ CLUSTER := util-linux openssl
 LOGIND := dbus-daemon dbus-bin systemd
 # What runc is built with.
 PEERS := gcc libc6-dev libseccomp-dev pkg-config
+# What CRI-O's containers are watched by, and what gives it images.
+CRIO := conmon skopeo
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
@@ -114,8 +116,8 @@ peers: setup ## Kubernetes, etcd, containerd 2 and 1.7, runc, crictl, critest, t
 	@tools/debian-packages $(PEERS)
 	$(BIN)/python -m tests.peers --get-go
 
-e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2: built (make peers), else the machine's (root)
-	@tools/debian-packages $(DEBIAN) $(TRAFFIC)
+e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2, cri-o: built (make peers), else the machine's (root)
+	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(if $(filter cri-o,$(CRI)),$(CRIO),)
 	$(BIN)/python -m pytest --runtime=$(CRI) tests/e2e
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from tests.peers.programs import CONTAINERD, CONTAINERD_17, find
+from tests.peers.programs import CONTAINERD, CONTAINERD_17, CRIO, Unavailable, find
 
 if TYPE_CHECKING:
     from tests.e2e.runtime import RealRuntime
@@ -33,11 +33,20 @@ def _containerd_2(folder: Path, *, path: Sequence[Path] = (), **options: Any) ->
     return Containerd(folder, found["containerd"], path=(*path, found["runc"].parent), **options)
 
 
+def _crio(folder: Path, **options: Any) -> RealRuntime:
+    from tests.e2e.crio import Crio, missing
+
+    if sentence := missing():
+        raise Unavailable(sentence)
+    return Crio(folder, find(*CRIO), **options)
+
+
 #: What ``--runtime`` takes, and what makes one in a folder, with the options of :class:`RealRuntime`.
 RUNTIMES: dict[str, Callable[..., RealRuntime]] = {
     "containerd": _installed,
     "containerd-1.7": _containerd_17,
     "containerd-2": _containerd_2,
+    "cri-o": _crio,
 }
 #: The machine's own: Debian 12's is containerd 1.6.
 DEFAULT = "containerd"

@@ -8,6 +8,7 @@ module, and ``build.json`` has what else the build takes:
 - ``needs``: programs that it calls;
 - ``names``: what a program is called here, by the last part of its package, if it is called otherwise;
 - ``files``: by what is called a program here: the file of its package that is wanted instead, as it is;
+- ``c_programs``: programs in C: by their names the folder of the first tool's module whose files make one, with gcc;
 - ``by_name``: true where only the longer targets run it: it is built when one of its programs is asked for;
 - ``qualified``: true where another peer's programs have the same names: these are asked for as PEER/PROGRAM.
 
@@ -31,7 +32,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Union
 
 PEERS = Path(__file__).parent
 CACHE = PEERS.parents[1] / ".cache"
@@ -58,7 +59,9 @@ class Peer:
     folder: Path
     #: By what a program is called: its package.
     packages: Mapping[str, str]
-    #: Of the module that the first package is of, as "v1.36.3"; where that is the folder's own, of the first it requires.
+    #: That the first package is of; where that is the folder's own, the first that it requires.
+    module: str
+    #: Of that module, as "v1.36.3".
     version: str
     #: The least Go that builds it, as "1.26.0".
     go: str
@@ -67,6 +70,8 @@ class Peer:
     needs: Sequence[str]
     #: What is no program: a file of its package, by what it is called here.
     files: Mapping[str, str]
+    #: By what a program in C is called: its folder in the module.
+    c_programs: Mapping[str, str]
     #: By what a program is asked for: what it is called.
     asked_for: Mapping[str, str]
     #: Built only when it is asked for.
@@ -92,18 +97,21 @@ def read_peer(folder: Path) -> Peer:
         raise ValueError(f"{folder / 'go.mod'} names no tool, no version of its module, or no version of Go")
     names = settings.get("names", {})
     packages = {names.get(_last(tool), _last(tool)): tool for tool in tools}
+    c_programs = settings.get("c_programs", {})
     prefix = f"{folder.name}/" if settings.get("qualified") else ""
     return Peer(
         name=folder.name,
         folder=folder,
         packages=packages,
+        module=of,
         version=required[of],
         go=go[1],
         flags=[flag.replace("{version}", required[of]) for flag in settings["flags"]],
         environment=settings["environment"],
         needs=settings.get("needs", ()),
         files=settings.get("files", {}),
-        asked_for={f"{prefix}{name}": name for name in packages},
+        c_programs=c_programs,
+        asked_for={f"{prefix}{name}": name for name in (*packages, *c_programs)},
         is_by_name=settings.get("by_name", False),
     )
 
@@ -122,7 +130,7 @@ def programs(
 
     :raises Unavailable: Go, a module or a program that the build calls is missing, or it does not build.
     """
-    names = list(names) or list(peer.packages)
+    names = list(names) or list(peer.asked_for.values())
     go = find_go(peer)
     folder = cache / "peers" / f"{peer.name}-{_key(peer, go)}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,18 +213,19 @@ def _build(peer: Peer, go: str, names: Sequence[str], folder: Path) -> None:
         # 1. All modules at once; what was fetched before is not asked for again.
         run("mod", "download", timeout_s=FETCH_TIMEOUT_S)
         # 2. From here on without the network: what is built is what go.sum vouches for.
-        packages = [peer.packages[name] for name in names]
-        listed = run(
-            "list",
-            "-f",
-            "{{.ImportPath}} {{len .GoFiles}} {{.Dir}}",
-            *packages,
-            timeout_s=FETCH_TIMEOUT_S,
-            GOPROXY="off",
-        )
-        found = {line.split()[0]: line.split(maxsplit=2)[1:] for line in listed.splitlines()}
         out = Path(scratch) / "built"
         out.mkdir()
+        for name in (name for name in names if name in peer.c_programs):
+            where = ("list", "-m", "-f", "{{.Dir}}", peer.module)
+            module = run(*where, timeout_s=FETCH_TIMEOUT_S, GOPROXY="off").strip()
+            sources = sorted(Path(module, peer.c_programs[name]).glob("*.c"))
+            _run(peer, ("gcc", "-O2", "-o", out / name, *sources), Path(scratch), BUILD_TIMEOUT_S, os.environ)
+        packages = [peer.packages[name] for name in names if name not in peer.c_programs]
+        listed = ""
+        if packages:
+            which = ("list", "-f", "{{.ImportPath}} {{len .GoFiles}} {{.Dir}}", *packages)
+            listed = run(*which, timeout_s=FETCH_TIMEOUT_S, GOPROXY="off")
+        found = {line.split()[0]: line.split(maxsplit=2)[1:] for line in listed.splitlines()}
         for name in (name for name in names if name in peer.files):
             package = peer.packages[name]
             shutil.copy(Path(found[package][1]) / peer.files[name], out / _last(package))
@@ -230,7 +239,8 @@ def _build(peer: Peer, go: str, names: Sequence[str], folder: Path) -> None:
             run("test", "-c", *peer.flags, "-o", target, package, timeout_s=BUILD_TIMEOUT_S, GOPROXY="off")
         # 3. A program is whole once it has its name.
         for name in names:
-            (out / _last(peer.packages[name])).rename(folder / name)
+            built = name if name in peer.c_programs else _last(peer.packages[name])
+            (out / built).rename(folder / name)
 
 
 def _go(
@@ -238,10 +248,20 @@ def _go(
 ) -> str:
     """What go prints; :class:`Unavailable` with the first that it said if it fails."""
     own = {"GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
-    environment = {**os.environ, **own, **peer.environment, **more}
+    return _run(peer, (go, *words), folder, timeout_s, {**os.environ, **own, **peer.environment, **more})
+
+
+def _run(
+    peer: Peer,
+    command: Sequence[Union[str, Path]],
+    folder: Path,
+    timeout_s: float,
+    environment: Mapping[str, str],
+) -> str:
+    """What a program of the build prints; :class:`Unavailable` with the first that it said if it fails."""
     try:
         done = subprocess.run(
-            (go, *words),
+            command,
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -252,7 +272,8 @@ def _go(
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).splitlines()
         told = " ".join(line.strip() for line in said if not line.startswith("go: downloading"))[:MOST_SAID]
-        raise Unavailable(f"{peer.name} {peer.version}: go {words[0]} failed: {told}") from error
+        called = " ".join([Path(command[0]).name, str(command[1])])
+        raise Unavailable(f"{peer.name} {peer.version}: {called} failed: {told}") from error
     return done.stdout
 
 

@@ -22,6 +22,8 @@ VARIABLES = {
 CONTAINERD = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
 #: The release before, with runc of the machine.
 CONTAINERD_17 = tuple(f"containerd-1.7/{name}" for name in CONTAINERD[:-1])
+#: CRI-O's, which calls conmon of the machine.
+CRIO = ("crio", "pinns", "runc")
 #: What a cluster of one node runs.
 CLUSTER = (*VARIABLES, *CONTAINERD)
 
@@ -51,4 +53,4 @@ def peers_by_program() -> dict[str, Peer]:
     return {name: peer for peer in all_peers() for name in peer.asked_for}
 
 
-__all__ = ["CLUSTER", "CONTAINERD", "CONTAINERD_17", "VARIABLES", "Unavailable", "find"]
+__all__ = ["CLUSTER", "CONTAINERD", "CONTAINERD_17", "CRIO", "VARIABLES", "Unavailable", "find"]

@@ -20,6 +20,7 @@ from tests.peers.build import Peer, Unavailable, all_peers, read_peer
 
 MAIN = 'package main\n\nvar version = "none"\n\nfunc main() { println("hello", version) }\n'
 TESTS_ONLY = 'package main\n\nimport "testing"\n\nfunc TestIt(t *testing.T) { t.Log("seen") }\n'
+IN_C = '#include <stdio.h>\n\nint main(void) { return puts("hello from C") < 0; }\n'
 
 needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed: make peers gets it.")
 
@@ -41,7 +42,7 @@ def publish(proxy: Path, module: str, version: str, files: dict[str, str]) -> No
 def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the proxy that go asks, with one module of two programs; what go has fetched is the test's own."""
     folder = tmp_path / "proxy"
-    files = {"cmd/hello/main.go": MAIN, "cmd/suite/it_test.go": TESTS_ONLY}
+    files = {"cmd/hello/main.go": MAIN, "cmd/suite/it_test.go": TESTS_ONLY, "c/greet.c": IN_C}
     publish(folder, "example.test/tools", "v1.2.3", files)
     for name, value in {
         "GOPROXY": f"file://{folder}",
@@ -285,6 +286,20 @@ def test_two_peers_with_programs_of_the_same_name_are_told_apart(
         "tools-1.0/hello": "hello none\n",
     }
     assert [path.name for path in found.values()] == ["hello", "hello"]
+
+
+@needs_go
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed.")
+def test_a_program_in_c_is_built_of_its_folder_in_the_module(peer: Peer, tmp_path: Path) -> None:
+    settings = json.loads((peer.folder / "build.json").read_text())
+    (peer.folder / "build.json").write_text(json.dumps({**settings, "c_programs": {"greet": "c"}}))
+    with_c = read_peer(peer.folder)
+    built = build.programs(with_c, ["greet"], cache=tmp_path / "kept")
+    assert {name: said_by(path) for name, path in built.items()} == {"greet": "hello from C\n"}
+    assert set(build.programs(with_c, cache=tmp_path / "kept")) == {"hello", "suite", "greet"}
+    (peer.folder / "build.json").write_text(json.dumps({**settings, "c_programs": {"greet": "elsewhere"}}))
+    with pytest.raises(Unavailable, match=r"^tools v1.2.3: gcc -O2 failed: .*no input files"):
+        build.programs(read_peer(peer.folder), ["greet"], cache=tmp_path / "kept")
 
 
 def test_every_program_is_of_one_peer() -> None:
