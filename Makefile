@@ -45,7 +45,7 @@ CRIO := conmon skopeo
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-cluster e2e-kubelet e2e-cri-tools e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-cluster e2e-kubelet e2e-cri-tools e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -169,6 +169,10 @@ bench-short: setup ## Two minutes: ratios of CPU time, memory and counts against
 
 bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
 	$(BIN)/python -m bench.placement
+
+bench-peers: compiled ## What we add to a call beside Intel's cri-resource-manager and a plain grpc-go relay (root)
+	$(BIN)/python -m tests.peers --get-go cri-caller cri-runtime grpc-passthrough intel-cri-resmgr
+	$(BIN)/python -m bench.peers --fifo
 
 bench-observer: setup ## What seeing traffic costs nginx and wrk, and the observer itself (root)
 	@tools/debian-packages nginx wrk python3-bpfcc

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from bench import decision_time, demand, ratios
 from bench.container_memory import FIRST, compared, start_container
-from bench.figures import machine_line, memory_mb, process, steady
+from bench.figures import cpu_s, machine_line, memory_mb, process, steady
 from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.control import ask
@@ -51,11 +51,6 @@ with lightly():
 #: Prints its own resident memory, kB.
 BARE = "import asyncio; print(*(line for line in open('/proc/self/status') if line.startswith('VmRSS')))"
 VERSION = cri.VersionRequest(version="v1").SerializeToString()
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a whole process, to the nanosecond (clock_getcpuclockid(3))."""
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def writes_of(pid: int) -> int:

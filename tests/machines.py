@@ -153,6 +153,8 @@ def write_sysfs(machine_or_name: Union[str, TopologyData], folder: Path) -> Path
     for name, text in files.items():
         with open(f"{folder}/{name}", "w") as file:
             file.write(text + "\n")
+    for c in online:
+        (folder / f"sys/devices/system/cpu/cpu{c.cpu}/node{c.numa}").symlink_to(f"../../node/node{c.numa}")
     for address in ("0000:00:00.0", *data.devices):
         link = folder / "sys/bus/pci/devices" / address
         link.parent.mkdir(parents=True, exist_ok=True)
