@@ -60,6 +60,8 @@ MORE_TESTS = {
     "cri_proxy/daemon": ("tests/services",),
     "cri_proxy/front_ends": ("tests/services",),
 }
+#: Operators that seldom stand where another one was meant: `is` is `==` of small numbers.
+UNLIKELY = ("Is", "IsNot", "BitXor", "LShift", "RShift", "Pow", "Mod")
 #: Calls that are statements and change nothing of what the product does.
 WITHOUT_EFFECT = ("effects.before", "log.", "_log.", "self._log.", "self.log.")
 #: Made by the build, so that git does not list them.
@@ -101,8 +103,9 @@ class RemoveStatement(Effects):
             yield node.children[0].start_pos, node.children[0].end_pos
 
     def mutate(self, node: Any, index: int) -> Any:
-        first = node.children[0]
-        node.children[0] = parso.parse(first.get_first_leaf().prefix + "pass").children[0]
+        nothing = parso.parse("pass").children[0]
+        nothing.get_first_leaf().prefix = node.get_first_leaf().prefix
+        node.children[0] = nothing
         return node
 
 
@@ -113,7 +116,13 @@ class SwapStatements(Effects):
         if node.type != "suite":
             return []
         pairs = zip(node.children, node.children[1:])
-        return [(one, two) for one, two in pairs if self.is_effect(one) and self.is_effect(two)]
+        # Two assignments in another order are seldom another program.
+        return [
+            (one, two)
+            for one, two in pairs
+            if self.is_effect(one) and self.is_effect(two)
+            if {one.children[0].type, two.children[0].type} != {"expr_stmt"}
+        ]
 
     def mutation_positions(self, node: Any) -> Iterator[Any]:
         for one, two in self._pairs(node):
@@ -145,19 +154,24 @@ class Measured:
     """What a run of the tests has shown."""
 
     seconds: dict[str, float]  # by test, all of its parameters together
-    failed: frozenset[str]
-    by_line: dict[str, dict[int, frozenset[str]]]  # tests by module and line; "" = at import
+    failed: set[str]
+    by_line: dict[str, dict[int, set[str]]]  # tests by module and line; "" = at import
 
     def of(self, path: str, lines: Iterable[int]) -> list[str]:
         """The tests that run one of these lines, in the order in which they are tried; all of the module's for a line
-        that runs at import."""
+        that runs at import. Last those that run no line of the package here: they may start a process that does."""
         of_module = self.by_line.get(path, {})
-        found = frozenset[str]().union(*(of_module.get(line, frozenset()) for line in lines))
+        found = set[str]().union(*(of_module.get(line, ()) for line in lines))
         if "" in found:
             found = found.union(*of_module.values())
         stem = Path(path).stem
         own = {test for test in found if stem in Path(test.partition("::")[0]).stem}
-        order = sorted(found - self.failed - {""}, key=lambda test: (test not in own, self.seconds[test]))
+        seen = set[str]().union(*(tests for each in self.by_line.values() for tests in each.values()))
+        apart = self.seconds.keys() - seen
+        order = sorted(
+            (found | apart) - self.failed - {""},
+            key=lambda test: (test in apart, test not in own, self.seconds[test]),
+        )
         chosen, so_far = [], 0.0
         for test in order:
             so_far += self.seconds[test]
@@ -276,28 +290,53 @@ class Tree:
         os.replace(result.with_suffix(".new"), result)
 
 
-def measure(tree: Tree, packages: tuple[str, ...], tests: tuple[str, ...]) -> Measured:
-    digest = hashlib.sha256(repr((packages, tests)).encode())
-    for path in sorted(
-        path for name in (*packages, *tests, "tests") for path in files(REPOSITORY / name, name != "tests")
+def measure(tree: Tree, package: str, tests: tuple[str, ...]) -> Measured:
+    """What each test runs and takes; only files of tests that are not known run."""
+    shared = hashlib.sha256()
+    for path in (*files(REPOSITORY / package), *files(REPOSITORY / "tests", below=False)):
+        shared.update(path.read_bytes())
+    kept = {}
+    for path in (
+        path for name in tests for path in files(REPOSITORY / name) if path.name.startswith("test_")
     ):
+        digest = shared.copy()
         digest.update(path.read_bytes())
-    kept = CACHE / f"{digest.hexdigest()[:20]}.json"
-    if not kept.exists():
-        print(f"{', '.join(tests)}: run once, with the lines that each test runs", flush=True)
-        told = tree.run(tests, 3600, packages)
+        kept[str(path.relative_to(REPOSITORY))] = CACHE / f"{path.stem}-{digest.hexdigest()[:20]}.json"
+    unknown = [name for name, path in kept.items() if not path.exists()]
+    if unknown:
+        print(f"{len(unknown)} files of tests run once, with the lines that each test runs", flush=True)
+        told = tree.run(unknown, 3600, (package,))
         if told is None or not told["by_line"]:
             sys.exit(f"mutations: the tests do not run: {(tree.folder / '.log').read_text()[-3000:]}")
         CACHE.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(told))
-    told = json.loads(kept.read_text())
-    if told["failed"]:
-        print(f"left out, as they fail without a mutant: {', '.join(told['failed'])}")
-    by_line = {
-        path: {int(line): frozenset(tests) for line, tests in lines.items()}
-        for path, lines in told["by_line"].items()
+        for name in unknown:
+            kept[name].write_text(json.dumps(_of_file(told, name)))
+    measured = Measured({}, set(), defaultdict(lambda: defaultdict(set)))
+    for path in kept.values():
+        told = json.loads(path.read_text())
+        measured.seconds.update(told["seconds"])
+        measured.failed.update(told["failed"])
+        for module, lines in told["by_line"].items():
+            for line, found in lines.items():
+                measured.by_line[module][int(line)].update(found)
+    if measured.failed:
+        print(f"left out, as they fail without a mutant: {', '.join(sorted(measured.failed))}")
+    return measured
+
+
+def _of_file(told: dict[str, Any], name: str) -> dict[str, Any]:
+    """The part of what a run has shown that is of one file of tests."""
+    return {
+        "seconds": {test: took for test, took in told["seconds"].items() if test.startswith(f"{name}::")},
+        "failed": [test for test in told["failed"] if test.startswith(name)],
+        "by_line": {
+            module: {
+                line: [test for test in found if not test or test.startswith(f"{name}::")]
+                for line, found in lines.items()
+            }
+            for module, lines in told["by_line"].items()
+        },
     }
-    return Measured(told["seconds"], frozenset(told["failed"]), by_line)
 
 
 def files(path: Path, below: bool = True) -> list[Path]:
@@ -332,6 +371,7 @@ class Source:
             for node in self._statements
             if isinstance(node, ast.Expr) and ast.unparse(node).startswith(WITHOUT_EFFECT)
         ] + annotations
+        self._decorators = [each for node in self._statements for each in getattr(node, "decorator_list", [])]
 
     def lines(self, line: int) -> range:
         """Those of the innermost statement there; of one with a body, its head alone."""
@@ -341,12 +381,14 @@ class Source:
         end = first_line(body[0]) - 1 if body else inner.end_lineno or line
         return range(first_line(inner), max(end, line) + 1)
 
-    def is_left_out(self, start: tuple[int, int], end: tuple[int, int]) -> bool:
-        """Whether what is mutated is a type or without effect, or one of two that change places is."""
+    def is_left_out(self, operator: str, start: tuple[int, int], end: tuple[int, int]) -> bool:
+        """Whether what is mutated is a type, without effect, or an argument of a decorator; or one of two that change
+        places is without effect."""
+        inside = self._left_out + ([] if operator == "RemoveDecorator" else self._decorators)
         return any(
             (node.lineno, node.col_offset) <= start < (node.end_lineno, node.end_col_offset)
             or (node.lineno, node.col_offset) < end <= (node.end_lineno, node.end_col_offset)
-            for node in self._left_out
+            for node in inside
         )
 
 
@@ -356,8 +398,13 @@ def first_line(node: ast.stmt) -> int:
 
 def operators() -> dict[str, Any]:
     core = {name.partition("/")[2]: plugins.get_operator(name) for name in plugins.operator_names()}
-    without = {name: made for name, made in core.items() if not made.arguments()}
+    without = {name: made for name, made in core.items() if not made.arguments() and is_likely(name)}
     return {**without, "RemoveStatement": RemoveStatement, "SwapStatements": SwapStatements}
+
+
+def is_likely(operator: str) -> bool:
+    _, *of = operator.split("_")
+    return len(of) < 2 or of[1] not in UNLIKELY or of[0] in ("Is", "IsNot")
 
 
 def mutants_of(path: str, source: Source, known: dict[str, Any]) -> Iterator[Mutant]:
@@ -366,7 +413,7 @@ def mutants_of(path: str, source: Source, known: dict[str, Any]) -> Iterator[Mut
         operator = made()
         positions = (position for node in nodes for position in operator.mutation_positions(node))
         for occurrence, (start, end) in enumerate(positions):
-            if not source.is_left_out(start, end):
+            if not source.is_left_out(name, start, end):
                 yield Mutant(path, name, occurrence, *start)
 
 
@@ -409,7 +456,7 @@ def main() -> int:
     print(f"{path}: {len(every)} mutants at {len(candidates)} places; seed {asked.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="crm-") as folder:
         tree = Tree(Path(folder))
-        measured = measure(tree, (path,), tests)
+        measured = measure(tree, path, tests)
         outcomes: dict[str, int] = defaultdict(int)
         tested = 0
         for mutant in candidates:

@@ -230,6 +230,32 @@ def test_it_pushes_none_that_was_moved_lately_and_none_where_nothing_may_be_move
     assert size(crowded(options=EngineOptions(max_moves=0)), "large", 13).keys() == {"large"}
 
 
+def test_a_set_that_leaves_its_place_has_moved_and_one_that_shrinks_or_grows_there_has_not():
+    engine = engine_with("other", "app", limit=16)
+    for cpus, now_s in ((3, 1000.0), (16, 1100.0), (3, 1200.0)):
+        assert size(engine, "app", cpus, now_s) is not None
+        assert engine.grants["app"].moved_s == 0.0
+    was = engine.grants["app"].placement.home
+    owner = make_container(
+        "owner", limit=6, request=6, memory=1, preferences=PlacementPreferences(ownership="exclusive")
+    )
+    run(engine, owner, "owner")
+    assert size(engine, "app", 16, 1300.0) is not None
+    assert not engine.grants["app"].placement.home & was
+    assert engine.grants["app"].moved_s == 1300.0
+
+
+def test_what_runs_in_another_cgroup_is_not_sized_and_its_use_counts_nowhere():
+    engine = engine_with("app", "small")
+    size(engine, "small", 3)
+    for key in ("app", "small"):
+        engine.amend(replace(engine.grants[key], runs_in="/elsewhere"), engine.told.get(key))
+    assert engine.sized_sets() == ()
+    assert engine.shrunk() == ()
+    engine.note_use({"app": 3000})
+    assert engine.grants["app"].container.milli_used == 0
+
+
 def test_it_pushes_none_where_both_fit():
     engine = crowded()
     assert size(engine, "large", 8.5).keys() == {"large"}

@@ -149,6 +149,46 @@ def test_the_next_plugin_sees_the_container_as_it_was_changed(answer: str, chang
     assert merge.pristine == container()
 
 
+#: Entries of lists that have a key, by the list's path in a container: twice the same key, other values.
+KEYED = {
+    "linux.resources.hugepage_limits": ('page_size: "2MB" limit: 1', 'page_size: "2MB" limit: 4'),
+    "linux.devices": ('path: "/dev/x" type: "c" major: 1', 'path: "/dev/x" type: "c" major: 2'),
+    "linux.namespaces": ('type: "ipc" path: "/1"', 'type: "ipc" path: "/2"'),
+    "mounts": ('destination: "/m" source: "/1"', 'destination: "/m" source: "/2"'),
+    "rlimits": ('type: "RLIMIT_CORE" hard: 1', 'type: "RLIMIT_CORE" hard: 2'),
+}
+
+
+def at(path: str, *entries: str) -> str:
+    """Entries of a list, as an answer or a container has them."""
+    *around, name = path.split(".")
+    text = " ".join(f"{name} {{ {entry} }}" for entry in entries)
+    for outer in reversed(around):
+        text = f"{outer} {{ {text} }}"
+    return text
+
+
+def listed(shown: nri.Container, path: str) -> list[str]:
+    value: Any = shown
+    for name in path.split("."):
+        value = getattr(value, name)
+    return [text_format.MessageToString(entry, as_one_line=True) for entry in value]
+
+
+@pytest.mark.parametrize("path", KEYED)
+def test_what_is_there_already_is_replaced_and_not_there_twice(path: str) -> None:
+    first, second = KEYED[path]
+    merge = Merge(container(at(path, first)))
+    merge.add(FIRST, asked(at(path, second)))
+    assert listed(merge.container, path) == listed(container(at(path, second)), path)
+
+
+def test_an_answer_that_names_a_huge_page_size_twice_is_in_conflict_with_itself() -> None:
+    first, second = KEYED["linux.resources.hugepage_limits"]
+    with pytest.raises(AdjustmentConflict, match="HugepageLimits 2MB"):
+        merged(at("linux.resources.hugepage_limits", first, second))
+
+
 # ---------------------------------------------------------------------- two plugins
 
 #: What two plugins set both, and the owner's word of the conflict.

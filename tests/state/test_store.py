@@ -20,6 +20,7 @@ from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.engine.snapshot import everything
 from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
 from cri_proxy.state.file import FILE, PAGE_BYTES, StateLocked
+from cri_proxy.state.log import log_of
 from cri_proxy.state.store import RETRY_S, Store
 from policies.model import Placement
 from tests.machines import VM_NO_CACHE_INFO
@@ -344,6 +345,20 @@ def test_a_file_that_vanishes_is_begun_anew_with_all_records(store: Store) -> No
     assert store.write({("distrust", "a"): None})
     assert records_in(store.directory) == ONE_POD
     assert store.load().meta["boot_id"] == "x"
+
+
+def test_a_file_that_loses_its_tables_is_set_aside_and_begun_anew_with_all_records(store: Store) -> None:
+    store.load()
+    store.write({**ONE_POD, ("distrust", "a"): 1.0}, {"boot_id": "x"})
+    sql(store.path, "DROP TABLE meta")
+    log_of(store.path).unlink()  # what the next change is written to is begun with a mark in the file
+    assert not store.write({("distrust", "a"): None})
+    assert str(store.path) in store.problem
+    assert store.flush()
+    assert store.problem == ""
+    assert records_in(store.directory) == ONE_POD
+    assert store.load().meta["boot_id"] == "x"
+    assert any(path.name.startswith(f"{FILE}.") for path in store.directory.iterdir())
 
 
 @pytest.mark.parametrize(("name", "mode"), [("cri-resmgr", 0o700), ("others-too", 0o755)])

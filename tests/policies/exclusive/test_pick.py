@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Optional
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.exclusive.cell_search import NODE_SETS, node_sets
 from policies.exclusive.cells import grounds_of, look, more_split_cores, take_threads
 from policies.exclusive.pick import Claim, Pick, pick
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
@@ -76,6 +77,27 @@ def test_cpus_come_from_the_smallest_domain_that_is_left_with_the_least(
     assert not found.hidden
 
 
+@pytest.mark.parametrize(
+    ("where", "claim", "used", "why"),
+    [
+        (machines.HYGON_7285_2S, Claim(1), "", "1 exclusive CPU in one L3 of NUMA node 0"),
+        (machines.HYGON_7285_2S, Claim(10), "", "10 exclusive CPUs in 2 L3s of NUMA node 0"),
+        (machines.HYGON_7285_2S, Claim(20), "", "20 exclusive CPUs in 3 L3s of NUMA nodes 0, 1"),
+        (machines.VM_NO_CACHE_INFO, Claim(2), "", "2 exclusive CPUs in NUMA node 0"),
+        (
+            machines.HYGON_7285_2S,
+            Claim(4, smt="hide"),
+            "",
+            "4 exclusive CPUs in one L3 of NUMA node 0, 2 of them idle",
+        ),
+    ],
+)
+def test_it_says_where_they_are(where: str, claim: Claim, used: str, why: str) -> None:
+    found = found_in(topology(where), claim, used)
+    assert found is not None
+    assert found.why == why
+
+
 @pytest.mark.parametrize("name", machines.ALL_MACHINES)
 def test_every_count_up_to_all_cpus_can_be_owned_on_every_machine(name: str) -> None:
     tree = topology(name)
@@ -103,6 +125,12 @@ def test_whole_cores_in_two_l3s_come_before_shared_cores_in_one() -> None:
     assert shown(found_in(tree, Claim(4), used="0,2,4,6,10-15,18-23")) == ("8-9,16-17", "", "nccx")
 
 
+def test_of_cores_that_others_have_a_part_of_as_few_as_can_be_are_joined() -> None:
+    # Of three cores of four threads one, one and two are free.
+    tree = small(nodes=1, l3s=1, cores=3, threads=4)
+    assert shown(found_in(tree, Claim(3), used="0-2,4-6,8-9")) == ("3,10-11", "", "ccx")
+
+
 #: Four L3s of two cores, CPUs 0-3, 4-7, 8-11, 12-15; the first two in node 0, or all.
 ODD = [
     ("a wholly free L3 before the rest of another's core", 1, 1, "0,2-3,8-15", "4"),
@@ -124,6 +152,13 @@ def test_an_odd_thread_joins_another_container_on_its_core_only_where_no_whole_c
 ) -> None:
     found = found_in(small(nodes=nodes, l3s=4 // nodes), Claim(count), used)
     assert shown(found)[0] == cpus
+
+
+def test_of_many_nodes_a_few_sets_of_near_ones_are_looked_at() -> None:
+    sets = list(islice(node_sets(dict.fromkeys(range(64), 1), 8, [], lambda a, b: abs(a - b)), NODE_SETS + 1))
+    assert 0 < len(sets) <= NODE_SETS
+    assert (0, 1, 2, 3, 4, 5, 6, 7) in sets
+    assert all(len(found) == 8 for found in sets)
 
 
 @given(

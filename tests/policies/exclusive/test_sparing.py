@@ -70,6 +70,13 @@ def test_where_no_other_is_free_it_is_taken_and_said() -> None:
     assert f"CPUs {lost} are the last ones that default/pod-of-bound {lost}/bound {lost} may run on" in why
 
 
+@pytest.mark.parametrize(("cpus", "is_said"), [("0", False), ("0-1", True), ("0-3", True), ("1-7", False)])
+def test_the_last_ones_are_said_where_all_of_a_bound_are_taken(cpus, is_said) -> None:
+    node = node_of(TWO_L3S)
+    bound(node, "0-1")
+    assert ("CPUs 0-1 are the last ones" in emptied_by(node, parse_cpus(cpus))) is is_said
+
+
 def test_containers_that_are_not_ours_are_avoided_on_all_their_cpus() -> None:
     node = node_of(TWO_L3S)
     bound(node, "0-2", fixed=True)
