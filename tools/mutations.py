@@ -1,6 +1,6 @@
 """Mutants of the product, chosen at random, and whether the tests of their own packages fail for them.
 
-    mutations.py PATH [--sample N] [--seed S] [--only FILE:LINE] [--tests PATH ...] [--list]
+    mutations.py PATH... [--sample N] [--seed S] [--only FILE:LINE...] [--tests PATH ...] [--list]
 
 PATH is a package or a module. Mutants are those of cosmic-ray's operators and of two here: a statement that is left out,
 and two that change places. Types in annotations are not mutated, nor lines of the log, nor the marks at which tests/effects
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import asyncio.subprocess
 import difflib
 import hashlib
 import json
@@ -53,15 +54,30 @@ import yaml  # noqa: F401
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "mutations"
+FUNCTIONAL = tuple(
+    f"tests/functional/test_{name}.py"
+    for name in ("refusals", "doubt", "updates", "modes", "restore", "reload", "operation")
+)
 #: The tests of a package are in the folder of tests/ that mirrors it, and for these here as well.
 MORE_TESTS = {
     "cri_proxy/runtime.py": ("tests/test_runtime.py", "tests/services/test_updates.py"),
     "cri_proxy/services": ("tests/engine/test_told.py",),
-    "cri_proxy/daemon": ("tests/services",),
-    "cri_proxy/front_ends": ("tests/services",),
+    "cri_proxy/daemon": FUNCTIONAL,
+    "cri_proxy/front_ends": FUNCTIONAL,
 }
 #: Operators that seldom stand where another one was meant: `is` is `==` of small numbers.
 UNLIKELY = ("Is", "IsNot", "BitXor", "LShift", "RShift", "Pow", "Mod")
+#: The variable by which processes that a test starts know which it is, and what has them note what they run.
+TEST = "MUTATIONS_TEST"
+IN_PROCESSES = """
+[run]
+parallel = true
+data_file = {data}
+context = ${{MUTATIONS_TEST}}
+patch = _exit
+include =
+    {include}
+"""
 #: Calls that are statements and change nothing of what the product does.
 WITHOUT_EFFECT = ("effects.before", "log.", "_log.", "self._log.", "self.log.")
 #: Made by the build, so that git does not list them.
@@ -191,6 +207,7 @@ class Recorder:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        os.environ[TEST] = function(item.nodeid)
         if self._lines is not None:
             self._lines.switch_context(function(item.nodeid))
         yield
@@ -263,6 +280,13 @@ class Tree:
             time.sleep(0.02)
         return json.loads(result.read_text()) if result.exists() else None
 
+    def _of_processes(self) -> Iterator[coverage.CoverageData]:
+        for path in self.folder.glob(".started.*"):
+            if path.suffix != ".ini":
+                data = coverage.CoverageData(str(path))
+                data.read()
+                yield data
+
     def _in_child(self, tests: list[str], measured: list[str], result: Path) -> None:
         os.setsid()
         log = os.open(self.folder / ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -273,6 +297,13 @@ class Tree:
         lines = None
         if measured:
             include = [f"{self.folder}/{path}{'' if path.endswith('.py') else '/**'}" for path in measured]
+            started = self.folder / ".started.ini"
+            started.write_text(
+                IN_PROCESSES.format(data=self.folder / ".started", include="\n    ".join(include))
+            )
+            os.environ["COVERAGE_PROCESS_START"] = str(started)
+            # What is killed says nothing.
+            asyncio.subprocess.Process.kill = asyncio.subprocess.Process.terminate  # type: ignore[method-assign]
             lines = coverage.Coverage(data_file=None, config_file=False, include=include)
             lines.start()
         recorder = Recorder(lines)
@@ -282,18 +313,21 @@ class Tree:
         found: dict[str, dict[int, list[str]]] = {}
         if lines is not None:
             lines.stop()
-            data = lines.get_data()
-            for path in data.measured_files():
-                found[os.path.relpath(path, self.folder)] = data.contexts_by_lineno(path)
+            for data in (lines.get_data(), *self._of_processes()):
+                for path in data.measured_files():
+                    module = found.setdefault(os.path.relpath(path, self.folder), {})
+                    for line, tests in data.contexts_by_lineno(path).items():
+                        module[line] = sorted({*module.get(line, ()), *tests})
         told = {"seconds": recorder.seconds, "failed": failed, "by_line": found}
         result.with_suffix(".new").write_text(json.dumps(told))
         os.replace(result.with_suffix(".new"), result)
 
 
-def measure(tree: Tree, package: str, tests: tuple[str, ...]) -> Measured:
+def measure(tree: Tree, packages: tuple[str, ...], tests: tuple[str, ...]) -> Measured:
     """What each test runs and takes; only files of tests that are not known run."""
     shared = hashlib.sha256()
-    for path in (*files(REPOSITORY / package), *files(REPOSITORY / "tests", below=False)):
+    sources = [path for package in packages for path in files(REPOSITORY / package)]
+    for path in (*sources, *files(REPOSITORY / "tests", below=False)):
         shared.update(path.read_bytes())
     kept = {}
     for path in (
@@ -305,7 +339,7 @@ def measure(tree: Tree, package: str, tests: tuple[str, ...]) -> Measured:
     unknown = [name for name, path in kept.items() if not path.exists()]
     if unknown:
         print(f"{len(unknown)} files of tests run once, with the lines that each test runs", flush=True)
-        told = tree.run(unknown, 3600, (package,))
+        told = tree.run(unknown, 3600, packages)
         if told is None or not told["by_line"]:
             sys.exit(f"mutations: the tests do not run: {(tree.folder / '.log').read_text()[-3000:]}")
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -417,7 +451,7 @@ def mutants_of(path: str, source: Source, known: dict[str, Any]) -> Iterator[Mut
                 yield Mutant(path, name, occurrence, *start)
 
 
-def sampled(mutants: Iterable[Mutant], count: Optional[int], seed: str) -> list[Mutant]:
+def sampled(mutants: Iterable[Mutant], seed: str) -> list[Mutant]:
     """One of each kind of operator at each place, so that what has most variants is not most of the sample."""
     places: dict[tuple[str, int, int, str], list[Mutant]] = defaultdict(list)
     for mutant in mutants:
@@ -426,7 +460,7 @@ def sampled(mutants: Iterable[Mutant], count: Optional[int], seed: str) -> list[
     chance = random.Random(seed)
     chosen = [chance.choice(places[place]) for place in sorted(places)]
     chance.shuffle(chosen)
-    return chosen if count is None else chosen[:count]
+    return chosen
 
 
 def mutated(source: Source, mutant: Mutant, known: dict[str, Any]) -> Optional[str]:
@@ -440,49 +474,49 @@ def mutated(source: Source, mutant: Mutant, known: dict[str, Any]) -> Optional[s
 
 def main() -> int:
     asked = _arguments()
-    path = asked.path.rstrip("/")
+    packages = tuple(path.rstrip("/") for path in asked.paths)
+    tests = tuple(asked.tests or dict.fromkeys(test for path in packages for test in tests_of(path)))
+    with tempfile.TemporaryDirectory(prefix="crm-") as folder:
+        tree = Tree(Path(folder))
+        measured = measure(tree, packages, tests)
+        for path in packages:
+            _test(path, tree, measured, asked)
+    return 0
+
+
+def _test(path: str, tree: Tree, measured: Measured, asked: argparse.Namespace) -> None:
+    """Test the mutants of one package, and say what has become of each."""
     known = operators()
     sources = {
         str(file.relative_to(REPOSITORY)): Source(file.read_text())
         for file in files(REPOSITORY / path)
         if file.name != "__init__.py"
     }
-    if not sources:
-        sys.exit(f"mutations: there is no module {path}")
     every = [mutant for name, source in sources.items() for mutant in mutants_of(name, source, known)]
-    only = [mutant for mutant in every if not asked.only or f"{mutant.path}:{mutant.line}" == asked.only]
-    candidates = sampled(only, None, asked.seed)
-    tests = tuple(asked.tests or tests_of(path))
+    only = [mutant for mutant in every if not asked.only or f"{mutant.path}:{mutant.line}" in asked.only]
+    candidates = sampled(only, asked.seed)
     print(f"{path}: {len(every)} mutants at {len(candidates)} places; seed {asked.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="crm-") as folder:
-        tree = Tree(Path(folder))
-        measured = measure(tree, path, tests)
-        outcomes: dict[str, int] = defaultdict(int)
-        tested = 0
-        for mutant in candidates:
-            if asked.sample is not None and tested >= asked.sample and not asked.only:
-                break
-            text = mutated(sources[mutant.path], mutant, known)
-            if text is None:
-                continue
-            tested += 1
-            began = time.monotonic()
-            outcome, by = _outcome(tree, measured, mutant, sources[mutant.path], text)
-            outcomes[outcome] += 1
-            took = time.monotonic() - began
-            print(f"{tested:4} {outcome:9} {mutant.name}  {by}  {took:.1f} s", flush=True)
-            if outcome == "survived":
-                before = sources[mutant.path].text.splitlines()
-                lines = difflib.unified_diff(before, text.splitlines(), lineterm="", n=2)
-                print(
-                    "\n".join(f"      {line}" for line in lines if line[:3] not in ("---", "+++")), flush=True
-                )
+    outcomes: dict[str, int] = defaultdict(int)
+    for mutant in candidates:
+        tested = sum(outcomes.values())
+        if tested == asked.sample and not asked.only:
+            break
+        source, began = sources[mutant.path], time.monotonic()
+        text = mutated(source, mutant, known)
+        if text is None:
+            continue
+        outcome, by = _outcome(tree, measured, mutant, source, text)
+        outcomes[outcome] += 1
+        took = time.monotonic() - began
+        print(f"{tested + 1:4} {outcome:9} {mutant.name}  {by}  {took:.1f} s", flush=True)
+        if outcome == "survived":
+            lines = difflib.unified_diff(source.text.splitlines(), text.splitlines(), lineterm="", n=2)
+            print("\n".join(f"      {line}" for line in lines if line[:3] not in ("---", "+++")), flush=True)
+    tested = sum(outcomes.values())
     killed = tested - outcomes["survived"]
     share = f"{100 * killed / tested:.0f} %" if tested else "none"
-    print(
-        f"{path}: seed {asked.seed}, {tested} mutants, {killed} killed ({outcomes['too long']} by time): {share}"
-    )
-    return 0
+    by_time = f"{outcomes['too long']} by time"
+    print(f"{path}: seed {asked.seed}, {tested} mutants, {killed} killed ({by_time}): {share}", flush=True)
 
 
 def _outcome(tree: Tree, measured: Measured, mutant: Mutant, source: Source, text: str) -> tuple[str, str]:
@@ -504,10 +538,10 @@ def _outcome(tree: Tree, measured: Measured, mutant: Mutant, source: Source, tex
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Mutants, and whether tests fail for them.")
-    parser.add_argument("path", help="a package or a module of the product")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a package or a module of the product")
     parser.add_argument("--sample", type=int, help="so many mutants; all otherwise")
     parser.add_argument("--seed", default="1", help="another one chooses others (%(default)s)")
-    parser.add_argument("--only", metavar="FILE:LINE", help="the mutants of this line")
+    parser.add_argument("--only", nargs="+", metavar="FILE:LINE", help="the mutants of these lines")
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="these tests, not the package's own")
     return parser.parse_args()
 

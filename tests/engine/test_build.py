@@ -40,6 +40,8 @@ USABLE: dict[str, tuple[Optional[str], Optional[str], str]] = {
     "a set within kubelet's cgroup": ("cpuset:4-7", "0-5", "4-5"),
     "a count takes whole leaves": ("16", None, "0-7,64-71"),
     "a count is rounded up": ("7500m", None, "0-3,64-67"),
+    "a count is rounded up from the first of a thousand": ("7001m", None, "0-3,64-67"),
+    "a count of whole CPUs": ("7", None, "0-3,64-66"),
     "a count within kubelet's cgroup": ("4", "8-63,72-127", "8-9,72-73"),
     "all but a set": ("exclude-cpuset:0-63", None, "64-127"),
     "all of kubelet's cgroup but a set": ("exclude-cpuset:4-127", "2-7", "2-3"),

@@ -123,6 +123,7 @@ def test_sets_shrink_to_what_is_used_one_step_a_window_and_no_more_of_them_a_min
     first = node.run(7, dict.fromkeys("abcd", 2_000))
     assert [(resize.action, resize.key) for resize in first] == [("shrink", "a"), ("shrink", "b")]
     assert [node.sets[key].milli_set for key in "abcd"] == [40_000, 40_000, 64_000, 64_000]
+    assert node.run(40, dict.fromkeys("abcd", 2_000)) == []
     node.run(2_000, dict.fromkeys("abcd", 2_000))
     assert {each.milli_set for each in node.sets.values()} == {8_000}
 
@@ -170,6 +171,14 @@ def test_growth_comes_before_any_shrink_and_is_never_held_back_by_the_budget():
     asked = node.run(2, dict.fromkeys("bcdefgh", 8_000), waiting=0.5)
     assert {resize.key for resize in asked} == set("bcdefgh")
     assert all(resize.is_growth for resize in asked)
+
+
+def test_a_growth_takes_nothing_of_the_budget_of_shrinks():
+    node = SimulatedNode("abcd")
+    node.run(60, dict.fromkeys("abcd", 2_000))
+    for _ in range(5):
+        node.controller.made(SizeChange("gone", "grow", 1, 16_000, "for a test"), node.now_s)
+    assert [resize.key for resize in node.run(7, dict.fromkeys("abcd", 2_000))] == ["a", "b"]
 
 
 def test_without_psi_a_set_that_is_nearly_full_grows():

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bpf.service.options import Options
 from bpf.service.server import AffinityService, ServiceSockets
 from bpf.sources.samples import Flow
 from cri_api import affinity_pb2 as pb
-from cri_proxy.affinity.io.observer_client import FILE, AffinityClient, read_remote
+from cri_proxy.affinity.io.observer_client import FILE, AffinityClient, read_delta, read_remote
 from policies.affinity.graph.graph import EndpointIdentity, Graph
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
@@ -101,6 +102,22 @@ async def test_it_follows_the_graph(observer, follower) -> None:
     assert status["age_s"] < WAIT_S
 
 
+def test_edges_without_two_ends_or_a_weight_are_left_out() -> None:
+    ends = [
+        ("a", "b", 1.0),
+        ("a", "c", 0.0),
+        ("", "b", 1.0),
+        ("a", "", 1.0),
+        ("a", "d", -1.0),
+        ("a", "e", math.nan),
+    ]
+    edges = [pb.Edge(a=a, b=b, weight=weight) for a, b, weight in ends]
+    owners = [pb.OwnerEdge(a=a, b=b, weight=weight) for a, b, weight in ends[:2]]
+    read = read_delta(pb.GraphDelta(edges=edges, owner_edges=owners))
+    assert [(edge.a, edge.b) for edge in read.edges] == [("a", "b")]
+    assert read.owners == {("a", "b"): 1.0}
+
+
 def test_what_is_said_of_other_nodes_is_read_and_an_older_observer_says_nothing() -> None:
     peers = [
         pb.RemotePeer(id="a", address="10.244.7.3", bytes_per_s=5.0),
@@ -177,6 +194,21 @@ async def test_an_observer_that_answers_and_does_not_look_leaves_the_picture_fro
         await follower.until(is_fresh)
         await follower.close()
     assert sum("affinity graph frozen" in event for event in follower.log.events) == 1
+
+
+async def test_the_picture_is_old_since_the_observers_last_look(folder) -> None:
+    async with AnsweringObserver(folder) as observer:
+        follower = Follower(folder)
+        await follower.until(is_fresh)
+        for looked_s_ago in (2000.0, 1000.0, 3000.0):
+            observer.says(looked_s_ago=looked_s_ago)
+
+            def is_since_then(_: Traffic, looked_s: float = time.time() - looked_s_ago) -> bool:
+                old = follower.client.old()
+                return old is not None and abs((old.since_s or 0.0) - looked_s) < WAIT_S
+
+            await follower.until(is_since_then)
+        await follower.close()
 
 
 async def test_a_graph_that_was_old_when_it_was_asked_for_is_not_new(folder) -> None:

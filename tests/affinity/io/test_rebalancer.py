@@ -117,6 +117,24 @@ async def test_nothing_moves_by_itself(
         assert node.affinity.status()["rebalance"] == f"containers are not moved: {reason}"
 
 
+async def test_another_configuration_is_no_end_of_its_rounds(node) -> None:
+    rounds = asyncio.ensure_future(node.affinity.run())
+    for _ in range(3):
+        node.affinity.reconfigured()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not rounds.done()
+    rounds.cancel()
+    await asyncio.gather(rounds, return_exceptions=True)
+
+
+async def test_the_metrics_say_whether_the_observer_is_there(node, monkeypatch) -> None:
+    for problem, is_up in (("it has gone", 0), ("", 1), ("it has gone again", 0)):
+        monkeypatch.setattr(node.affinity.source, "status", lambda problem=problem: {"problem": problem})
+        node.affinity.follow()
+        assert f"cri_resmgr_observer_up {is_up}" in node.services.metrics.text()
+
+
 async def test_where_nobody_talks_no_planner_is_started(node, client) -> None:
     await apart(node, client, "web", "db")
     await node.round()

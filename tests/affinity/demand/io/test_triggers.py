@@ -58,6 +58,27 @@ def test_what_the_kernel_tells_is_told_on_each_time(triggers: PressureTriggers, 
             times[key] += 1
 
 
+def test_triggers_are_made_anew_where_they_are_to_wait_for_more_or_for_less(tmp_path: Path) -> None:
+    """A pipe in the place of the kernel's file keeps what is written to it."""
+    (tmp_path / "c").mkdir()
+    pipe = tmp_path / "c" / "cpu.pressure"
+    os.mkfifo(pipe)
+    triggers = PressureTriggers(tmp_path, WINDOW_S)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for waiting, threshold_us in ((0.1, 200_000), (0.2, 400_000), (0.05, 100_000)):
+            assert triggers.lacks(["c"], waiting)
+            triggers.keep({"c": "/c"}, waiting)
+            assert os.read(descriptor, 100).decode() == f"some {threshold_us} 2000000\n"
+            assert not triggers.lacks(["c"], waiting)
+            triggers.keep({"c": "/c"}, waiting)
+            with pytest.raises(BlockingIOError):
+                os.read(descriptor, 100)
+    finally:
+        triggers.close()
+        os.close(descriptor)
+
+
 def test_the_thread_that_listens_ends_with_it(tmp_path: Path) -> None:
     triggers = PressureTriggers(tmp_path)
     triggers.listen(list)
