@@ -14,7 +14,7 @@ from cri_proxy.config.config import Config, read_config
 from cri_proxy.config.constants import Constants
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Orders, Plan
+from cri_proxy.engine.model import CpusetUpdate, Orders, Plan
 from cri_proxy.front_ends.events import EventCount
 from cri_proxy.metrics import Metrics
 from cri_proxy.node.cgroups import Cgroups
@@ -112,6 +112,16 @@ class Node:
         #: What containers wait while the guard does, in seconds by name.
         self.pressure: dict[str, float] = {}
         self.ids: dict[str, str] = {}
+        #: What the runtime was told before a daemon that starts would have known it; there must be none.
+        self.unwritten: list[CpusetUpdate] = []
+        updates = self.services.node_state.updates
+        self._send, updates.deliver = updates.deliver, self._deliver
+
+    async def _deliver(self, update: CpusetUpdate) -> None:
+        record = (await self.services.store.load()).of("grant").get(update.id)
+        if record is None or record.placement.cpus != update.placement.cpus:
+            self.unwritten.append(update)
+        await self._send(update)
 
     def _services(self, config: Any) -> Services:
         log, metrics = logs.set_up("error", "console"), Metrics("test")
@@ -207,6 +217,7 @@ class Node:
         await self.services.node_state.updates.close()
         await self.services.store.close()
         await self.services.runtime.close()
+        assert self.unwritten == []
 
 
 async def apart(node: Node, client: CriClient, *names: str) -> None:
