@@ -100,7 +100,7 @@ async def main(side: str, folder: Path, *arguments: str) -> None:
             cpus=CPUS,
             # The number of a bridge says no more which is which: each side has a first one.
             cgroup_parent=f"/critest-{os.getpid()}",
-            more_config=registry.stand_in(folder / "hosts"),
+            registry=registry.address,
             has_host_ports=True,
         )
         agent = Agent(runtime.socket, TWO_NODES, REAL_CGROUPS)

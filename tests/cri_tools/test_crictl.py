@@ -171,16 +171,16 @@ class Place:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place() -> AsyncIterator[Place]:
+async def place(pytestconfig: pytest.Config) -> AsyncIterator[Place]:
     program = find("crictl")["crictl"]
     folder = Path(tempfile.mkdtemp(prefix="crl-"))
     with Registry({"tools/web:1": WEB}) as registry:
         runtime = runtimes.make(
-            "containerd-2",
+            runtimes.for_cri_tools(pytestconfig.getoption("--runtime")),
             folder / "c",
             images=folder,
             cpus=CPUS,
-            more_config=registry.stand_in(folder / "hosts"),
+            registry=registry.address,
         )
         agent = Agent(runtime.socket, TWO_NODES, REAL_CGROUPS)
         try:

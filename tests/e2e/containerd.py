@@ -79,6 +79,12 @@ state = "{folder}/state"
   Root = "{folder}/runc"
 """
 
+#: Follows either.
+REGISTRY = """\
+[plugins."io.containerd.{plugin}".registry]
+  config_path = "{folder}/hosts"
+"""
+
 
 class Containerd(RealRuntime):
     """One containerd; `binary`: another than the system's, with its shim and `ctr` beside it."""
@@ -112,7 +118,8 @@ class Containerd(RealRuntime):
         return {path for path in paths if path.exists()}
 
     def _write_config(self) -> None:
-        config = (CONFIG if self._major_version() < 2 else CONFIG_OF_2).format(
+        is_old = self._major_version() < 2
+        config = (CONFIG if is_old else CONFIG_OF_2).format(
             folder=self.folder,
             pause=PAUSE,
             cni_plugins=cni_plugins(),
@@ -121,7 +128,13 @@ class Containerd(RealRuntime):
             nri_config=self.nri_config,
             no_nri="false" if self.has_nri else "true",
         )
-        (self.folder / "config.toml").write_text(config + self.more_config)
+        config += self.more_config
+        if self.registry:
+            hosts = self.folder / "hosts" / "_default" / "hosts.toml"
+            hosts.parent.mkdir(parents=True)
+            hosts.write_text(f'[host."http://{self.registry}"]\n  capabilities = ["pull", "resolve"]\n')
+            config += REGISTRY.format(folder=self.folder, plugin="grpc.v1.cri" if is_old else "cri.v1.images")
+        (self.folder / "config.toml").write_text(config)
 
     def _command(self) -> Sequence[str]:
         return (self.binary, "--config", str(self.folder / "config.toml"))

@@ -64,6 +64,7 @@ runtime_root = "{folder}/runc"
 monitor_path = "{conmon}"
 [crio.image]
 pause_image = "{pause}"
+pause_command = ""
 signature_policy = "{folder}/policy.json"
 signature_policy_dir = "{folder}/policies"
 [crio.network]
@@ -75,6 +76,16 @@ nri_listen = "{nri_socket}"
 nri_plugin_dir = "{nri_plugins}"
 nri_plugin_config_dir = "{nri_config}"
 """
+
+#: For each top level domain that tests have images of.
+REGISTRY = """\
+[[registry]]
+prefix = "*.{domain}"
+[[registry.mirror]]
+location = "{address}"
+insecure = true
+"""
+DOMAINS = ("io", "example")
 
 
 class Crio(RealRuntime):
@@ -114,6 +125,11 @@ class Crio(RealRuntime):
         )
         (self.folder / "config.toml").write_text(config + self.more_config)
         (self.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        registries = [
+            REGISTRY.format(domain=domain, address=self.registry) for domain in DOMAINS if self.registry
+        ]
+        (self.folder / "registries.conf").write_text("".join(registries))
+        (self.folder / "registries.conf.d").mkdir()
         runc = self.folder / "runc.sh"
         runc.write_text(RUNC.format(runc=self.programs["runc"]))
         runc.chmod(0o755)
@@ -121,7 +137,9 @@ class Crio(RealRuntime):
 
     def _command(self) -> Sequence[str]:
         places = ("--config", f"{self.folder}/config.toml", "--config-dir", f"{self.folder}/conf.d")
-        return (str(self.programs["crio"]), *places)
+        registries = ("--registries-conf", f"{self.folder}/registries.conf")
+        registries += ("--registries-conf-dir", f"{self.folder}/registries.conf.d")
+        return (str(self.programs["crio"]), *places, *registries)
 
     def _ids(self) -> Sequence[str]:
         return [path.parent.name for path in self._containers.glob("*/userdata")]

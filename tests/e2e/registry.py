@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.images import Image, digest
@@ -50,13 +49,6 @@ class Registry:
         """Host and port."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
-
-    def stand_in(self, folder: Path) -> str:
-        """Have containerd 2 find every registry here: files for it below a folder, and TOML for its configuration."""
-        hosts = folder / "_default" / "hosts.toml"
-        hosts.parent.mkdir(parents=True)
-        hosts.write_text(f'[host."http://{self.address}"]\n  capabilities = ["pull", "resolve"]\n')
-        return f'[plugins."io.containerd.cri.v1.images".registry]\n  config_path = "{folder}"\n'
 
     def __enter__(self) -> Registry:
         self._thread.start()

@@ -45,6 +45,7 @@ class RealRuntime(abc.ABC):
     `path`: folders whose programs (runc) go before the system's. `has_nri`: at `nri_socket`, with plugins launched from
     `nri_plugins`, and their configuration in `nri_config`; as shipped if False, which may be with NRI. `has_host_ports`:
     ports of the host lead to pods that ask for it, by chains of iptables that stay: in a network namespace of its own.
+    `registry`: host and port of one that speaks plain HTTP, in the place of every registry that an image is pulled from.
 
     A kind of runtime says what is abstract here. A container's processes, and with them its cgroup, are asked of the
     kernel by `pid_of` alone.
@@ -62,6 +63,7 @@ class RealRuntime(abc.ABC):
         path: Sequence[Path] = (),
         has_nri: bool = False,
         has_host_ports: bool = False,
+        registry: str = "",
     ) -> None:
         self.folder = folder.resolve()
         self.socket = self.folder / "c.sock"
@@ -81,6 +83,7 @@ class RealRuntime(abc.ABC):
         self.path = path
         self.has_nri = has_nri
         self.has_host_ports = has_host_ports
+        self.registry = registry
         self.number = -1
         self.bridge = ""
         self._daemon: Optional[subprocess.Popen[bytes]] = None

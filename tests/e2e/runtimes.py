@@ -54,6 +54,11 @@ DEFAULT = "containerd"
 WITH_NRI = {DEFAULT: "containerd-1.7"}
 
 
+def for_cri_tools(name: str) -> str:
+    """What crictl and critest, which are of the newest CRI, run on in the place of the machine's own."""
+    return "containerd-2" if name == DEFAULT else name
+
+
 def make(name: str, folder: Path, **options: Any) -> RealRuntime:
     """The runtime of this name, which is not started yet.
 

@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPResponse
-from pathlib import Path
 
 import pytest
 
@@ -64,8 +63,3 @@ def test_what_it_does_not_have_is_not_found(registry: Registry, path: str) -> No
         ask(registry, path)
     assert caught.value.code == 404
     caught.value.close()
-
-
-def test_it_stands_in_for_every_registry_of_containerd(registry: Registry, tmp_path: Path) -> None:
-    assert str(tmp_path / "hosts") in registry.stand_in(tmp_path / "hosts")
-    assert registry.address in (tmp_path / "hosts/_default/hosts.toml").read_text()
