@@ -25,6 +25,7 @@ from cri_proxy.doctor.checks.kubelet import check_kubelet
 from cri_proxy.doctor.checks.machine import check_kernel, check_machine, check_virtual
 from cri_proxy.doctor.checks.node import (
     check_cgroups,
+    check_launch,
     check_others,
     check_runtime,
     check_units,
@@ -58,6 +59,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("containers", check_containers),
     ("traffic", check_traffic),
     ("others", check_others),
+    ("others", check_launch),
     ("units", check_units),
 )
 _REPORT = "report this with the output of: cri-resmgr doctor --json"

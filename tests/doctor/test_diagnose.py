@@ -180,6 +180,13 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
         with_part("daemon", status=None, problem="the daemon is not running", hint="start it"),
         {"daemon": PROBLEM},
     ),
+    "the daemon that the runtime launches is down": (
+        replace(
+            with_part("daemon", status=None, problem="the daemon is not running", hint="start it"),
+            system=replace(HEALTHY.system, nri_plugins=("10-cri-resmgr",)),
+        ),
+        {"daemon": PROBLEM, "launch": PROBLEM},
+    ),
     "nobody listens": (with_part("daemon", sockets=((SOCKET, False),)), {"socket": PROBLEM}),
     "socket gone": (with_part("daemon", sockets=((FileFacts("/run/x"), False),)), {"socket": PROBLEM}),
     "socket open to all": (
@@ -323,7 +330,7 @@ OTHERWISE: dict[str, tuple[Facts, dict[str, str]]] = {
             daemon=with_status(front_end="nri-plugin", sockets=[], nri={"launched_by_runtime": True}).daemon,
             system=replace(PLUGIN.system, units=HEALTHY_UNITS[2:]),
         ),
-        {},
+        {"launch": NOTE},
     ),
     "a plugin runs beside the proxy": (with_unit(UNITS[3], active="active"), {UNITS[3]: WARNING}),
 }  # fmt: skip

@@ -32,6 +32,7 @@ state = "{folder}/state"
   socket_path = "{nri_socket}"
   plugin_path = "{nri_plugins}"
   plugin_config_path = "{nri_config}"
+  plugin_request_timeout = "{nri_timeout_s}s"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   restrict_oom_score_adj = true
@@ -61,6 +62,7 @@ state = "{folder}/state"
   socket_path = "{nri_socket}"
   plugin_path = "{nri_plugins}"
   plugin_config_path = "{nri_config}"
+  plugin_request_timeout = "{nri_timeout_s}s"
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{pause}"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -126,6 +128,7 @@ class Containerd(RealRuntime):
             nri_socket=self.nri_socket,
             nri_plugins=self.nri_plugins,
             nri_config=self.nri_config,
+            nri_timeout_s=self.nri_timeout_s,
             no_nri="false" if self.has_nri else "true",
         )
         config += self.more_config

@@ -75,6 +75,7 @@ enable_nri = {has_nri}
 nri_listen = "{nri_socket}"
 nri_plugin_dir = "{nri_plugins}"
 nri_plugin_config_dir = "{nri_config}"
+nri_plugin_request_timeout = "{nri_timeout_s}s"
 """
 
 #: For each top level domain that tests have images of.
@@ -122,6 +123,7 @@ class Crio(RealRuntime):
             nri_socket=self.nri_socket,
             nri_plugins=self.nri_plugins,
             nri_config=self.nri_config,
+            nri_timeout_s=self.nri_timeout_s,
         )
         (self.folder / "config.toml").write_text(config + self.more_config)
         (self.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')

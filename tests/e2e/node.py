@@ -162,6 +162,16 @@ async def until(
         await asyncio.sleep(0.02)
 
 
+async def needs_api(client: CriClient) -> None:
+    """Skip where the runtime does not speak the client's version of CRI."""
+    try:
+        await client.call("Version", cri.VersionRequest())
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        pytest.skip(f"This runtime does not speak {client.api}.")
+
+
 async def problem_of(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
     """Code and details of a call that must fail."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -43,8 +43,9 @@ class RealRuntime(abc.ABC):
     it: elsewhere only the containers' own cgroups are removed, not the pods'. `cpus`: all that this cgroup may
     use, with memory of NUMA node 0; "" is the whole machine. `routes`: networks that pods reach over the bridge.
     `path`: folders whose programs (runc) go before the system's. `has_nri`: at `nri_socket`, with plugins launched from
-    `nri_plugins`, and their configuration in `nri_config`; as shipped if False, which may be with NRI. `has_host_ports`:
-    ports of the host lead to pods that ask for it, by chains of iptables that stay: in a network namespace of its own.
+    `nri_plugins`, and their configuration in `nri_config`, and `nri_timeout_s` for an answer; as shipped if False, which may
+    be with NRI. `has_host_ports`: ports of the host lead to pods that ask for it, by chains of iptables that stay: in a
+    network namespace of its own.
     `registry`: host and port of one that speaks plain HTTP, in the place of every registry that an image is pulled from.
 
     A kind of runtime says what is abstract here. A container's processes, and with them its cgroup, are asked of the
@@ -62,6 +63,7 @@ class RealRuntime(abc.ABC):
         routes: Sequence[str] = (),
         path: Sequence[Path] = (),
         has_nri: bool = False,
+        nri_timeout_s: int = 2,
         has_host_ports: bool = False,
         registry: str = "",
     ) -> None:
@@ -82,6 +84,7 @@ class RealRuntime(abc.ABC):
         self.routes = routes
         self.path = path
         self.has_nri = has_nri
+        self.nri_timeout_s = nri_timeout_s
         self.has_host_ports = has_host_ports
         self.registry = registry
         self.number = -1

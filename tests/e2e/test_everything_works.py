@@ -13,7 +13,7 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.relay.interception import INTERCEPTED as INTERCEPTED_METHODS
 from tests.cri_client import IMAGE, CriClient, container_config, create_request
-from tests.e2e.node import GIB, Node, Running, until
+from tests.e2e.node import GIB, Node, Running, needs_api, until
 from tests.e2e.streaming import frames, output, upgrade
 
 pytestmark = pytest.mark.containerd
@@ -35,10 +35,7 @@ SAYING = ("sh", "-c", "while :; do echo said; usleep 50000; done")
 async def node_of_api(node: Node, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     """The node, spoken to in one of the versions of CRI."""
     async with CriClient(node.agent.socket, request.param) as client:
-        try:
-            await client.call("Version", cri.VersionRequest())
-        except Exception:
-            pytest.skip(f"this containerd does not speak {request.param}")
+        await needs_api(client)
         node.kubelet = client
         yield node
 

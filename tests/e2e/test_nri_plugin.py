@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -17,9 +18,12 @@ from typing import Any
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api import runtime_v1_pb2 as cri
+from cri_api.control import ControlError
 from cri_proxy.control import DaemonAbsent
 from cri_proxy.nri.dispatch import mask_of
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
+from cri_proxy.nri.subscription import MASK_CLASSIC, subscription
 from tests.agent import ROOT, Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient
 from tests.e2e.node import (
@@ -95,7 +99,9 @@ async def test_status_says_how_it_is_connected(node: Node) -> None:
     assert status["sockets"] == []
     assert status["exits"] == "the runtime's NRI events"
     found = status["nri"]
-    assert (found["plugin"], found["moves_by"], found["subscription"]) == ("10-cri-resmgr", "cri", "0x07df")
+    # NRI says its version from 0.12 on, as containerd 2.2: from 0.12.1 on it takes updates at any time.
+    by, events = ("nri", "0x1fdf") if found["nri_version"] else ("cri", "0x07df")
+    assert (found["plugin"], found["moves_by"], found["subscription"]) == ("10-cri-resmgr", by, events)
     assert found["runtime"].startswith("containerd ")
     assert status["degraded"] == {}
     assert (await node.agent.cli("status"))[0] == 0
@@ -312,36 +318,100 @@ async def owner(node: Node) -> int:
     """The process that owns the node and can be asked; 0 = none yet."""
     try:
         await node.ask("status")
-    except DaemonAbsent:
+    except (ControlError, DaemonAbsent):  # there is none, or it has just ended
         return 0
     return int(json.loads(node.agent.control.with_name("owner.lock").read_text())["pid"])
 
 
-async def test_a_runtime_may_launch_it_and_again_after_a_restart_of_its_own(stopped_node: Node) -> None:
-    node = stopped_node
-    log = node.agent.folder / "log"
-    folders = [node.runtime.nri_plugins, node.runtime.nri_config]
-    for folder in folders:
+@pytest.fixture
+def patient_runtime(make_runtime: MakeRuntime, tmp_path: Path) -> Iterator[RealRuntime]:
+    """One that waits for an answer longer than a plugin takes to be loaded here."""
+    with make_runtime(tmp_path / "c", cpus=CPUS, has_nri=True, nri_timeout_s=20) as running:
+        yield running
+
+
+async def crash(node: Node, pid: int) -> None:
+    """Kill a launched plugin: containerd goes on without it, and does not launch it again."""
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: owner(node), lambda pid: pid == 0)
+    for number in range(2):
+        assert await node.cpus(await node.run(f"unplaced-{number}", **SMALL)) == "0-1"
+    assert await owner(node) == 0
+
+
+async def test_a_runtime_may_launch_it_and_again_after_a_restart_and_the_first_create_is_placed(
+    patient_runtime: RealRuntime,
+) -> None:
+    runtime = patient_runtime
+    agent = Agent(runtime.socket, TWO_NODES, REAL_CGROUPS)
+    agent.write_config({"nri": {"plugin": {"socket": str(runtime.nri_socket)}}})
+    for folder in (runtime.nri_plugins, runtime.nri_config):
         folder.mkdir(exist_ok=True)
-    program, config = folders[0] / "10-cri-resmgr", folders[1] / "10-cri-resmgr.conf"
-    command = f"{sys.executable} -m cri_proxy nri run --config {node.agent.config_file}"
-    program.write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {command} 2>>{log}\n")
+    program, config = runtime.nri_plugins / "10-cri-resmgr", runtime.nri_config / "10-cri-resmgr.conf"
+    command = f"{sys.executable} -m cri_proxy nri run --config {agent.config_file}"
+    program.write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {command} 2>>{agent.folder}/log\n")
     program.chmod(0o755)
     config.write_text("placement:\n  unlimited: ccx\n")
     try:
-        for _ in range(2):  # the second takes the place of the first, which still waits for its runtime
-            before = await owner(node)
-            node.runtime.kill()
-            await asyncio.to_thread(node.runtime.start)  # it is registered then, and still being loaded
-            await until(lambda: owner(node), lambda pid, before=before: pid not in (0, before))
-            found = await until_connected(node)
-            assert found["launched_by_runtime"] is True
-            # What the runtime's configuration of the plugin says counts.
-            rows = {row["key"]: row for row in await node.ask("config")}
-            assert rows["placement.unlimited"]["value"] == "ccx"
-            assert await node.cpus(await node.run("p", **SMALL)) in ("0", "1")
+        async with CriClient(str(runtime.socket)) as kubelet:
+            node = Node(runtime, agent, kubelet, kubelet)
+            # Of a pod that is there before, no other event comes first.
+            pod = await node.pod("p")
+            # The second takes the place of the first, which still waits for its runtime.
+            for launch in ("first", "second", "after-a-crash"):
+                before = await owner(node)
+                if launch == "after-a-crash":
+                    await crash(node, before)
+                runtime.kill()
+                await asyncio.to_thread(runtime.start)
+                made = await node.run(pod, launch, **SMALL)
+                assert await node.cpus(made) in ("0", "1")
+                await until(lambda: owner(node), lambda pid, before=before: pid not in (0, before))
+                found = await until_connected(node)
+                assert found["launched_by_runtime"] is True
+                # What the runtime's configuration of the plugin says counts.
+                rows = {row["key"]: row for row in await node.ask("config")}
+                assert rows["placement.unlimited"]["value"] == "ccx"
     finally:
-        program.unlink()
-        config.unlink()
-        node.runtime.kill()
-        await asyncio.to_thread(node.runtime.start)
+        await agent.close()
+
+
+REQUIRED = """\
+[plugins."io.containerd.nri.v1.nri".default_validator]
+  enable = true
+  required_plugins = ["cri-resmgr"]
+"""
+
+
+@pytest.fixture
+def strict_runtime(make_runtime: MakeRuntime, tmp_path: Path) -> Iterator[RealRuntime]:
+    """One that creates nothing without our plugin."""
+    with make_runtime(tmp_path / "c", cpus=CPUS, has_nri=True, more_config=REQUIRED) as running:
+        yield running
+
+
+async def test_a_runtime_that_requires_the_plugin_creates_nothing_without_it(
+    strict_runtime: RealRuntime,
+) -> None:
+    """As docs/nri.md says for where a container must not start unplaced."""
+    runtime = strict_runtime
+    async with CriClient(str(runtime.socket)) as kubelet:
+        version = await kubelet.call("Version", cri.VersionRequest())
+        if not subscription(version.runtime_name, version.runtime_version, "") & ~MASK_CLASSIC:
+            pytest.skip(f"{version.runtime_name} {version.runtime_version} has no validators.")
+        config = {**REAL_CGROUPS, "nri": {"plugin": {"socket": str(runtime.nri_socket)}}}
+        agent = Agent(runtime.socket, TWO_NODES, config)
+        try:
+            node = Node(runtime, agent, kubelet, kubelet)
+            pod = await node.pod("p")
+            await start(node)
+            assert await node.cpus(await node.run(pod, "with", **SMALL)) in ("0", "1")
+            await agent.kill()
+            # The runtime finds it gone with its next event; a create that is this event has counted it among those asked.
+            other = await node.pod("q")
+            _, details = await problem_of(kubelet.create(other, "without", **SMALL))
+            assert 'required plugin "cri-resmgr" not present' in details
+            await start(node)
+            assert await node.cpus(await node.run(pod, "again", **SMALL)) in ("0", "1")
+        finally:
+            await agent.close()

@@ -1,4 +1,4 @@
-"""CRI v1alpha2, as kubelets before 1.26 speak it, on containerd 1.6: creates, resizes, restarts, adoption, events."""
+"""CRI v1alpha2, as kubelets before 1.26 speak it, on containerd 1.x: creates, resizes, restarts, adoption, events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from cri_api import runtime_v1_pb2 as cri
 from tests.cri_client import CPU_PERIOD_US, CriClient
-from tests.e2e.node import Node, problem_of, until
+from tests.e2e.node import Node, needs_api, problem_of, until
 
 pytestmark = pytest.mark.containerd
 
@@ -21,6 +21,7 @@ async def old_node(stopped_node: Node) -> AsyncIterator[Node]:
     """A node whose daemon is configured, not started, and whose kubelet speaks v1alpha2."""
     node = stopped_node
     async with CriClient(str(node.runtime.socket), API) as direct:
+        await needs_api(direct)
         version = await direct.call("Version", cri.VersionRequest())
     assert version.runtime_api_version == "v1alpha2"
     node.agent.write_config({"constants": {"reconcile_poll_s": 0.1, "reconcile_interval_s": 0.2}})

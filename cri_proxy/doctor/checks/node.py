@@ -125,8 +125,8 @@ def check_others(facts: Facts) -> Iterator[Finding]:
         sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes are modified externally"
         yield warning("writer", sentence, "run one of them; here: cri-resmgr mode off")
     for name in system.nri_plugins:
-        if facts.front_end == "nri-plugin" and name.endswith("-cri-resmgr"):
-            continue  # that is us
+        if name.endswith("-cri-resmgr") and (facts.status is None or facts.front_end == "nri-plugin"):
+            continue  # that is us: check_launch
         found = True
         sentence = f"the runtime starts the NRI plugin {name}: it may write cpusets, too"
         yield warning("nri-plugin", sentence, f"see what it does; rm {name}, restart the runtime")
@@ -145,6 +145,21 @@ def check_others(facts: Facts) -> Iterator[Finding]:
     if system.uid != 0:
         sentence = "the doctor does not run as root: some of this it could not see"
         yield warning("root", sentence, "sudo cri-resmgr doctor")
+
+
+def check_launch(facts: Facts) -> Iterator[Finding]:
+    """Does the runtime launch the daemon, and is it there? No runtime launches a plugin again that has ended."""
+    ours = [
+        name for name in (facts.system.nri_plugins if facts.system else ()) if name.endswith("-cri-resmgr")
+    ]
+    if ours and facts.status is None:
+        sentence = (
+            f"the runtime launches {ours[0]}, and no daemon answers: one that has ended is not launched again"
+        )
+        yield problem("launch", sentence, "journalctl -t cri-resmgr; restart the runtime, which launches it")
+    elif ((facts.status or {}).get("nri") or {}).get("launched_by_runtime"):
+        sentence = "the runtime has launched the daemon, and does not launch it again if it ends"
+        yield note("launch", sentence, f"{NRI_SERVICE} in place of the link: systemd starts that one again")
 
 
 # ---------------------------------------------------------------------- systemd

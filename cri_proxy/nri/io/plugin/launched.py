@@ -2,9 +2,10 @@
 
 The runtime waits 5 s from the launch for RegisterPlugin, then 2 s for the answer to each request, and kills what is
 late (NRI, pkg/adaptation/plugin.go); on a busy node the daemon takes as long to be loaded. So the launcher
-registers at once, and a thread goes on until the daemon takes the connection over: it answers Configure, keeps the
-requests of Synchronize, and lets an event wait for the daemon as long as it may; after that it sends an empty answer:
-the container starts unplaced, and is adopted. Standard library only.
+registers at once, and a thread goes on until the daemon takes the connection over: it keeps the requests of Configure
+and Synchronize and lets each, and each event, wait for the daemon as long as it may: until Synchronize is answered, the
+runtime serves no client and sends no event. What waits too long gets an empty answer: the container starts unplaced, and
+is placed later. Standard library only.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class PendingEvent(NamedTuple):
     empty_s: float
 
 
+class HeldReply(NamedTuple):
+    """The answer to Configure or Synchronize, sent once the daemon has taken over, or at ``until_s``."""
+
+    stream: int
+    payload: bytes
+    until_s: float
+
+
 class Taken(NamedTuple):
     """A connection, and its requests.
 
@@ -92,6 +101,7 @@ class Launched:
         self._told: list[bytes] = []
         self._told_s = 0.0
         self._waiting: list[PendingEvent] = []
+        self._held: Optional[HeldReply] = None
         self._event_s = EVENT_S
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._speak, name="launched", daemon=True)
@@ -116,6 +126,9 @@ class Launched:
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._held is not None:
+            with contextlib.suppress(OSError):  # it has gone, which the daemon sees as well
+                self._reply(self._held.stream, self._held.payload)
         told, waiting = tuple(self._told), tuple(self._waiting)
         return Taken(self._socket, self._begun, self._configure, told, self._told_s, waiting)
 
@@ -143,7 +156,7 @@ class Launched:
             "warning",
             f"the runtime that launched {self._title}: {reason}; once loaded, it connects to its socket",
         )
-        self._configure, self._told, self._waiting = None, [], []
+        self._configure, self._told, self._waiting, self._held = None, [], [], None
         with contextlib.suppress(OSError):  # it has gone
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -161,20 +174,33 @@ class Launched:
         method, payload = call.get(2, b"").decode(), call.get(3, b"")
         if method == "Configure":
             self._configure = payload
-            self._reply(message.stream, self._configured(read_configure(payload)))
+            told = read_configure(payload)
+            reply = self._configured(told)
+            # Before NRI 0.7, which tells no timeouts, the host itself may fail to start if this one is missed.
+            if told.request_timeout_s:
+                self._hold(message.stream, reply, call)
+            else:
+                self._reply(message.stream, reply)
         elif method == "Synchronize":
             self._told.append(payload)
             self._told_s = self._clock()
-            more = b"\x10\x01" if _number(_read(payload), 3) else b""
-            self._reply(message.stream, more)
+            if _number(_read(payload), 3):
+                self._reply(message.stream, b"\x10\x01")  # SynchronizeResponse.more
+            else:
+                self._hold(message.stream, b"", call)
         elif method == "Shutdown":
             self._reply(message.stream, b"")
         else:
-            allowed_s = _number(call, 4) / 1e9 or self._event_s
-            now_s = self._clock()
+            allowed_s, now_s = self._allowed_s(call), self._clock()
             self._waiting.append(
                 PendingEvent(message.stream, method, payload, now_s + allowed_s, now_s + PATIENCE * allowed_s)
             )
+
+    def _allowed_s(self, call: Fields) -> float:
+        return _number(call, 4) / 1e9 or self._event_s
+
+    def _hold(self, stream: int, reply: bytes, call: Fields) -> None:
+        self._held = HeldReply(stream, reply, self._clock() + PATIENCE * self._allowed_s(call))
 
     def _configured(self, told: Configure) -> bytes:
         self._event_s = told.request_timeout_s or EVENT_S
@@ -183,6 +209,9 @@ class Launched:
 
     def _answer_what_is_late(self) -> None:
         now_s = self._clock()
+        if self._held is not None and self._held.until_s <= now_s:
+            held, self._held = self._held, None
+            self._reply(held.stream, held.payload)
         for event in [event for event in self._waiting if event.empty_s <= now_s]:
             self._waiting.remove(event)
             say("warning", f"{event.method} was answered with nothing: {self._title} is not loaded yet")

@@ -129,6 +129,8 @@ async def clock() -> Clock:
 async def launched(host: ScriptedHost, clock: Clock) -> AsyncIterator[Launched]:
     made = Launched(await host.launch(), "mine", "42", clock)
     made.start()
+    await is_held(made)
+    clock.now_s += HANG_S
     await host.ready()
     yield made
     (await asyncio.to_thread(made.stop)).connection.close()
@@ -140,6 +142,11 @@ def ask(host: ScriptedHost, method: str, timeout_s: float = HANG_S) -> asyncio.T
     pod = make_pod("p")
     request = nri.CreateContainerRequest(pod=pod, container=make_container(pod)).SerializeToString()
     return asyncio.ensure_future(host.connection.call(method, request, timeout_s))
+
+
+async def is_held(launched: Launched) -> None:
+    while launched._held is None:
+        await asyncio.sleep(0.001)
 
 
 async def is_there(launched: Launched) -> None:
@@ -166,6 +173,57 @@ async def test_an_event_waits_for_the_daemon_and_is_answered_with_nothing_before
         said[0]
         == "cri-resmgr: [warning] CreateContainer was answered with nothing: 42-mine is not loaded yet"
     )
+
+
+@pytest.fixture
+async def starting(host: ScriptedHost, clock: Clock) -> AsyncIterator[Launched]:
+    """One whose host tells how long it waits: 2 s."""
+    host.configure.request_timeout = 2000
+    made = Launched(await host.launch(), "mine", "42", clock)
+    made.start()
+    await is_held(made)
+    yield made
+    (await asyncio.to_thread(made.stop)).connection.close()
+
+
+async def test_a_host_that_starts_waits_for_the_daemon_twice_as_long_as_it_may(
+    host: ScriptedHost, starting: Launched, clock: Clock
+) -> None:
+    """Until it is answered, a runtime serves no client: the first create finds a daemon that has been loaded."""
+    clock.now_s += 1.4
+    assert await asyncio.wait_for(ask(host, "Shutdown"), HANG_S) == b""
+    assert host.masks == []
+    clock.now_s += 0.2
+    while not host.masks or starting._held is None:
+        await asyncio.sleep(0.001)
+    clock.now_s += 1.4
+    assert await asyncio.wait_for(ask(host, "Shutdown"), HANG_S) == b""
+    assert host.replies == []
+    clock.now_s += 0.2
+    await host.ready()
+    assert (host.masks, [reply.more for reply in host.replies]) == ([WANTED], [False])
+
+
+@pytest.mark.parametrize("synchronized", [False, True])
+async def test_a_host_that_starts_is_answered_once_the_daemon_is_there(
+    host: ScriptedHost, starting: Launched, clock: Clock, synchronized: bool
+) -> None:
+    if synchronized:
+        clock.now_s += 1.6
+        while not host.masks or starting._held is None:
+            await asyncio.sleep(0.001)
+    taken = await asyncio.to_thread(starting.stop)
+    while not (host.replies if synchronized else host.masks):
+        await asyncio.sleep(0.001)
+    assert host.masks == [WANTED]
+    assert (taken.configure, len(taken.told)) == (host.configure.SerializeToString(), int(synchronized))
+
+
+async def test_a_host_before_nri_0_7_is_configured_at_once(
+    host: ScriptedHost, launched: Launched, clock: Clock
+) -> None:
+    """It tells no timeouts, and may not start if a plugin that it launches is not configured in time."""
+    assert (host.masks, host.configure.request_timeout) == ([WANTED], 0)
 
 
 async def test_what_waits_and_what_was_told_are_handed_over(
