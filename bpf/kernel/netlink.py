@@ -24,7 +24,8 @@ _SOCK_DIAG_BY_FAMILY = 20
 _RTM_GETADDR = 22
 _IFADDRMSG_LENGTH = 8
 _IFA_ADDRESSES = (1, 2)  # of the interface (or of its peer), local
-_NLM_F_REQUEST_DUMP = 0x1 | 0x300
+_NLM_F_REQUEST = 0x1
+_NLM_F_REQUEST_DUMP = _NLM_F_REQUEST | 0x300
 _NLMSG_ERROR = 2
 _NLMSG_DONE = 3
 #: Groups of sock_diag that tell of every TCP socket that ends: IPv4, IPv6.
@@ -58,8 +59,9 @@ _TCP_INFO_SEGMENTS = struct.Struct("=II")
 _TCP_INFO_SEGMENTS_AT = 152
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")
 _UNIX_MESSAGE = struct.Struct("=4xI8x")
-_UNIX_SHOW_PEER = 4
-_UNIX_DIAG_PEER = 2
+_UNIX_SHOW_NAME, _UNIX_SHOW_PEER = 1, 4
+_UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
+_ANY_COOKIE = 0xFFFFFFFF
 _V4_IN_V6 = bytes(10) + b"\xff\xff"
 _BUFFER_BYTES = 1 << 16
 
@@ -98,10 +100,14 @@ class InetSocket(NamedTuple):
 
 
 class UnixSocket(NamedTuple):
-    """A unix socket. ``peer``: the inode of the socket it is connected to, 0 = none."""
+    """A unix socket. ``peer``: the inode of the socket it is connected to, 0 = none, or not accepted yet.
+
+    ``name``: the path that it, or what accepted it, was bound to; after NUL an abstract one; b"" = none, or not asked for.
+    """
 
     inode: int
     peer: int
+    name: bytes = b""
 
 
 class NetlinkError(OSError):
@@ -126,6 +132,21 @@ class SockDiag:
         request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _UNIX_SHOW_PEER, 0, 0)
         for start, end in self._questions.ask(_SOCK_DIAG_BY_FAMILY, request):
             yield parse_unix(self._questions.buffer, start, end)
+
+    def unix_of(self, inode: int) -> Optional[UnixSocket]:
+        """One unix socket, with its name; None: none of this namespace has that inode, or the kernel tells of none.
+
+        A list that is read while other sockets come and go may lack one that was there all the time; this does not.
+        """
+        show = _UNIX_SHOW_NAME | _UNIX_SHOW_PEER
+        request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, show, _ANY_COOKIE, _ANY_COOKIE)
+        try:
+            start, end = self._questions.ask_one(_SOCK_DIAG_BY_FAMILY, request)
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None
+        return parse_unix(self._questions.buffer, start, end)
 
     def close(self) -> None:
         self._questions.close()
@@ -221,11 +242,13 @@ def parse_inet(buffer: bytearray | bytes, start: int, end: int) -> InetSocket:
 def parse_unix(buffer: bytearray | bytes, start: int, end: int) -> UnixSocket:
     """A unix_diag_msg with its attributes."""
     (inode,) = _UNIX_MESSAGE.unpack_from(buffer, start)
-    peer = 0
-    for attribute, value_start, _ in attributes(buffer, start + _UNIX_MESSAGE.size, end):
+    peer, name = 0, b""
+    for attribute, value_start, value_end in attributes(buffer, start + _UNIX_MESSAGE.size, end):
         if attribute == _UNIX_DIAG_PEER:
             (peer,) = _INODE.unpack_from(buffer, value_start)
-    return UnixSocket(inode, peer)
+        elif attribute == _UNIX_DIAG_NAME:
+            name = bytes(buffer[value_start:value_end])
+    return UnixSocket(inode, peer, name if name.startswith(b"\0") else name.rstrip(b"\0"))
 
 
 def messages(buffer: bytearray | bytes, size: int) -> Iterator[tuple[int, int, int]]:
@@ -274,14 +297,26 @@ class Questions:
 
     def ask(self, kind: int, request: bytes) -> Iterator[tuple[int, int]]:
         """Where each answer starts and ends in ``buffer``; it is to be read before the next one is taken."""
+        self._send(kind, request, _NLM_F_REQUEST_DUMP)
+        yield from self._answers()
+
+    def ask_one(self, kind: int, request: bytes) -> tuple[int, int]:
+        """The same for the one answer to a question that is not for a list.
+
+        :raises NetlinkError: there is none.
+        """
+        self._send(kind, request, _NLM_F_REQUEST)
+        found = next(self._answers())
+        self._is_answering = False
+        return found
+
+    def _send(self, kind: int, request: bytes, flags: int) -> None:
         if self._is_answering:
             # The last iteration was given up. The kernel takes no other request until its answer is read.
             for _ in self._answers():
                 pass
-        header = _HEADER.pack(_HEADER.size + len(request), kind, _NLM_F_REQUEST_DUMP, 0, 0)
-        self._socket.send(header + request)
+        self._socket.send(_HEADER.pack(_HEADER.size + len(request), kind, flags, 0, 0) + request)
         self._is_answering = True
-        yield from self._answers()
 
     def _answers(self) -> Iterator[tuple[int, int]]:
         while self._is_answering:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -98,14 +100,10 @@ def _started_at(proc: Path, folder: Path) -> float:
     return time.time() - uptime_s + ticks / _TICKS_PER_S
 
 
-#: How often the kernel's list of sockets is read before a connection that it lacks is taken not to be there.
-LOOKS = 3
-
-
 def is_connected(pid: int, endpoint: str) -> Optional[bool]:
     """Whether a process holds a connection to a unix socket; of other endpoints that is taken for granted.
 
-    None: the kernel does not tell.
+    A connection that was not accepted yet is none. None: the kernel does not tell.
     """
     if "://" in endpoint and not endpoint.startswith("unix:"):
         return True
@@ -113,8 +111,7 @@ def is_connected(pid: int, endpoint: str) -> Optional[bool]:
     path = socket_of(endpoint)
     names = {path, os.path.realpath(path)}
     try:
-        # A list that is read while sockets come and go may lack one that was there all the time.
-        return any(names & _connections(pid) for _ in range(LOOKS))
+        return bool(names & _connections(pid))
     except (OSError, ImportError):
         return None
 
@@ -127,19 +124,17 @@ def _connections(pid: int) -> set[str]:
     from bpf.kernel.netlink import SockDiag
     from bpf.kernel.procfs import socket_inodes
 
-    served: dict[int, str] = {}
-    for line in (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
-        fields = line.split(None, 7)
-        if len(fields) == 8:
-            served[int(fields[6])] = socket_of(fields[7])
     # The same right as for its descriptors, which the daemon's unit has not; those would seem to be no sockets.
     os.readlink(_PROC / str(pid) / "exe")
-    mine = set(socket_inodes(str(_PROC), pid))
     diag = SockDiag()
     try:
-        return {
-            served[listed.peer] for listed in diag.unix() if listed.inode in mine and listed.peer in served
-        }
+        with socket.socket(socket.AF_UNIX) as ours:
+            if diag.unix_of(os.fstat(ours.fileno()).st_ino) is None:
+                raise OSError(errno.EOPNOTSUPP, "the kernel tells of no unix socket")
+        held = [diag.unix_of(inode) for inode in socket_inodes(str(_PROC), pid)]
+        ends = [diag.unix_of(each.peer) for each in held if each is not None and each.peer]
+        names = [each.name.replace(b"\0", b"@", 1) for each in ends if each is not None and each.name]
+        return {socket_of(os.fsdecode(name)) for name in names}
     finally:
         diag.close()
 

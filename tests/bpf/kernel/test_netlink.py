@@ -106,7 +106,7 @@ def test_an_inet_message_becomes_a_socket(name: str) -> None:
 def test_a_unix_message_becomes_a_socket_with_its_peer() -> None:
     message = struct.pack("=BBBBIQ", socket.AF_UNIX, socket.SOCK_STREAM, 1, 0, 55, 9)
     message += attribute(0, b"\0name") + attribute(2, struct.pack("=I", 56))
-    assert parse_unix(message, 0, len(message)) == (55, 56)
+    assert parse_unix(message, 0, len(message)) == (55, 56, b"\0name")
 
 
 def test_a_datagram_is_cut_into_messages_at_four_bytes() -> None:
@@ -213,6 +213,25 @@ def test_a_list_that_was_given_up_does_not_disturb_the_next(diag: SockDiag) -> N
         assert listed[os.fstat(a.fileno()).st_ino] == os.fstat(b.fileno()).st_ino
         a.close()
         b.close()
+
+
+def test_one_unix_socket_is_told_with_its_name_also_after_a_list_that_was_given_up(
+    diag: SockDiag, folder: Path
+) -> None:
+    path = f"{folder}/s"
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(path)
+        server.listen()
+        client.connect(path)
+        with server.accept()[0] as accepted:
+            of_client, of_accepted, of_server = (
+                os.fstat(each.fileno()).st_ino for each in (client, accepted, server)
+            )
+            next(iter(diag.unix()))
+            assert diag.unix_of(of_client) == (of_client, of_accepted, b"")
+            assert diag.unix_of(of_accepted) == (of_accepted, of_client, path.encode())
+            assert diag.unix_of(of_server) == (of_server, 0, path.encode())
+    assert diag.unix_of(of_client) is None
 
 
 def test_a_family_that_the_kernel_cannot_list_is_refused_with_a_reason(diag: SockDiag) -> None:
