@@ -479,9 +479,10 @@ class Node_(RuleBasedStateMachine):
         self._send(updates)
         resources = grant.container.resources
         most = sized.milli_set if resources.milli_limit is None else resources.milli_limit
-        assert len(grant.cpus) * 1000 >= min(
-            resources.milli_request, most, len(self.engine.node.shared) * 1000
-        )
+        within = self.engine.node.shared
+        if grant.constraint.cpus is not None:
+            within &= grant.constraint.cpus
+        assert len(grant.cpus) * 1000 >= min(resources.milli_request, most, len(within) * 1000)
         assert grant.container.milli_size == milli
 
     # ------------------------------------------------------------------ the node
