@@ -6,9 +6,9 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 from cri_proxy.affinity.effect.events import TYPE_SOFTWARE, Event, EventSet
 from cri_proxy.affinity.effect.io.counting import open_group
@@ -85,6 +85,16 @@ def busy_in(cgroup: Path, cpu: int, pages: int = 0) -> Iterator[subprocess.Popen
         process.stdout.close()
 
 
-def worked_ns(process: subprocess.Popen[bytes]) -> int:
-    """CPU time that a process has had."""
-    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
+@contextlib.contextmanager
+def worked_in(cgroup: Path, cpus: Iterable[int]) -> Iterator[Callable[[], float]]:
+    """Tells the CPU time of a cgroup on these CPUs, nanoseconds, as the kernel's counters have it.
+
+    Files of /proc are behind them by up to a tick of the scheduler.
+    """
+    directory = os.open(cgroup, os.O_RDONLY)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, directory)
+        groups = [open_group([CPU_TIME], cpu, directory) for cpu in cpus]
+        for group in groups:
+            stack.callback(group.close)
+        yield lambda: sum(group.read()[0] for group in groups)

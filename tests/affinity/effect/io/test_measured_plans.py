@@ -25,7 +25,7 @@ from cri_proxy.affinity.effect.io.counting import Countable
 from cri_proxy.affinity.effect.io.effect_meter import EffectMeter
 from cri_proxy.affinity.report import affinity_text, status_lines
 from policies.machine.topology import Cpu, Topology, TopologyData
-from tests.affinity.effect.io.counted_cgroup import SOFTWARE, busy_in, cgroup_in, counted_root, worked_ns
+from tests.affinity.effect.io.counted_cgroup import SOFTWARE, busy_in, cgroup_in, counted_root, worked_in
 from tests.affinity.io.affinity_node import Node, apart, config_of
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime
@@ -53,6 +53,7 @@ class CountedNode:
     ) -> None:
         self.runtime, self.client, self.folder, self.stack = runtime, client, folder, stack
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.worked: dict[str, Callable[[], float]] = {}
         self.is_turned = False
         self.turned = False
         self.countable = Countable(SOFTWARE)
@@ -75,6 +76,7 @@ class CountedNode:
         for name in ("web", "db"):
             await node.create(self.client, name, 0.4)
             made = self.stack.enter_context(cgroup_in(cgroup, node.ids[name]))
+            self.worked[name] = self.stack.enter_context(worked_in(made, CPUS))
             [cpu] = node.leaf(name)
             self.processes[name] = self.stack.enter_context(busy_in(made, cpu, pages))
         assert not node.together("web", "db")
@@ -98,9 +100,9 @@ class CountedNode:
                 os.sched_setaffinity(process.pid, self.node.leaf(name))
                 if self.turned:
                     process.send_signal(signal.SIGUSR1)
-        for process in self.processes.values():
-            enough = worked_ns(process) + WINDOW_NS
-            while worked_ns(process) < enough:
+        for worked in self.worked.values():
+            enough = worked() + WINDOW_NS
+            while worked() < enough:
                 await asyncio.sleep(0.005)
 
 
@@ -214,7 +216,7 @@ async def test_a_container_that_is_gone_after_the_plan_is_not_compared(counted) 
 
     async def stopped(seconds: float) -> None:
         if node.together("web", "db"):
-            counted.processes.clear()
+            counted.worked.clear()
             node.services.reconciler.cgroup_of = lambda key: None  # type: ignore[method-assign]
         await wait(seconds)
 
