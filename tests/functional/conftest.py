@@ -27,6 +27,9 @@ CREATE = "/runtime.v1.RuntimeService/CreateContainer"
 UPDATE = "/runtime.v1.RuntimeService/UpdateContainerResources"
 VERSION = "/runtime.v1.RuntimeService/Version"
 
+#: How the daemon's own calls introduce themselves.
+OURS = "grpc-python-cri-resmgr/"
+
 StartAgent = Callable[..., Awaitable[Agent]]
 
 

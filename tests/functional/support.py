@@ -90,6 +90,18 @@ async def compared(agent: Agent) -> Any:
     return await until(agent, lambda status: status["mode"] != "enforce" or not status["updates_waiting"])
 
 
+@contextlib.contextmanager
+def unlisted(runtime: FakeRuntime) -> Iterator[None]:
+    """Meanwhile the runtime does not list its containers: what is in doubt stays so, although the daemon looks by itself."""
+    listing = asyncio.Event()
+    script = runtime.script("ListContainers", hold=listing)
+    try:
+        yield
+    finally:
+        runtime.scripts.remove(script)
+        listing.set()
+
+
 def updates(runtime: FakeRuntime) -> int:
     """How many UpdateContainerResources calls the runtime has seen."""
     return len(runtime.calls_of(UPDATE))
