@@ -206,15 +206,18 @@ class EventStream:
 
 
 class CriClient:
-    """Use as `async with CriClient(socket) as client`; `api` chooses the services' package."""
+    """Use as `async with CriClient(socket) as client`; `api` chooses the services' package, `options` are its channel's."""
 
-    def __init__(self, socket: str, api: str = "runtime.v1") -> None:
+    def __init__(
+        self, socket: str, api: str = "runtime.v1", options: tuple[tuple[str, Any], ...] = ()
+    ) -> None:
         self.socket = socket
         self.api = api
+        self._options = (*CHANNEL_OPTIONS, *options)
         self._channel: Any = None
 
     async def __aenter__(self) -> CriClient:
-        self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=self._options)
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
