@@ -19,6 +19,8 @@ from tests.machines import HYGON_7285_2S, MONOLITHIC_2S, ONE_CPU, machine, write
 GPU, DISK, UNTOLD, LISTED = "0000:41:00.0", "0000:61:00.0", "0000:71:00.0", "0000:81:00.0"
 NULL = "/dev/null"
 NUMBER = os.stat(NULL).st_rdev
+#: A create waits half a second for its hints and goes on without them; a busy machine takes longer.
+HANG_S = 60.0
 
 
 class Tree:
@@ -54,7 +56,7 @@ class Tree:
             file.write(f"36 35 {number} / {point} rw,noatime shared:1 - {kind} {source} rw\n")
 
     def devices(self) -> Devices:
-        return Devices(self.sys, self.proc)
+        return Devices(self.sys, self.proc, HANG_S)
 
     def nodes(self, kind: str, path: str) -> set[int]:
         return set(self.devices().look_up([(kind, path)], self.topology)[kind, path])
@@ -225,7 +227,7 @@ async def test_what_was_found_is_remembered_until_the_machine_changes(tree: Tree
 
 @pytest.mark.parametrize("sysfs", [True, False])
 async def test_what_the_topology_tells_of_an_address_needs_no_files(tree: Tree, sysfs: bool) -> None:
-    devices = Devices(tree.sys / "nowhere" if sysfs else None, tree.proc)
+    devices = Devices(tree.sys / "nowhere" if sysfs else None, tree.proc, HANG_S)
     told = Topology(replace(tree.topology.data, devices={GPU: 6}))
     [hint] = await devices.hints((("devices", GPU), ("devices", NULL)), told)
     assert hint == Hint("devices", GPU, frozenset([6]))
@@ -273,14 +275,14 @@ async def near(devices: Devices, tree: Tree, path: str) -> set[int]:
 
 async def test_a_new_path_on_a_mount_that_is_known_takes_no_thread(tree: Tree) -> None:
     partition(tree)
-    devices = Counting(tree.sys, tree.proc)
+    devices = Counting(tree.sys, tree.proc, HANG_S)
     assert [await near(devices, tree, f"/data/{number}") for number in range(5)] == [{5}] * 5
     assert devices.looked_up == 1
 
 
 async def test_mounts_that_have_changed_are_looked_at_anew_and_no_others(tree: Tree) -> None:
     partition(tree)
-    devices = Counting(tree.sys, tree.proc)
+    devices = Counting(tree.sys, tree.proc, HANG_S)
     assert await near(devices, tree, "/data/a") == {5}
     tree.mount("/else", "0:99", source="tmpfs")
     (tree.pci(DISK) / "numa_node").write_text("4")  # which is not looked at again: the mount is there
@@ -294,7 +296,7 @@ async def test_mounts_that_have_changed_are_looked_at_anew_and_no_others(tree: T
 
 async def test_of_another_machine_nothing_is_known(tree: Tree) -> None:
     partition(tree)
-    devices = Counting(tree.sys, tree.proc)
+    devices = Counting(tree.sys, tree.proc, HANG_S)
     assert await near(devices, tree, "/data/a") == {5}
     (tree.pci(DISK) / "numa_node").write_text("4")
     tree.topology = Topology(tree.topology.data)
