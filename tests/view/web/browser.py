@@ -28,6 +28,8 @@ FLAGS = (
     "--force-color-profile=srgb",
     "--hide-scrollbars",
 )
+#: Interfaces of other tests come and go while a page is loaded.
+WITHOUT_NETLINK = Path(__file__).with_name("without_netlink.py")
 MODULE = "cri_proxy.view.web.io"
 BY_HAND: tuple[str, ...] = (sys.executable, "-m", MODULE)
 
@@ -122,7 +124,11 @@ class Browser:
         from selenium.webdriver.chrome.service import Service
 
         options = webdriver.ChromeOptions()
-        options.binary_location = CHROMIUM or ""
+        folder.mkdir(exist_ok=True)
+        chromium = folder / "chromium"
+        chromium.write_text(f'#!/bin/sh\nexec {sys.executable} {WITHOUT_NETLINK} {CHROMIUM} "$@"\n')
+        chromium.chmod(0o755)
+        options.binary_location = str(chromium)
         for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{height}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
