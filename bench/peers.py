@@ -254,8 +254,8 @@ def ratio_rows(found: Mapping[str, Mapping[str, Turns]]) -> Iterator[tuple[str, 
             added = of_each(added_s(by_way, one), added_s(by_way, other))
             cpu = of_each(by_way[one].cpu_s, by_way[other].cpu_s)
             own_99_s, other_99_s = added_99_s(by_way, one), added_99_s(by_way, other)
-            p99 = f"{own_99_s / other_99_s:.2f}" if min(own_99_s, other_99_s) > 0 else "none"
-            yield (kind, f"{one} / {other}", f"{added:.2f}", p99, f"{cpu:.2f}")
+            p99 = f"{own_99_s / other_99_s:.3f}" if min(own_99_s, other_99_s) > 0 else "none"
+            yield (kind, f"{one} / {other}", f"{added:.3f}", p99, f"{cpu:.3f}")
 
 
 # ---------------------------------------------------------------------- the processes
