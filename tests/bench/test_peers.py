@@ -81,8 +81,20 @@ def test_there_is_a_row_for_each_kind_and_way_and_one_for_each_pair() -> None:
     assert len(list(peers.rows(found))) == 2 + len(KINDS) * len(ways())
     ratios = list(peers.ratio_rows(found))
     assert len(ratios) == 2 + len(KINDS) * len(peers.PAIRS)
-    assert ("Version", "ours / grpc-go", "0.500 (0.500 to 0.500)", "0.500", "1.000 (1.000 to 1.000)") in ratios
-    assert ("Version", "ours / Intel's, none", "0.250 (0.250 to 0.250)", "0.250", "1.000 (1.000 to 1.000)") in ratios
+    assert (
+        "Version",
+        "ours / grpc-go",
+        "0.500 (0.500 to 0.500)",
+        "0.500",
+        "1.000 (1.000 to 1.000)",
+    ) in ratios
+    assert (
+        "Version",
+        "ours / Intel's, none",
+        "0.250 (0.250 to 0.250)",
+        "0.250",
+        "1.000 (1.000 to 1.000)",
+    ) in ratios
 
 
 def test_intels_is_told_no_path_outside_its_folder(tmp_path: Path) -> None:
