@@ -32,9 +32,11 @@ class ViewSocket:
         """``away``: sentences for "late", "refused", "absent" and "closed"; ``stat``: where CPUs' ticks are."""
         self._path, self._away, self._stat = path, away, stat
         self._times: Times = {}
+        self._load: dict[int, float] = {}
 
     async def look(self, *, with_moves: bool) -> NodeSnapshot:
-        """The node as it is now. Loads are those since the look before; of the first one none is known.
+        """The node as it is now. Loads are those since the look before; of the first one none is known. A CPU whose
+        ticks have not moved since (one without a tick of its own has few) has that of before.
 
         :raises Away, ControlError: there is no answer, or a refusal.
         :raises KeyError, TypeError, ValueError: an answer is none that this version understands.
@@ -46,7 +48,7 @@ class ViewSocket:
 
     def forget(self) -> None:
         """The next look is the first one."""
-        self._times = {}
+        self._times, self._load = {}, {}
 
     async def ask_part(self, command: str, **arguments: Any) -> tuple[dict[str, Any], str]:
         """An answer that a daemon may refuse while others are good: one of another version, or without a machine.
@@ -94,4 +96,6 @@ class ViewSocket:
         except OSError:
             return {}
         before, self._times = self._times, now
-        return loads(before, now)
+        known = {**self._load, **loads(before, now)}
+        self._load = {cpu: load for cpu, load in known.items() if cpu in now}
+        return self._load

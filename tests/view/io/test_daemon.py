@@ -41,3 +41,13 @@ async def test_an_answer_that_does_not_come_is_a_sentence(
         assert sentence == sentences["closed"]
         monkeypatch.setattr("cri_proxy.view.io.daemon.ANSWER_S", 0.05)
         assert await said() == sentences["late"].format(seconds=0)
+
+
+def test_a_cpu_whose_ticks_stand_still_is_as_busy_as_before(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    view = ViewSocket(tmp_path / "view.sock", PAGES, stat)
+    known = []
+    for text in ("cpu0 0 0 0 100 0 0 0 0", "cpu0 50 0 0 150 0 0 0 0", "cpu0 50 0 0 150 0 0 0 0", ""):
+        stat.write_text(f"{text}\n")
+        known.append(view._loads())
+    assert known == [{}, {0: 0.5}, {0: 0.5}, {}]
