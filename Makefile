@@ -8,6 +8,8 @@ RELEASE ?= 1
 RUNTIME ?= demo
 # What the tests of make e2e run on: the machine's containerd, or containerd-1.7, containerd-2, cri-o.
 CRI ?= containerd
+# Which of them; in .ci/run: those of the runtime's NRI, on containerd 2.
+E2E ?= tests/e2e
 # Seconds of make bench-soak.
 SOAK ?= 3600
 # Tests at a time.
@@ -97,6 +99,8 @@ test-source: setup source ## The tests of what can be compiled, from source
 test-long: peers ## Minutes of property tests and fuzzing
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(TERMINAL) $(BROWSER) $(VIRTUAL) $(ARM) $(PACKAGING) $(CLUSTER) $(LOGIND) $(CACHE)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster --cri-tools
+	@$(MAKE) --no-print-directory e2e CRI=containerd-1.7
+	@$(MAKE) --no-print-directory e2e CRI=containerd-2
 	@$(MAKE) --no-print-directory test-39
 	@$(MAKE) --no-print-directory test-arm
 
@@ -118,7 +122,7 @@ peers: setup ## Kubernetes, etcd, containerd 2 and 1.7, runc, crictl, critest, t
 
 e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2, cri-o: built (make peers), else the machine's (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(if $(filter cri-o,$(CRI)),$(CRIO),)
-	$(BIN)/python -m pytest --runtime=$(CRI) tests/e2e
+	$(BIN)/python -m pytest --runtime=$(CRI) $(E2E)
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)

@@ -162,7 +162,8 @@ def _last(package: str) -> str:
 def _remove_old(cache: Path, peer: Peer) -> None:
     """Remove what was built of other versions of a peer and has not been asked for in a while."""
     for folder in (cache / "peers").glob(f"{peer.name}-*"):
-        if time.time() - folder.stat().st_mtime > KEPT_S:
+        is_its = folder.name.rpartition("-")[0] == peer.name  # not that of containerd-1.7, for containerd
+        if is_its and time.time() - folder.stat().st_mtime > KEPT_S:
             shutil.rmtree(folder)
 
 

@@ -119,10 +119,13 @@ def test_what_is_no_longer_asked_for_goes_with_the_next_build(peer: Peer, tmp_pa
     write_settings(peer.folder)
     [between] = build.programs(read_peer(peer.folder), ["hello"], cache=tmp_path / "kept").values()
     assert old.exists()
-    os.utime(old.parent, (0, 0))
+    other = old.parents[1] / "tools-1.0-0123456789ab"  # of a peer whose name begins as this one's
+    other.mkdir()
+    for folder in (old.parent, other):
+        os.utime(folder, (0, 0))
     write_settings(peer.folder, "-ldflags=-s")
     build.programs(read_peer(peer.folder), ["hello"], cache=tmp_path / "kept")
-    assert (old.exists(), between.exists()) == (False, True)
+    assert (old.exists(), between.exists(), other.exists()) == (False, True, True)
 
 
 @needs_go
