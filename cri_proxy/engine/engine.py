@@ -113,7 +113,7 @@ class Engine(State):
     # ------------------------------------------------------------------ what containers were told: no record changes
 
     begin_update, took, refused, unanswered = telling.begin, telling.took, telling.refused, telling.unanswered
-    saw = telling.saw
+    may_have, saw = telling.may_have, telling.saw
 
     # ------------------------------------------------------------------ pods
 

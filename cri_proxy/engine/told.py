@@ -23,6 +23,8 @@ LIVING = (Life.CREATED, Life.RUNNING)
 SHARED_CPUS = "CPUs of its domain came or went"
 #: Why one that demand has made small is given the set of its limit: that is sent in every mode.
 GIVEN_BACK = "its cpuset is not sized by usage any more"
+#: Why one is told again what it has.
+IN_PART = "an update that the runtime refused may have been made in part"
 #: A container of which the runtime says nothing twice running: others do not wait for it any longer.
 NO_ANSWER = "the runtime does not answer"
 
@@ -316,6 +318,20 @@ def unanswered(state: State, key: str) -> None:
     if begun is not None and now is not None:
         refusal = "" if now.is_sure else NO_ANSWER
         state.tell(key, _either(now, begun.has)._replace(refused=refusal))
+
+
+def may_have(state: State, key: str, sent: Placement) -> None:
+    """A container was asked about with this place, and the runtime has refused that: it has what it had, or this.
+
+    A runtime writes the files of a cgroup one after the other (runc the cpuset before the quota), and what it has written
+    stays when the kernel refuses a later one.
+    """
+    now = state.told.get(key)
+    if now is None or not sent.cpus:
+        return
+    if sent.cpus != now.cpus or (sent.mems and sent.mems != now.mems):
+        has = now._replace(cpus=sent.cpus, is_lifted=sent.lift_quota, owned=sent.exclusive)
+        state.tell(key, _either(now, has)._replace(cause=IN_PART))
 
 
 def saw(state: State, container_id: str, **seen: Any) -> None:

@@ -111,6 +111,10 @@ class Resize(Decided):
         """The runtime has carried it out."""
         self._end(self.engine.commit, now_s)
 
+    def failed(self, now_s: float, why: str = "") -> None:
+        super().failed(now_s, why)
+        self.engine.may_have(self.container_id, self.placement)
+
 
 class Placer:
     """One engine, asked in the order in which requests come."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent import Agent, kubelet_gives
 from tests.cri_client import CPU_PERIOD_US, CriClient
-from tests.e2e.node import GIB, ONE_NODE, REAL_CGROUPS, TWO_NODES, Node, problem_of
+from tests.e2e.node import GIB, ONE_NODE, REAL_CGROUPS, TWO_NODES, Node, problem_of, until
 from tests.e2e.runtime import MakeRuntime, RealRuntime
 
 pytestmark = pytest.mark.containerd
@@ -71,6 +71,8 @@ async def test_a_resize_gives_the_cpus_of_its_rung_and_the_quota_that_was_asked_
 async def test_a_resize_that_the_runtime_refuses_changes_nothing(node: Node) -> None:
     made = await node.run("p", cpu_limit=1000)
     through = await problem_of(node.kubelet.update(made.id, cpu_period=1, cpu_quota=2, cpu_shares=2048))
+    # The runtime has written the cpuset of two CPUs before it came to the period.
+    assert await until(lambda: node.cpus(made), lambda cpus: cpus == "0")
     past = await problem_of(node.direct.update(made.id, cpu_period=1, cpu_quota=2, cpu_shares=2048))
     assert through == past
     assert await node.cpus(made) == "0"

@@ -7,9 +7,12 @@ from typing import Optional
 
 import pytest
 
+from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import Admission, ContainerRecord, Life, Management
+from cri_proxy.engine.told import IN_PART
+from cri_proxy.front_ends.placer import Placer
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Constraint, Placement, PlacementPreferences, Qos, Resources
 from tests.machines import GIB, HYGON_7285_2S, MONOLITHIC_2S, VM_NO_CACHE_INFO
@@ -80,6 +83,28 @@ def test_cancel_leaves_no_trace(engine, limit) -> None:
     admission = resize(engine, limit, request=1, memory=70)
     engine.cancel(admission.ticket, 51.0)
     assert dump(engine) == before
+
+
+def test_one_whose_resize_is_refused_is_told_its_place_again_if_the_request_had_another(engine) -> None:
+    """A runtime may have written the cpuset of a cgroup before the kernel refused the quota."""
+    run(engine, make_container("app", limit=2, request=2), "app")
+    placer = Placer(engine)
+
+    def refuse(cpus: int) -> None:
+        linux = cri.LinuxContainerResources(cpu_shares=cpus * 1024, cpu_quota=cpus * 100_000, cpu_period=100_000)
+        resize = placer.resize("app", linux, NO_CONSTRAINT, 50.0, True)
+        assert resize is not None
+        resize.failed(51.0)
+
+    refuse(1)  # the place stays the same
+    assert engine.pending() == []
+    before = dump(engine)
+    refuse(9)
+    [update] = engine.pending()
+    assert (format_cpus(update.placement.cpus), update.why) == ("0-3,64-67", IN_PART)
+    engine.begin_update("app")
+    engine.took("app")
+    assert (engine.pending(), dump(engine)) == ([], before)
 
 
 def test_a_container_removed_meanwhile_stays_removed(engine) -> None:
