@@ -97,7 +97,8 @@ class Reconciler:
         #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
         self._outside: dict[str, tuple[int, str]] = {}
         #: What the runtime had to say of limits that are not as known: the limits, what was known, what was made of them.
-        self._explained: dict[str, tuple[CgroupReading, Resources, Resources]] = {}
+        #: And at how many looks they were so.
+        self._explained: dict[str, tuple[CgroupReading, Resources, Resources, int]] = {}
         #: Sandboxes the last list did not name, and those that cannot be understood.
         self._missing: set[str] = set()
         self._refused: set[str] = set()
@@ -361,7 +362,9 @@ class Reconciler:
                 resources = resources if linux is None else resources_told(grant, linux)
             elif item.id in news:
                 resources = resources_read(grant, look.limits, linux or cri.LinuxContainerResources())
-                self._explained[item.id] = (look.limits, grant.container.told, resources)
+                known = self._explained.get(item.id)
+                looks = known[3] if known is not None and known[:2] == (look.limits, grant.container.told) else 1
+                self._explained[item.id] = (look.limits, grant.container.told, resources, looks)
             elif item.id in self._explained and has_news(grant, look.limits):
                 resources = self._explained[item.id][2]
             quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
@@ -402,12 +405,20 @@ class Reconciler:
         engine.resize_pod(key, size, memory_limit_bytes, now_s, gives_cpus)
 
     def _is_news(self, engine: Engine, container_id: str, limits: Optional[CgroupReading]) -> bool:
-        """Whether a container's limits are to be asked for: they are not as known, and it was not asked about these."""
+        """Whether a container's limits are to be asked for: they are not as known, and the runtime has not said why.
+
+        CRI-O notes what it was asked for after the cgroup has it, and a look may come between: it is asked again about the
+        same limits, at twice as many looks each time.
+        """
         grant = engine.grants.get(container_id)
         if grant is None or limits is None or not has_news(grant, limits):
             return False
         explained = self._explained.get(container_id)
-        return explained is None or explained[:2] != (limits, grant.container.told)
+        if explained is None or explained[:2] != (limits, grant.container.told):
+            return True
+        looks = explained[3] + 1
+        self._explained[container_id] = (*explained[:3], looks)
+        return looks & (looks - 1) == 0
 
     async def _told(self, ids: Iterable[str]) -> dict[str, cri.LinuxContainerResources]:
         """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""

@@ -466,11 +466,24 @@ async def test_what_the_cgroup_says_is_followed_and_the_runtime_is_asked_only_wh
     await found.runtime.wait_for_call("UpdateContainerResources", 2)
     found.cgroup(path, found.runtime.cpuset(found.good), "0-127")
     assert (await found.reconciler.run()).resized == ()
-    # 2. A weight that nothing explains is asked for once.
+    # 2. A weight that nothing explains is asked for at the first look, the second, the fourth and so on.
     limits(found, path, 7000, "3200000 100000", str(1 << 30))
-    for _ in range(3):
+    for _ in range(9):
         assert (await found.reconciler.run()).resized == ()
-    assert statuses(found) == before + 2
+    assert statuses(found) == before + 5
+
+
+async def test_a_resize_that_the_runtime_notes_after_the_cgroup_has_it_is_followed(found) -> None:
+    """CRI-O's status has what it was asked for once runc is done; a look between takes that for CPU time that is lent."""
+    path = await on_its_cgroup(found)
+    found.runtime.containers[found.good].resources.cpu_quota = 800_000
+    limits(found, path, 20, "800000 100000")
+    assert (await found.reconciler.run()).resized == (found.good,)
+    limits(found, path, 20, "400000 100000")
+    assert (await found.reconciler.run()).resized == ()
+    found.runtime.containers[found.good].resources.cpu_quota = 400_000
+    assert (await found.reconciler.run()).resized == (found.good,)
+    assert found.engine.grants[found.good].container.resources.milli_limit == 4000
 
 
 async def test_the_limits_of_a_container_in_a_child_of_its_cgroup_are_where_its_runtime_wrote_them(
