@@ -47,7 +47,7 @@ CRIO := conmon skopeo
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-cluster e2e-kubelet e2e-cri-tools e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-crio e2e-cluster e2e-kubelet e2e-cri-tools e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -101,6 +101,7 @@ test-long: peers ## Minutes of property tests and fuzzing
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --long --vm --kubelet --cluster --cri-tools
 	@$(MAKE) --no-print-directory e2e CRI=containerd-1.7
 	@$(MAKE) --no-print-directory e2e CRI=containerd-2
+	@$(MAKE) --no-print-directory e2e-crio
 	@$(MAKE) --no-print-directory test-39
 	@$(MAKE) --no-print-directory test-arm
 
@@ -123,6 +124,11 @@ peers: setup ## Kubernetes, etcd, containerd 2 and 1.7, runc, crictl, critest, t
 e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2, cri-o: built (make peers), else the machine's (root)
 	@tools/debian-packages $(DEBIAN) $(TRAFFIC) $(if $(filter cri-o,$(CRI)),$(CRIO),)
 	$(BIN)/python -m pytest --runtime=$(CRI) $(E2E)
+
+e2e-crio: setup ## Placing, exclusive CPUs, restarts, adopting and drift on a real CRI-O, which is built for it (root)
+	@tools/debian-packages $(DEBIAN) $(CRIO) $(PEERS)
+	$(BIN)/python -m tests.peers --get-go crio pinns runc
+	$(BIN)/python -m pytest --runtime=cri-o $(patsubst %,tests/e2e/test_%.py,runtime_itself placement exclusive restarts adoption drift)
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)
