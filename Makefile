@@ -128,7 +128,7 @@ e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2
 e2e-crio: setup ## Placing, exclusive CPUs, restarts, adopting and drift on a real CRI-O, which is built for it (root)
 	@tools/debian-packages $(DEBIAN) $(CRIO) $(PEERS)
 	$(BIN)/python -m tests.peers --get-go crio pinns runc
-	$(BIN)/python -m pytest --runtime=cri-o $(patsubst %,tests/e2e/test_%.py,runtime_itself placement exclusive restarts adoption drift)
+	$(BIN)/python -m pytest --runtime=cri-o $(patsubst %,tests/e2e/test_%.py,runtime_itself placement exclusive restarts adoption drift wrong_cpuset sandboxes system_pods)
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)

@@ -53,6 +53,11 @@ from policies.settings import EngineOptions
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
+def _is_of_place(message: str) -> bool:
+    """Whether an error of the runtime is about the CPUs or memory nodes of a container."""
+    return any(word in message.lower() for word in ("cpuset", "cpus", "mems"))
+
+
 def _transition(method: _Method) -> _Method:
     """A public method that changes records: it runs to its end, or what it has done is undone.
 
@@ -199,13 +204,16 @@ class Engine(State):
             return False
         who = (grant.container.pod.uid, grant.container.name)
         self.start_failures[who] = self.start_failures.get(who, 0) + 1
-        text = message.lower()
-        ours = any(word in text for word in ("cpuset", "cpus", "mems"))
         self.outcome(container_id, f"start failed: {message[:MESSAGE_CHARS]}")
-        if not ours and self.start_failures[who] < 2:
+        if not _is_of_place(message) and self.start_failures[who] < 2:
             return False
         self.change("distrust", self.distrusted, who, now_s + self.options.distrust_s)
         return True
+
+    def create_failed(self, ticket_id: str, message: str, now_s: float) -> bool:
+        """CreateContainer failed; ``cancel`` follows. CRI-O makes the cgroup then, where containerd does so at the start:
+        a place that is to blame counts as there, and True says the same. Other reasons do not count."""
+        return _is_of_place(message) and self.start_failed(ticket_id, message, now_s)
 
     @_transition
     def exited(self, container_id: str, exit_code: Optional[int], now_s: float) -> None:

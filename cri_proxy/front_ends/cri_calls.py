@@ -230,6 +230,10 @@ class CreateContainer(InterceptedCall):
             return
         if end is CallEnd.REFUSED:
             self.outcome = "cancelled"
+            now_s = self.node_state.clock()
+            if self.creation.engine.create_failed(self.creation.admission.ticket, details, now_s):
+                self.node_state.metrics.start_failures.labels("untouched").inc()
+                self.fields["next_create_untouched"] = True
             why = f"not created: {details[:MESSAGE_CHARS]}"
             self.creation.failed(self.node_state.clock(), why)
         else:

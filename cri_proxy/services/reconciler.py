@@ -363,7 +363,9 @@ class Reconciler:
             elif item.id in news:
                 resources = resources_read(grant, look.limits, linux or cri.LinuxContainerResources())
                 known = self._explained.get(item.id)
-                looks = known[3] if known is not None and known[:2] == (look.limits, grant.container.told) else 1
+                looks = (
+                    known[3] if known is not None and known[:2] == (look.limits, grant.container.told) else 1
+                )
                 self._explained[item.id] = (look.limits, grant.container.told, resources, looks)
             elif item.id in self._explained and has_news(grant, look.limits):
                 resources = self._explained[item.id][2]

@@ -1,8 +1,9 @@
-"""A place that the kernel refuses shows when the container starts; the next attempt is left untouched."""
+"""A place that the kernel refuses shows at a container's start, on CRI-O at its creation; the next is left untouched."""
 
 from __future__ import annotations
 
 import grpc
+import grpc.aio
 import pytest
 
 from policies.machine.topology import Cpu, TopologyData
@@ -30,10 +31,10 @@ async def wrong_node(stopped_node: Node) -> Node:
 async def test_the_attempt_after_the_one_that_cannot_start_runs_untouched(wrong_node: Node) -> None:
     node = wrong_node
     pod = await node.pod("p")
-    first = await node.kubelet.create(pod, "main", cpu_limit=1000)
-    code, details = await problem_of(node.kubelet.start(first))
+    code, details = await problem_of(node.run(pod, cpu_limit=1000))
     assert (code, "cpuset.cpus" in details) == (grpc.StatusCode.UNKNOWN, True)
-    await node.kubelet.remove(first)
+    for first in await node.direct.list_containers():
+        await node.kubelet.remove(first.id)
     second = await node.run(pod, attempt=1, cpu_limit=1000)
     assert await node.cpus(second) == await node.cpus(await node.run("without-us", by=node.direct))
 
@@ -41,16 +42,15 @@ async def test_the_attempt_after_the_one_that_cannot_start_runs_untouched(wrong_
 async def test_that_is_told_in_status_and_explain(wrong_node: Node) -> None:
     node = wrong_node
     pod = await node.pod("p")
-    first = await node.kubelet.create(pod, "main", cpu_limit=1000)
-    await problem_of(node.kubelet.start(first))
+    await problem_of(node.run(pod, cpu_limit=1000))
     second = await node.run(pod, attempt=1, cpu_limit=1000)
     status = await node.ask("status")
     assert status["distrusted"] == ["default/p/main"]
     assert status["counters"]["cri_resmgr_start_failures_total{next_create=untouched}"] == 1
     explained = await node.ask("explain", container="default/p/main")
     failed, untouched = explained["history"]
-    assert (failed["id"], untouched["id"]) == (first, second.id)
-    assert failed["outcome"].startswith("start failed: ")
+    assert untouched["id"] == second.id
+    assert failed["outcome"].startswith(("start failed: ", "not created: "))
     assert "cpuset.cpus" in failed["outcome"]
     assert (untouched["stance"], untouched["cpus"]) == ("untouched", "")
     assert "failed to start" in untouched["why"]
@@ -89,7 +89,12 @@ async def test_a_container_that_fails_for_its_own_reasons_is_left_untouched_afte
     pod = await node.pod("p")
     stances = []
     for attempt in range(3):
-        made = await node.kubelet.create(pod, "main", attempt=attempt, cpu_limit=1000, command=("no-such",))
+        try:
+            made = await node.kubelet.create(
+                pod, "main", attempt=attempt, cpu_limit=1000, command=("no-such",)
+            )
+        except grpc.aio.AioRpcError:
+            pytest.skip("This runtime looks for the program when it creates the container.")
         stances.append((await node.row(made))["stance"])
         await problem_of(node.kubelet.start(made))
         await node.kubelet.remove(made)

@@ -375,6 +375,21 @@ def test_a_start_that_fails_for_its_cpuset_makes_the_next_create_go_untouched(en
     assert "failed to start" in admission.decision.why
 
 
+@pytest.mark.parametrize("message", CPUSET_ERRORS)
+def test_a_create_that_fails_for_its_cpuset_makes_the_next_go_untouched(engine, message) -> None:
+    """CRI-O makes the cgroup when it creates a container, not when it starts it."""
+    container = make_container("app", limit=3)
+    for error, stance in (
+        ("no such image", Management.PLACED),
+        (message, Management.PLACED),
+        ("", Management.UNTOUCHED),
+    ):
+        admission = engine.admit(container, NO_CONSTRAINT, 0.0)
+        assert admission.stance is stance
+        assert engine.create_failed(admission.ticket, error, 10.0) is (error == message)
+        engine.cancel(admission.ticket, 10.0)
+
+
 def test_one_other_failure_is_the_applications_two_in_a_row_may_be_ours(engine) -> None:
     created(engine)
     assert not engine.start_failed("app-0", "exec: no such file", 10.0)

@@ -91,7 +91,9 @@ def test_one_whose_resize_is_refused_is_told_its_place_again_if_the_request_had_
     placer = Placer(engine)
 
     def refuse(cpus: int) -> None:
-        linux = cri.LinuxContainerResources(cpu_shares=cpus * 1024, cpu_quota=cpus * 100_000, cpu_period=100_000)
+        linux = cri.LinuxContainerResources(
+            cpu_shares=cpus * 1024, cpu_quota=cpus * 100_000, cpu_period=100_000
+        )
         resize = placer.resize("app", linux, NO_CONSTRAINT, 50.0, True)
         assert resize is not None
         resize.failed(51.0)
