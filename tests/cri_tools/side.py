@@ -1,7 +1,8 @@
-"""critest on a containerd 2 of its own: ``python -m tests.cri_tools.side direct|through FOLDER [ARGUMENT...]``.
+"""critest on a containerd of its own: ``python -m tests.cri_tools.side SIDE RUNTIME FOLDER [ARGUMENT...]``.
 
-FOLDER, whose path is short and which is there, has what came of it: ``report.json`` as Ginkgo writes it, ``log``;
-``status.json`` and ``daemon.log`` of the daemon that it went through. Arguments are critest's.
+SIDE: direct, through, or hosting; RUNTIME: as ``--runtime`` takes them. FOLDER, whose path is short and which is there, has
+what came of it: ``report.json`` as Ginkgo writes it, ``log``; ``status.json`` and ``daemon.log`` of the daemon that it went
+through. Arguments are critest's.
 
 Cases take fixed ports of the host and mount file systems: :func:`run` gives each side namespaces of its own, so several
 run side by side.
@@ -27,7 +28,8 @@ from tests.e2e.node import CPUS, REAL_CGROUPS, TWO_NODES
 from tests.e2e.registry import Registry
 from tests.peers.programs import find
 
-DIRECT, THROUGH = "direct", "through"
+#: Past our daemon, through it, and through one that hosts NRI plugins, of which some cases are.
+DIRECT, THROUGH, HOSTING = "direct", "through", "hosting"
 #: The order of the cases, the same on both sides.
 SEED = 1
 
@@ -48,11 +50,12 @@ class Outcome:
         return {name for name, (ended, _) in self.cases.items() if ended == state}
 
 
-async def run(side: str, folder: Path, *arguments: str) -> Outcome:
+async def run(side: str, folder: Path, *arguments: str, runtime: str = "containerd-2") -> Outcome:
     """Run critest's cases past our daemon or through it, in a process with namespaces of its own."""
     folder.mkdir()
-    command = ("unshare", "--net", "--mount", sys.executable, "-m", "tests.cri_tools.side", side, str(folder))
-    process = await asyncio.create_subprocess_exec(*command, *arguments, cwd=Path(__file__).parents[2])
+    command = ("unshare", "--net", "--mount", sys.executable, "-m", "tests.cri_tools.side")
+    words = (side, runtime, str(folder), *arguments)
+    process = await asyncio.create_subprocess_exec(*command, *words, cwd=Path(__file__).parents[2])
     try:
         code = await process.wait()
     finally:
@@ -89,12 +92,12 @@ def read_report(suites: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str
     return cases
 
 
-async def main(side: str, folder: Path, *arguments: str) -> None:
+async def main(side: str, name: str, folder: Path, *arguments: str) -> None:
     program = find("critest")["critest"]
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with Registry(make_images(folder)) as registry:
         runtime = runtimes.make(
-            "containerd-2",
+            name,
             folder / "c",
             images=folder,
             cpus=CPUS,
@@ -106,14 +109,18 @@ async def main(side: str, folder: Path, *arguments: str) -> None:
         agent = Agent(runtime.socket, TWO_NODES, REAL_CGROUPS)
         try:
             with runtime:
-                if side == THROUGH:
+                if side == HOSTING:
+                    agent.write_config({"nri": {"host": "on"}})
+                    arguments = (f"--nri-socket={agent.config['nri']['socket']}", *arguments)
+                if side != DIRECT:
                     await agent.start()
-                socket = {DIRECT: runtime.socket, THROUGH: agent.socket}[side]
-                await _critest(program, str(socket), folder, *arguments)
-                if side == THROUGH:
+                await _critest(
+                    program, str(runtime.socket) if side == DIRECT else agent.socket, folder, *arguments
+                )
+                if side != DIRECT:
                     (folder / "status.json").write_text(json.dumps(await agent.ask("status")))
         finally:
-            (folder / "daemon.log").write_text(agent.log() if side == THROUGH else "")
+            (folder / "daemon.log").write_text(agent.log() if side != DIRECT else "")
             await agent.close()
 
 
@@ -140,4 +147,4 @@ async def _critest(program: Path, socket: str, folder: Path, *arguments: str) ->
 if __name__ == "__main__":
     # SIGTERM ends it as ^C does: what it has started ends with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:]))

@@ -34,7 +34,7 @@ CANNOT_PASS = {
 #: What is skipped, by how its name begins, and why.
 SKIPPED = {
     "[k8s.io] AppArmor / ": "the kernel has it off",
-    "[k8s.io] NRI / ": "tests/nri has the cases of plugins",
+    "[k8s.io] NRI / ": "test_critest_nri.py has them",
     "[k8s.io] Image Volume [Feature:ImageVolume] / should return image digest": "containerd 2.4 does not report it",
     "[k8s.io] PodSandbox / benchmark ": "a benchmark",
     "[k8s.io] Container / benchmark ": "a benchmark",
