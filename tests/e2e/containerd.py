@@ -94,6 +94,8 @@ class Containerd(RealRuntime):
     def __init__(self, folder: Path, binary: Union[str, Path] = "containerd", **options: Any) -> None:
         super().__init__(folder, **options)
         self.binary = str(binary)
+        #: How long its NRI waits for a plugin's answer; as shipped.
+        self.nri_timeout_s = 2
 
     def ctr(self, *arguments: str) -> str:
         """What containerd's own client of the same version prints, in CRI's containerd namespace."""

@@ -49,6 +49,8 @@ THEIR_PLUGINS = {
     "33-writable-cgroups": "",
 }
 THEIR_FOLDER = os.environ.get("NRI_PLUGINS", "")
+#: A plugin that answers must not be given up on a busy machine; against 0.01 s.
+ANSWER_TIMEOUT_S = 5
 #: What every container is before plugins are asked.
 REQUESTED: dict[str, Any] = {
     "envs": (("OWN", "pod"),),
@@ -144,6 +146,7 @@ def runtime_with_nri(images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     except Unavailable as reason:
         pytest.skip(str(reason))
     assert isinstance(made, Containerd)
+    made.nri_timeout_s = ANSWER_TIMEOUT_S
     launch_from(made.nri_plugins, made.nri_config)
     with made as running:
         yield running
@@ -165,8 +168,12 @@ async def ours(theirs: Side, stopped_node: Node) -> Side:
         pytest.skip("Of other runtimes it is not known here what runc was given.")
     folder, configurations = agent.folder / "plugins", agent.folder / "plugins.d"
     launch_from(folder, configurations)
-    settings = hosting(plugin_path=str(folder), plugin_config_path=str(configurations))
-    agent.write_config({"nri": settings})
+    settings = {
+        "plugin_path": str(folder),
+        "plugin_config_path": str(configurations),
+        "request_timeout": f"{ANSWER_TIMEOUT_S}s",
+    }
+    agent.write_config({"nri": hosting(**settings)})
     await agent.start()
     await stopped_node.until_runtime_is_known()
     return Side(runtime, stopped_node.kubelet, Path(agent.config["nri"]["socket"]))
