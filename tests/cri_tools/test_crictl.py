@@ -69,7 +69,7 @@ READS: dict[str, Sequence[str]] = {
     "exec, synchronous": ("exec", "--sync", "{web}", "cat", "/etc/group"),
     "exec of one that has ended": ("exec", "{exited}", "true"),
 }
-#: Which of them fail; containerd's websockets refuse whoever is of another origin.
+#: Which of them fail; a websocket containerd refuses (403), whatever it goes through.
 FAILS = {"exec by websocket", "exec that fails", "exec of one that has ended", "inspect of none"}
 #: What reads what is measured: the same but for its numbers and its order.
 MEASURES: dict[str, Sequence[str]] = {
