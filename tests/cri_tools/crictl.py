@@ -70,7 +70,8 @@ class Crictl:
         try:
             yield process.stdout
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
 

@@ -47,6 +47,7 @@ stream_port = "0"
 [crio.runtime]
 cgroup_manager = "cgroupfs"
 conmon_cgroup = "pod"
+enable_pod_events = true
 default_runtime = "runc"
 container_exits_dir = "{folder}/exits"
 container_attach_socket_dir = "{folder}/attach"

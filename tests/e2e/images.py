@@ -25,13 +25,14 @@ PAUSE_COMMAND = ("sleep", "2147483647")
 class Image:
     """What an image is made of, and what its containers run by default.
 
-    ``layers``: tar archives, the lowest first; ``user``: as a Dockerfile has it; ``path``: of programs;
-    ``architecture``: as images call it, "" for this machine's.
+    ``layers``: tar archives, the lowest first; ``user`` and ``stop_signal``: as a Dockerfile has them; ``path``: of
+    programs; ``architecture``: as images call it, "" for this machine's.
     """
 
     layers: Sequence[bytes]
     command: Sequence[str] = ("sh",)
     user: str = ""
+    stop_signal: str = ""
     path: str = "/bin"
     architecture: str = ""
 
@@ -39,8 +40,9 @@ class Image:
         """The image's configuration, as JSON."""
         machine = platform.machine()
         told: dict[str, Any] = {"Env": [f"PATH={self.path}"], "Cmd": list(self.command)}
-        if self.user:
-            told["User"] = self.user
+        told.update(
+            {key: value for key, value in (("User", self.user), ("StopSignal", self.stop_signal)) if value}
+        )
         config = {
             "architecture": self.architecture
             or {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
@@ -66,7 +68,8 @@ def make_images(cache: Path, busybox: Optional[Path] = None, architecture: str =
         layers = [busybox_layer(busybox)]
         images = {
             BUSYBOX: Image(layers, architecture=architecture),
-            PAUSE: Image(layers, PAUSE_COMMAND, architecture=architecture),
+            # A first process that is a sleep does not hear SIGTERM; CRI-O waits a minute for what hears its signal.
+            PAUSE: Image(layers, PAUSE_COMMAND, stop_signal="SIGKILL", architecture=architecture),
         }
         write_archive(archive, images)
     return archive
