@@ -10,8 +10,9 @@ import pytest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import linux_delta, update_resources, write_update_delta
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ContainerRecord, Management
+from cri_proxy.engine.model import ContainerRecord, ListedContainer, Management
 from cri_proxy.engine.resources import unlimited_pods
+from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.hygon import TopologyAware
 from policies.machine.cpus import format_cpus
@@ -30,6 +31,7 @@ from policies.settings import PlacementSettings
 from tests.lifting import Lifting
 from tests.machines import HYGON_7285_2S
 from tests.scenes import constraint, engine_on, host_of, make_container, run, topology
+from tests.told_at_once import resync
 
 TWO = Quota(200_000, 100_000)
 
@@ -125,6 +127,30 @@ def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back(node
         Placement(),
         TWO,
     )
+
+
+@pytest.mark.parametrize(
+    ("taken", "has_none", "enforce", "given_back"),
+    [
+        (True, True, True, TWO),
+        # By another program, or by nobody.
+        (False, True, True, None),
+        (True, False, True, None),
+        (True, True, False, None),
+    ],
+)
+def test_a_quota_that_could_not_be_given_back_is_given_back_by_the_next_comparison(
+    taken, has_none, enforce, given_back
+) -> None:
+    node = engine_on(HYGON_7285_2S)
+    grant = run(node, OWNER, "c1")
+    node.amend(replace(grant, quota_taken=taken), node.told["c1"])
+    pod = OWNER.pod
+    listed = ListedContainer(
+        "c1", pod.id, pod.uid, "own", 0, running=True, exited=False, cpus=grant.cpus, has_no_quota=has_none
+    )
+    told = resync(node, Listing({"c1": listed}, 9.0, enforce=enforce), 10.0).updates
+    assert [update.give_back for update in told] == ([given_back] if given_back else [])
 
 
 # ---------------------------------------------------------------------- released, moved

@@ -245,6 +245,31 @@ async def test_when_it_is_closed_nothing_is_on_its_way(scene) -> None:
     assert len(scene.runtime.got) == AT_A_TIME
 
 
+async def test_what_was_on_its_way_when_it_was_closed_may_not_have_been_taken(scene) -> None:
+    scene.add("c")
+    scene.wants("c", "0-1")
+    await turn()
+    await scene.updates.close()
+    assert scene.runtime.got == ["c: 0-1"]
+    assert scene.engine.lacks("c")
+
+
+async def test_no_wait_for_others_outlives_the_news_that_the_runtime_is_away(scene) -> None:
+    names = [f"c{n}" for n in range(AT_A_TIME + 1)]
+    scene.add(*names)
+    for key in names:
+        scene.wants(key, "0")
+    await turn()
+    (last,) = set(names) - scene.runtime.answers.keys()
+    waiting = asyncio.ensure_future(scene.updates.tried([last], WAIT_S))
+    await turn()
+    assert not waiting.done()
+    scene.runtime.answer(min(scene.runtime.answers), UNAVAILABLE)
+    await turn()
+    assert waiting.done()
+    await waiting
+
+
 async def test_many_are_not_looked_for_anew_after_each(scene, monkeypatch) -> None:
     names = [f"c{n}" for n in range(100)]
     scene.add(*names)

@@ -246,6 +246,17 @@ def sequence() -> list[Values]:
     ]
 
 
+def test_what_was_taken_in_is_left_out_of_what_waits_and_what_came_later_is_not() -> None:
+    waiting = Changes({("distrust", "a"): "1", ("distrust", "b"): "1"}, {"mode": "off", "number": "1"})
+    taken = waiting.copy()
+    waiting.add(Changes({("distrust", "b"): "2", ("distrust", "c"): None}, {"number": "2", "boot_id": "x"}))
+    waiting.remove(taken)
+    assert waiting.records == {("distrust", "b"): "2", ("distrust", "c"): None}
+    assert waiting.meta == {"number": "2", "boot_id": "x"}
+    waiting.remove(waiting.copy())
+    assert not waiting
+
+
 def test_a_kill_between_taking_in_and_shortening_the_log_changes_nothing(store: Store) -> None:
     """Wherever the log was taken in: then the file has a part of what the log has, or all."""
     for number, changes in enumerate(sequence()):

@@ -16,6 +16,7 @@ from typing import Callable
 import pytest
 
 from cri_proxy import machine_root
+from cri_proxy.config.io.files import LAST
 from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.engine.snapshot import everything
 from cri_proxy.engine.state import HISTORY, JournalKey, JournalValue
@@ -175,6 +176,22 @@ def test_what_was_set_aside_before_stays(store: Store) -> None:
 
 def test_nothing_to_set_aside_is_said(store: Store) -> None:
     assert store.set_aside() == "there was none"
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("has_last", [True, False])
+def test_a_file_is_missed_where_a_daemon_has_left_what_it_always_leaves_with_it(
+    store, has_file, has_last
+) -> None:
+    store.directory.mkdir()
+    if has_file:
+        store.load()
+        store.write(ONE_POD)
+    if has_last:
+        (store.directory / LAST).write_text("{}")
+    loaded = store.load()
+    assert (loaded.lost == f"{store.path} is gone") is (has_last and not has_file)
+    assert bool(loaded.notes) is (has_last and not has_file)
 
 
 def test_changes_that_wait_are_dropped_with_the_file_they_belong_to(store: Store) -> None:
