@@ -227,6 +227,8 @@ def test_nothing_offline_is_usable(name) -> None:
 def test_offline_cpus_have_no_capacity() -> None:
     capacity = node_of(OFFLINE_CPUS).capacity()
     assert sum(capacity.caps) == 60
+    gone = [leaf for leaf, cap in enumerate(capacity.caps) if not cap]
+    assert capacity.share_nano(gone) == capacity.share_nano([]) == 0
 
 
 # ---------------------------------------------------------------------- questions about pods and containers

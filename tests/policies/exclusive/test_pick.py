@@ -226,6 +226,12 @@ def test_of_the_cores_of_an_l3_those_of_the_fewest_clusters_are_taken(
     assert shown(found_in(Topology(machines.machine(where), to_clusters=True), claim, used))[0] == cpus
 
 
+def test_two_clusters_of_an_l3_are_told_apart() -> None:
+    tree = Topology(TopologyData(tuple(Cpu(i, i, 0, 0, 0, 0, cluster=i // 4) for i in range(8))))
+    assert shown(found_in(tree, Claim(3), used="0-1"))[0] == "4-6"
+    assert shown(found_in(tree, Claim(2), used="0-1"))[0] == "2-3"
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_clusters_change_nothing_but_which_cores_of_an_l3_are_taken(data: st.DataObject) -> None:

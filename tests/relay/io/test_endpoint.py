@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.relay.io.endpoint import FULL_BYTES, Endpoint
+from cri_proxy.relay.io.endpoint import FULL_BYTES, LEAST_READ_BYTES, MOST_WORK, READ_BYTES, Endpoint
 
 WAIT_S = 10
 #: More than both sockets' buffers take.
@@ -159,3 +159,41 @@ async def test_what_comes_in_a_pause_is_not_read_and_does_not_keep_the_loop_busy
     assert owner.received == b"later"
     owner.end.abort()
     await owner.is_lost()
+
+
+async def test_of_what_is_much_work_less_is_read_at_once_and_more_again_where_it_is_little(
+    sockets: Any,
+) -> None:
+    ours, theirs = sockets
+    owner, reads, bytes_a_frame = Owner(), list[int](), 16
+
+    def data(received: bytes) -> None:
+        owner.received.extend(received)
+        reads.append(len(received))
+        owner.end.work = len(received) // bytes_a_frame
+
+    owner.end = Endpoint(data, owner._lost, owner._regulate)
+    owner.end.begin(ours)
+    loop = asyncio.get_running_loop()
+
+    async def send(size: int) -> None:
+        await loop.sock_sendall(theirs, bytes(size))
+        while len(owner.received) < size:
+            await asyncio.sleep(0)
+        owner.received.clear()
+
+    await send(8 * READ_BYTES)
+    # Frames of 16 bytes: from the second read on each brings as many as are wanted at most.
+    assert reads[0] == READ_BYTES
+    assert max(reads[1:]) <= bytes_a_frame * MOST_WORK
+    reads.clear()
+    # Now of one byte: never below the least.
+    bytes_a_frame = 1
+    await send(16 * LEAST_READ_BYTES)
+    assert set(reads[1:]) == {LEAST_READ_BYTES}
+    reads.clear()
+    # Now there is little work in them: twice as much each time.
+    bytes_a_frame = 1 << 20
+    await send(64 * LEAST_READ_BYTES)
+    assert reads[:4] == [LEAST_READ_BYTES * times for times in (1, 2, 4, 8)]
+    owner.end.abort()
