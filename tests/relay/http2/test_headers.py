@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional
 import pytest
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
+from hpack.hpack import encode_integer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,15 @@ def test_whatever_comes_is_read_as_the_hpack_library_reads_it(blocks: list[bytes
         assert read == outcome(lambda raw: decoder.decode(raw, raw=True), block)
         if read is None:
             return
+
+
+def test_texts_of_any_length_are_read_whole() -> None:
+    """Of all whose length has one or two bytes, and around each power of two after that."""
+    around = (size for bits in range(14, 20) for size in range((1 << bits) - 2, (1 << bits) + 260))
+    for size in (*range(600), *range(600, 1 << 14, 101), *around):
+        text = bytes(size)
+        block = b"\x00\x01k" + bytes(encode_integer(size, 7)) + text
+        assert HeaderReader().read(block) == [(b"k", text)]
 
 
 def test_large_blocks_are_not_kept_in_memory() -> None:
