@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -54,16 +55,10 @@ import yaml  # noqa: F401
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = REPOSITORY / ".cache" / "mutations"
-FUNCTIONAL = tuple(
-    f"tests/functional/test_{name}.py"
-    for name in ("refusals", "doubt", "updates", "modes", "restore", "reload", "operation")
-)
 #: The tests of a package are in the folder of tests/ that mirrors it, and for these here as well.
 MORE_TESTS = {
     "cri_proxy/runtime.py": ("tests/test_runtime.py", "tests/services/test_updates.py"),
     "cri_proxy/services": ("tests/engine/test_told.py",),
-    "cri_proxy/daemon": FUNCTIONAL,
-    "cri_proxy/front_ends": FUNCTIONAL,
 }
 #: Operators that seldom stand where another one was meant: `is` is `==` of small numbers.
 UNLIKELY = ("Is", "IsNot", "BitXor", "LShift", "RShift", "Pow", "Mod")
@@ -163,6 +158,10 @@ class Mutant:
     @property
     def name(self) -> str:
         return f"{self.path}:{self.line}:{self.column} {self.operator}"
+
+    def is_named(self, name: str) -> bool:
+        """Whether a name is this one's, or the beginning of it: a line's."""
+        return re.split("[: ]", self.name)[: len(parts := re.split("[: ]", name))] == parts
 
 
 @dataclass(frozen=True)
@@ -493,8 +492,9 @@ def _test(path: str, tree: Tree, measured: Measured, asked: argparse.Namespace) 
         if file.name != "__init__.py"
     }
     every = [mutant for name, source in sources.items() for mutant in mutants_of(name, source, known)]
-    only = [mutant for mutant in every if not asked.only or f"{mutant.path}:{mutant.line}" in asked.only]
-    candidates = sampled(only, asked.seed)
+    candidates = [m for m in every if any(m.is_named(name) for name in asked.only)] or sampled(
+        every, asked.seed
+    )
     print(f"{path}: {len(every)} mutants at {len(candidates)} places; seed {asked.seed}", flush=True)
     outcomes: dict[str, int] = defaultdict(int)
     for mutant in candidates:
@@ -541,7 +541,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a package or a module of the product")
     parser.add_argument("--sample", type=int, help="so many mutants; all otherwise")
     parser.add_argument("--seed", default="1", help="another one chooses others (%(default)s)")
-    parser.add_argument("--only", nargs="+", metavar="FILE:LINE", help="the mutants of these lines")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="FILE:LINE", help="all of these lines, or as they were told"
+    )
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="these tests, not the package's own")
     return parser.parse_args()
 
