@@ -9,7 +9,17 @@ import pytest
 
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.topology import Topology
-from policies.model import Container, PlacementPreferences, PlacementRefused, Qos, wanted_milli
+from policies.model import (
+    Container,
+    Placement,
+    PlacementPreferences,
+    PlacementRefused,
+    PodShare,
+    Qos,
+    Resident,
+    Resources,
+    wanted_milli,
+)
 from policies.reasons import plain
 from policies.settings import PlacementSettings
 from tests.machines import (
@@ -469,3 +479,23 @@ def test_where_no_numa_node_has_room_one_that_is_demanded_is_refused(scene) -> N
     with pytest.raises(PlacementRefused) as refusal:
         scene.put(make_container(limit=4, request=4, preferences=PlacementPreferences(numa="require")))
     assert "wants 4 CPUs in one NUMA node with room; the largest free NUMA node has 2" in str(refusal.value)
+
+
+# ---------------------------------------------------------------------- beside those that share their pod's CPUs
+
+
+@pytest.mark.parametrize(
+    ("others", "request_cpus", "is_beside"), [(7, 0.4, True), (7, 2, False), (5, 2, True)]
+)
+def test_a_container_joins_those_that_share_the_pods_cpus_where_its_own_request_has_room(
+    others, request_cpus, is_beside
+) -> None:
+    scene, pod = Scene(HYGON_7285_2S), make_pod("p")
+    mate = make_container("mate", limit=8, request=0.5, pod=pod)
+    mate = replace(mate, pod_share=PodShare(Resources(0, 8000), 500, 1))
+    home = parse_cpus("4-7,68-71")
+    place = Placement(home, level="ccx", home=home)
+    scene.node.add("mate", Resident(pod.uid, 500, 8000, home, container=mate, placement=place))
+    scene.occupy("4-7,68-71", request=others)
+    placed = scene.place(make_container("app", limit=8, request=request_cpus, pod=pod)).placement
+    assert (placed.cpus == home) is is_beside

@@ -109,6 +109,15 @@ def test_a_larger_table_may_be_used_once_it_is_allowed() -> None:
     assert reader.read(bigger + b"\x88") == [(b":status", b"200")]
 
 
+def test_a_few_bytes_that_stand_for_very_many_are_no_block() -> None:
+    reader, size = HeaderReader(), 2000
+    entry = b"\x40\x01k" + bytes(encode_integer(size, 7)) + bytes(size)
+    at_most = 4 * MAX_BLOCK_BYTES // (size + len("k") + 32)  # as a table counts a field (RFC 7541, 4.1)
+    assert len(reader.read(entry + b"\xbe" * (at_most - 1))) == at_most
+    with pytest.raises(ProtocolError, match=f"more than {4 * MAX_BLOCK_BYTES} bytes of fields"):
+        reader.read(b"\xbe" * (at_most + 1))
+
+
 @pytest.mark.parametrize(
     "block", [b"\x80", b"\xff\xff\xff\xff\xff", b"\x40", b"\x00\x85\xff\xff\xff\xff\xff\x00"]
 )
