@@ -387,7 +387,6 @@ class Store:
         """Have a connection to the file that is at our path now, and its log."""
         if self._db is not None and not self._has_file():
             # Removed or replaced under us: what we have written since went nowhere.
-            self._disconnect()
             self._begin_anew = True
         if self._begin_anew:
             self._move_away()

@@ -384,3 +384,23 @@ def test_a_container_that_cannot_be_placed_is_an_event(engine) -> None:
     [event] = engine.notable.since(None)["events"]
     assert event["reason"] == "Unplaced"
     assert engine.grants["a"].placement == Placement()
+
+
+@pytest.mark.parametrize(
+    ("namespace", "pod", "container", "is_about"),
+    [
+        ("default", "web-1", "app", True),
+        ("default", "web-2", "app", False),
+        ("default", "web-*", "app", True),
+        ("default", "web-1*", "app", True),
+        ("default", "web-10*", "app", False),
+        ("default", "wet*", "app", False),
+        ("default", "*", "app", True),
+        ("default", "web", "app", False),
+        ("other", "web-1", "app", False),
+        ("default", "web-1", "db", False),
+    ],
+)
+def test_which_containers_an_override_is_about(namespace, pod, container, is_about) -> None:
+    override = Override(namespace, pod, container, "node-0")
+    assert override.matches(make_container("app", pod=make_pod("web-1"))) is is_about

@@ -6,7 +6,7 @@ from itertools import combinations, islice
 from typing import Optional
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.exclusive.cell_search import NODE_SETS, node_sets
@@ -167,6 +167,8 @@ def test_of_many_nodes_a_few_sets_of_near_ones_are_looked_at() -> None:
     want=st.integers(1, 16),
     threads=st.sampled_from((1, 2, 4)),
 )
+# One thread is free of two cores, and two of a third.
+@example(used=parse_cpus("0-2,4-6,8-9,12-15"), kept=NO_CPUS, want=3, threads=4)
 def test_split_and_joined_cores_are_counted_as_they_are_taken(
     used: frozenset[int], kept: frozenset[int], want: int, threads: int
 ) -> None:
