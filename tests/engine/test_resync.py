@@ -282,6 +282,25 @@ def test_opted_out_and_kubelets_containers_are_found_as_such() -> None:
     assert engine.node.exclusive == {6, 7}
 
 
+@pytest.mark.parametrize(
+    ("cpus", "stance"),
+    [
+        ("6-7", Management.KUBELET),
+        ("4-7", Management.KUBELET),
+        ("2,7", Management.FOREIGN),
+        ("1-2", Management.FOREIGN),
+    ],
+)
+def test_kubelets_container_on_cpus_that_others_own_has_them_no_more_than_these_have(cpus, stance) -> None:
+    one, other = (make_container(name, limit=2) for name in ("one", "other"))
+    assigned = {(one.pod.uid, "one"): parse_cpus("6-7"), (other.pod.uid, "other"): parse_cpus("1-2")}
+    engine = engine_on(host_of(VM_NO_CACHE_INFO, kubelet_exclusive=assigned))
+    look(engine, seen("one", one, "6-7"), seen("other", other, "1-2"), details={"one": one, "other": other})
+    look(engine, seen("one", one, cpus), seen("other", other, "1-2"), now_s=200.0)
+    assert (engine.grants["one"].stance, engine.grants["one"].runs_on) == (stance, parse_cpus(cpus))
+    assert (engine.grants["other"].stance, engine.grants["other"].exclusive) == (Management.KUBELET, {1, 2})
+
+
 EXCLUSIVE_LOOKS = [
     # container, its cpuset, another's cpuset, exclusive
     (make_container("g", limit=2, qos=Qos.GUARANTEED), "2-3", "4-7", True),
