@@ -132,7 +132,7 @@ async def test_the_metrics_say_whether_the_observer_is_there(node, monkeypatch) 
     for problem, is_up in (("it has gone", 0), ("", 1), ("it has gone again", 0)):
         monkeypatch.setattr(node.affinity.source, "status", lambda problem=problem: {"problem": problem})
         node.affinity.follow()
-        assert f"cri_resmgr_observer_up {is_up}" in node.services.metrics.text()
+        assert f"cri_resmgr_observer_up {is_up}.0" in node.services.metrics.text().splitlines()
 
 
 async def test_where_nobody_talks_no_planner_is_started(node, client) -> None:
