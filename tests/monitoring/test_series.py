@@ -85,6 +85,7 @@ async def test_every_query_has_series_and_every_alert_what_it_is_about(
                 for title, query in queries():
                     if not OF_THE_OBSERVER.search(query):
                         assert await prometheus.until(query), title
+                await prometheus.scraped()
                 for name, rule in rules().items():
                     assert await prometheus.ask(rule["expr"]) == [], name
                 [aligned] = await prometheus.ask(
