@@ -257,6 +257,7 @@ def _place_files(online: list[Cpu]) -> dict[str, str]:
         files[f"{folder}/core_cpus_list"] = cores[c.socket, c.core]
         files[f"{folder}/package_cpus_list"] = packages[c.socket]
         if c.cluster is not None:
+            files[f"{folder}/cluster_id"] = str(c.cluster)
             files[f"{folder}/cluster_cpus_list"] = clusters[c.socket, c.cluster]
     return files
 
@@ -273,15 +274,16 @@ def _cache_files(online: list[Cpu], cache_ids: Optional[list[Optional[int]]]) ->
         rank = ranks[c.socket, c.l3]
         l3_id = rank if cache_ids is None else cache_ids[rank]
         caches = (
-            (1, "Data", core, c.core),
-            (1, "Instruction", core, c.core),
-            (2, "Unified", core, c.core),
-            (3, "Unified", l3, l3_id),
+            (1, "Data", "32K", core, c.core),
+            (1, "Instruction", "64K", core, c.core),
+            (2, "Unified", "512K", core, c.core),
+            (3, "Unified", "8192K", l3, l3_id),
         )
-        for index, (level, kind, shared, cache_id) in enumerate(caches):
+        for index, (level, kind, size, shared, cache_id) in enumerate(caches):
             folder = f"sys/devices/system/cpu/cpu{c.cpu}/cache/index{index}"
             files[f"{folder}/level"] = str(level)
             files[f"{folder}/type"] = kind
+            files[f"{folder}/size"] = size
             files[f"{folder}/shared_cpu_list"] = shared
             if cache_id is not None:
                 files[f"{folder}/id"] = str(cache_id)
