@@ -33,7 +33,7 @@ from policies.exclusive.pick import Claim, Pick, pick
 from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same, take_sparing
 from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.machine.topology import Topology
+from policies.machine.topology import Domain, Topology
 from policies.memory import with_memory
 from policies.model import (
     Affinity,
@@ -321,9 +321,14 @@ class Owning:
     def _home(
         self, node: Node, container: Container, ask: CpuDemand, found: Pick, constraint: Constraint
     ) -> tuple[frozenset[int], str]:
-        """The domain a container lives in, and its level: its own CPUs, and for a fraction the smallest around them."""
+        """Where a container lives, and the level of that: its own CPUs, and for a fraction the fewest around them.
+
+        That is a domain around them, the leaves that they are in, or these and the nearest other one: whichever has the
+        fewest CPUs of those with room for the fraction.
+        """
         if not ask.is_mixed:
             return found.cpus, found.level
+        tree = self.topology
         levels = (
             ("cluster", "cluster"),
             ("l3", "ccx"),
@@ -331,16 +336,27 @@ class Owning:
             ("socket", "socket"),
             ("machine", "machine"),
         )
-        around = [
-            (d.cpus, name) for level, name in levels for d in self.topology.at(level) if found.cpus <= d.cpus
-        ]
         # By size: an L3 may be larger than a NUMA node, and a node larger than a socket.
-        for cpus, name in sorted(around, key=lambda domain: len(domain[0])):
+        domains = sorted(
+            ((d.cpus, name) for level, name in levels for d in tree.at(level)), key=lambda d: len(d[0])
+        )
+        mine = {tree.leaves[index] for index in {node.leaf_of[cpu] for cpu in found.cpus}}
+        inside = NO_CPUS.union(*[leaf.cpus for leaf in mine])
+        nodes = tree.nodes_of(found.cpus)
+
+        def nearest(leaf: Domain) -> tuple[int, int]:
+            # Of equally near ones that which others have taken the most of: whole free ones stay whole.
+            far = sum(tree.distance(a, b) for a in nodes for b in leaf.nodes)
+            return far, len(leaf.cpus & node.shared)
+
+        others = sorted((leaf for leaf in tree.leaves if leaf not in mine), key=nearest)
+        around = [cpus for cpus, _ in domains if found.cpus <= cpus]
+        for cpus in sorted((*around, inside, *(inside | leaf.cpus for leaf in others)), key=len):
             home = cpus if constraint.cpus is None else cpus & constraint.cpus
             left = (home & node.shared) - found.cpus
             if left and len(left) * 1000 - node.charge_milli(left) >= ask.milli_shared:
-                return home, name
-        whole = self.topology.root.cpus if constraint.cpus is None else constraint.cpus
+                return home, next(name for domain, name in domains if cpus <= domain)
+        whole = tree.root.cpus if constraint.cpus is None else constraint.cpus
         return whole, "machine"
 
     def _ideal(self, count: int) -> str:

@@ -180,6 +180,26 @@ def one_l3_over_four_nodes() -> Topology:
     return Topology(TopologyData(tuple(Cpu(cpu, cpu, 0, 0, cpu // 4, 0) for cpu in range(16))))
 
 
+@pytest.mark.parametrize(
+    ("size", "owned", "l3s", "shared"),
+    [
+        (16.5, "", 3, "8-11,72-75"),
+        (20.5, "", 3, "10-11,74-75"),
+        (8.5, "8-63,72-127", 2, "4-7,68-71"),
+    ],
+    ids=["the nearest L3", "what is left of its own L3s", "the other L3 of its node"],
+)
+def test_a_fraction_is_shared_in_its_own_l3s_or_the_nearest_one(
+    size: float, owned: str, l3s: int, shared: str
+) -> None:
+    node = engine()
+    if owned:
+        run(node, own("others", len(parse_cpus(owned))), "others", within=constraint(owned))
+    grant = run(node, own("app", size, PlacementPreferences(ownership="exclusive")), "app")
+    assert format_cpus(grant.cpus - grant.placement.exclusive) == shared
+    assert sum(not l3.cpus.isdisjoint(grant.cpus) for l3 in node.host.topology.at("l3")) == l3s
+
+
 def test_a_fraction_stays_in_one_numa_node_where_an_l3_spans_several() -> None:
     tree = one_l3_over_four_nodes()
     node = engine_on(host_of(tree), policy=TopologyAware(tree, TOPOLOGY_AWARE))
