@@ -177,7 +177,8 @@ bench: setup ## Added latency and decision time, side by side; says which kept r
 bench-short: setup ## Two minutes: ratios of CPU time, memory and counts against those that are kept (bench/ratios.json)
 	$(BIN)/python -m bench.short
 
-bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside the best possible and others
+bench-placement: setup ## L3s, NUMA nodes and cores of random sequences, beside nri-plugins' policies and the best possible
+	@$(BIN)/python -m tests.peers --or-without --get-go nri-topology-aware nri-balloons
 	$(BIN)/python -m bench.placement
 
 bench-peers: compiled ## What we add to a call beside Intel's cri-resource-manager and a plain grpc-go relay (root)

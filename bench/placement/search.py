@@ -1,10 +1,12 @@
-"""What the random sequences of ``bench.placement`` allow: the fewest domains at one create, the best of a whole sequence."""
+"""What the random sequences allow: the fewest domains at one create, the best of a whole sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Optional
+
+from bench.placement.sequences import OWNERS, Create, Step
 
 #: Searches with chance in them, for each sequence; the best one counts.
 SEARCHES = 60
@@ -20,11 +22,12 @@ def fewest(free: Iterable[int], count: int) -> int:
     return needed
 
 
-def search(steps: Sequence[tuple[str, int]], sizes: Sequence[int], largest: int, goal: int) -> int:
+def search(steps: Sequence[Step], sizes: Sequence[int], largest: int, goal: int) -> int:
     """The fewest containers over more L3s than needed that any of many placements of a sequence had.
 
     ``sizes``: free CPUs of each L3 at the start; ``largest``: of a whole L3; ``goal``: a number known to be
-    possible. Only counts are placed: nodes and cores are free of charge, so that it is hard to beat.
+    possible. Only counts are placed: nodes and cores are free of charge, and so is a container that owns no CPUs, so
+    that it is hard to beat.
     """
     random = Random(1)
     for _ in range(SEARCHES):
@@ -34,23 +37,20 @@ def search(steps: Sequence[tuple[str, int]], sizes: Sequence[int], largest: int,
     return goal
 
 
-def _placed_by_chance(
-    steps: Sequence[tuple[str, int]], free: list[int], largest: int, random: Random, goal: int
-) -> int:
+def _placed_by_chance(steps: Sequence[Step], free: list[int], largest: int, random: Random, goal: int) -> int:
     live: dict[int, dict[int, int]] = {}
-    number = worse = 0
-    for kind, value in steps:
-        if kind == "delete":
-            for l3, taken in live.pop(value, {}).items():
+    worse = 0
+    for step in steps:
+        if not isinstance(step, Create):
+            for l3, taken in live.pop(step.number, {}).items():
                 free[l3] += taken
             continue
-        place = _place(free, value, random)
+        place = _place(free, step.cpus, random) if step.kind in OWNERS else None
         if place is not None:
             for l3, taken in place.items():
                 free[l3] -= taken
-            live[number] = place
-            worse += len(place) > -(-value // largest)
-        number += 1
+            live[step.number] = place
+            worse += len(place) > -(-step.cpus // largest)
         if worse >= goal:
             break
     return worse
