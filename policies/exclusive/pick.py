@@ -82,6 +82,11 @@ def pick(topology: Topology, free: frozenset[int], claim: Claim) -> Optional[Pic
     return _picker(topology).pick(free, claim)
 
 
+def most_in_one(topology: Topology, free: frozenset[int], claim: Claim, level: str) -> int:
+    """The most CPUs that a claim finds in one domain: an "l3", a "numa" node, or the "machine"."""
+    return _picker(topology).most_in_one(free, claim, level)
+
+
 class Picker:
     """The cells of one machine. Built once per topology; ``pick`` is called for every container."""
 
@@ -115,6 +120,14 @@ class Picker:
         if claim.l3 == "require" and len({g.l3 for g in grounds}) > 1:
             return None
         return Pick(cpus, hidden, self._level(cpus, grounds), self._why(cpus, hidden, grounds))
+
+    def most_in_one(self, free: frozenset[int], claim: Claim, level: str) -> int:
+        """As ``most_in_one`` of this module."""
+        cpus: dict[Any, int] = {}
+        for cell in look(self.grounds, free, claim.keep, claim.smt, self._seen, claim.l3 == "exclusive"):
+            domain = {"l3": cell.ground.l3, "numa": cell.ground.node}.get(level)
+            cpus[domain] = cpus.get(domain, 0) + cell.free + len(cell.ground.cpus & claim.keep)
+        return max(cpus.values(), default=0)
 
     # ------------------------------------------------------------------ which CPUs
 

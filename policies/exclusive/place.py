@@ -29,7 +29,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Callable, Optional, Union
 
-from policies.exclusive.pick import Claim, Pick, pick
+from policies.exclusive.pick import Claim, Pick, most_in_one, pick
 from policies.exclusive.sparing import emptied_by, needs_of, shared_all_the_same, take_sparing
 from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS, format_cpus
@@ -57,6 +57,8 @@ RANKS = {
         ("core", "cluster", "ccx", "nccx", "numa", "numa+ccx", "2numa", "socket", "machine")
     )
 }
+#: How CPUs are counted for a claim that does not take every free one, by its ``smt``.
+COUNTED = {"full-core": " in whole cores", "hide": " in whole cores", "spread": ", one thread a core"}
 #: As much of a claim's cost comes before what others lose of the CPUs they want.
 BEFORE_LOSS = 6
 
@@ -128,7 +130,7 @@ class Owning:
             free &= constraint.cpus
         isolated = free & self.topology.data.isolated
         ordinary = free - node.isolated
-        kept, grown = _kept(self.topology, _alone(node, keep, constraint), ask.full, free)
+        kept, grown = _kept(self.topology, _alone(node, keep, constraint), ask.full)
         # 2. Isolated CPUs, all or none; then the others.
         found: Optional[Pick] = None
         claim = self._claim(node, container, ask, affinity, kept, constraint)
@@ -142,7 +144,7 @@ class Owning:
         if found is None:
             found = self._pick(node, container, ordinary, claim, affinity, near)
         if found is None:
-            return self._not_owned(container, ask, ordinary)
+            return self._not_owned(container, claim, ordinary)
         if kept:
             whole = self._in_fewer(node, container, ordinary | kept, ask, affinity, kept, constraint, found)
             if whole is not None:
@@ -297,18 +299,24 @@ class Owning:
             return within
         return anywhere
 
-    def _not_owned(self, container: Container, ask: CpuDemand, free: frozenset[int]) -> str:
+    def _not_owned(self, container: Container, claim: Claim, free: frozenset[int]) -> str:
         """:raises PlacementRefused: a demand cannot be met."""
-        demand = demand_of(container, self.settings)
-        level, word = ("l3", "L3") if demand == "l3" else ("numa", "NUMA node")
-        if demand or l3_mode_of(container, self.settings) == "exclusive":
-            domains = self.topology.at(level) or self.topology.at("numa")
-            largest = max((len(d.cpus & free) for d in domains), default=0)
-            alone = " to itself" if l3_mode_of(container, self.settings) == "exclusive" else ""
-            raise PlacementRefused(
-                f"{container.path} wants {ask.full} CPUs in one {word}{alone}; the largest free {word} has {largest}"
-            )
-        return f"{ask.full} exclusive CPUs are wanted, {len(free)} are free: it shares"
+        demand = "l3" if claim.l3 == "require" else "numa" if claim.numa_required else ""
+        free_cpus = most_in_one(self.topology, free, claim, demand or "machine")
+        how = COUNTED.get(claim.smt, "") + (
+            f"; it keeps CPUs {format_cpus(claim.keep)}" if claim.keep else ""
+        )
+        if claim.l3 == "exclusive":
+            wanted = f"L3s{' of one NUMA node' if demand else ''} to itself"
+            found = f"the L3s{' of one' if demand else ''} that are wholly free have"
+        elif demand:
+            word = "L3" if demand == "l3" else "NUMA node"
+            wanted, found = f"one {word}", f"the largest free {word} has"
+        else:
+            return f"{claim.count} exclusive CPUs are wanted, {free_cpus} are free{how}: it shares"
+        raise PlacementRefused(
+            f"{container.path} wants {claim.count} CPUs in {wanted}; {found} {free_cpus}{how}"
+        )
 
     def _check_hints(self, container: Container, found: Pick) -> None:
         hinted = hinted_nodes(container, self.settings)
@@ -379,7 +387,7 @@ def _alone(node: Node, keep: Optional[Placement], constraint: Constraint) -> Opt
 
 
 def _kept(
-    topology: Topology, keep: Optional[Placement], count: int, free: frozenset[int]
+    topology: Topology, keep: Optional[Placement], count: int
 ) -> tuple[frozenset[int], tuple[frozenset[int], ...]]:
     """Of the CPUs a container has those it keeps, the newest given back first; and which of them were added later."""
     if keep is None or not keep.exclusive:

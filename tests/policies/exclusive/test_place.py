@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -32,6 +33,8 @@ from tests.scenes import TOPOLOGY_AWARE, Number, constraint, make_container, mak
 
 #: Two NUMA nodes of two L3s of four cores: CPUs 0-3, 4-7 and 8-11, 12-15.
 TREE = Topology(TopologyData(tuple(Cpu(i, i, i // 4, 0, i // 8, 0) for i in range(16))))
+#: The same with cores of two threads.
+THREADS = Topology(TopologyData(tuple(Cpu(i, i // 2, i // 4, 0, i // 8, 0) for i in range(16))))
 L3S = [leaf.cpus for leaf in TREE.leaves]
 NODES = [domain.cpus for domain in TREE.at("numa")]
 
@@ -49,9 +52,11 @@ class Pull:
 class Scene:
     """The machine above, with containers on it."""
 
-    def __init__(self, settings: PlacementSettings = TOPOLOGY_AWARE, reserved: str = "") -> None:
-        self.node: Node = node_of(TREE, reserved=reserved)
-        self._policy = TopologyAware(TREE, settings)
+    def __init__(
+        self, settings: PlacementSettings = TOPOLOGY_AWARE, reserved: str = "", tree: Topology = TREE
+    ) -> None:
+        self.node: Node = node_of(tree, reserved=reserved)
+        self._policy = TopologyAware(tree, settings)
         self._count = 0
 
     def add(self, cpus: str, request: Number = 0, pod: str = "", own: bool = False, limit: Number = 0) -> str:
@@ -249,7 +254,14 @@ def test_what_does_not_fit_shares_and_says_how_many_are_free() -> None:
     ("preferences", "words"),
     [
         (PlacementPreferences(l3="require"), "wants 4 CPUs in one L3; the largest free L3 has 3"),
-        (PlacementPreferences(l3="exclusive"), "wants 4 CPUs in .* to itself"),
+        (
+            PlacementPreferences(l3="exclusive"),
+            "wants 4 CPUs in L3s to itself; the L3s that are wholly free have 0$",
+        ),
+        (
+            PlacementPreferences(l3="exclusive", numa="require"),
+            "wants 4 CPUs in L3s of one NUMA node to itself; the L3s of one that are wholly free have 0$",
+        ),
         (PlacementPreferences(isolated="require"), "demands 4 isolated CPUs; 0 are free"),
     ],
 )
@@ -259,6 +271,32 @@ def test_a_demand_that_cannot_be_met_is_refused_with_what_is_free(preferences, w
         scene.add(cpus, request=len(parse_cpus(cpus)), own=True)
     with pytest.raises(PlacementRefused, match=words):
         scene.place(4, preferences=preferences)
+
+
+@given(
+    tree=st.sampled_from([TREE, THREADS]),
+    owned=st.frozensets(st.integers(0, 15), max_size=12),
+    has=st.frozensets(st.integers(0, 15), max_size=3),
+    count=st.integers(1, 10),
+    l3=st.sampled_from(["prefer", "require", "exclusive"]),
+    numa=st.sampled_from(["", "require"]),
+    smt=st.sampled_from(["", "full-core", "hide", "spread"]),
+)
+def test_what_is_free_by_a_refusal_is_less_than_what_is_wanted(
+    tree, owned, has, count, l3, numa, smt
+) -> None:
+    scene = Scene(tree=tree)
+    if owned:
+        scene.add(format_cpus(owned), request=len(owned), own=True)
+    more: dict[str, Any] = {"keep": having(format_cpus(has - owned))} if has - owned else {}
+    try:
+        why = scene.place(count, preferences=PlacementPreferences(l3=l3, numa=numa, smt=smt), **more).why
+    except PlacementRefused as refusal:
+        why = str(refusal)
+    if told := re.search(r"wants (\d+) CPUs .* ha(?:s|ve) (\d+)(.*)", why) or re.search(
+        r"^(\d+) exclusive CPUs are wanted, (\d+) are free(.*)", why
+    ):
+        assert int(told[2]) < int(told[1]) or "keeps" in told[3]
 
 
 def test_devices_that_must_be_near_are_or_the_container_is_refused() -> None:
