@@ -96,6 +96,7 @@ class InterceptedCall:
             outcome = Refuse(Code.FAILED_PRECONDITION, f"cri-resmgr: {error}")
         except Exception as error:
             self._fail_open(error)
+            self._unsent()
             outcome = self._undecided()
         self.decision_us = (time.perf_counter() - started) * 1e6
         return outcome
@@ -121,6 +122,15 @@ class InterceptedCall:
         reason = _reason(error)
         self.outcome = f"failed open: {reason}"
         self.node_state.failed_open(self.method, reason, error)
+
+    def _unsent(self) -> None:
+        """A request passes as it came, or is refused, after it was decided: no container has what was decided."""
+        try:
+            if self.give_back("it could not be carried out"):
+                self.node_state.save()
+                self.node_state.on_doubt()
+        except Exception as error:
+            self._fail_open(error)
 
     def _undecided(self) -> Outcome:
         if not self.node_state.fails_closed(self.namespace):
@@ -154,6 +164,10 @@ class InterceptedCall:
         return paths
 
     # What a kind of call does; the defaults pass.
+
+    def give_back(self, why: str) -> bool:
+        """What was decided is not sent; whether anything was."""
+        return False
 
     async def decide(self, message: bytes) -> Outcome:
         return Forward()
@@ -206,10 +220,14 @@ class CreateContainer(InterceptedCall):
 
     async def decide_again(self, message: bytes) -> Outcome:
         """Give the place back and decide anew: plugins have changed the request that was decided about."""
-        if self.creation is not None:
-            creation, self.creation = self.creation, None
-            creation.failed(self.node_state.clock(), "plugins have changed the request")
+        self.give_back("plugins have changed the request")
         return await self.request(message)
+
+    def give_back(self, why: str) -> bool:
+        creation, self.creation = self.creation, None
+        if creation is not None:
+            creation.failed(self.node_state.clock(), why)
+        return creation is not None
 
     async def done(self, message: bytes) -> None:
         if self.creation is None:
@@ -274,6 +292,12 @@ class UpdateContainerResources(InterceptedCall):
         # No start comes after it to wait for others to leave.
         self.note_company(await node_state.updates.alone(resize.admission.ticket, node_state.shrink_wait_s))
         return Forward(write_update_delta(resize.placement, resize.give_back))
+
+    def give_back(self, why: str) -> bool:
+        resize, self.resize = self.resize, None
+        if resize is not None:
+            resize.failed(self.node_state.clock(), why)
+        return resize is not None
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
         if self.resize is None:
