@@ -90,7 +90,8 @@ class BalloonCpus:
         """The CPUs of a core that a balloon grows by: all that may be used now, one where it is to be spread over cores."""
         if kind.prefer_spread_on_physical_cores and not kind.hide_hyperthreads:
             return 1
-        if self._core[0] != node.usable:
+        # Sets are compared element by element, also with themselves; the node's stays the same object.
+        if self._core[0] is not node.usable:
             counts = [len(core & node.usable) for core in self.topology.cores]
             self._core = node.usable, max(counts, default=1) or 1
         return self._core[1]
