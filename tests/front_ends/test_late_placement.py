@@ -227,17 +227,16 @@ async def test_how_late_it_is_is_not_known_of_one_that_does_not_say_when_it_has_
 
 
 async def test_a_pod_is_told_on_once_and_before_its_containers_are_decided(node) -> None:
-    told: list[tuple[str, int]] = []
+    told: list[tuple[str, bool, int]] = []
 
     async def on_pod(pod: Pod) -> None:
-        told.append((pod.id, len(node.engine.grants)))
+        told.append((pod.id, pod.id in node.engine.pods, len(node.engine.grants)))
 
     node.state.on_pod = on_pod
     pod = make_pod("p")
     each = [seen("a", 1, pod=pod), seen("b", 2, pod=pod), seen("c", 3)]
     await LatePlacement(node.services).place(node.engine, each)
-    assert told == [("sandbox-p", 0), ("sandbox-pod-of-c", 2)]
-    assert set(node.engine.pods) == {"sandbox-p", "sandbox-pod-of-c"}
+    assert told == [("sandbox-p", True, 0), ("sandbox-pod-of-c", True, 2)]
 
 
 async def test_once_another_engine_is_there_no_more_is_decided(node) -> None:
