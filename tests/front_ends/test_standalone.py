@@ -9,29 +9,13 @@ from typing import Any, Optional
 
 import pytest
 
-from cri_proxy.config.config import read_config
 from cri_proxy.front_ends import standalone
 from cri_proxy.front_ends.late_placement import LOOKED
 from cri_proxy.front_ends.standalone import HOW, POLL_S, Standalone
-from cri_proxy.metrics import Metrics
 from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.runtime import RuntimeClient
-from cri_proxy.services.services import Health, Services, make_parts
-from cri_proxy.text.sources import SettingsSource
-from tests.machines import HYGON_7285_2S
-from tests.scenes import engine_on, make_container, run
-
-INTERVAL_S = 30.0
-
-
-class Log:
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def _add(self, event: str, **_: Any) -> None:
-        self.events.append(event)
-
-    debug = info = warning = error = _add
+from tests.daemon.parts import parts
+from tests.scenes import make_container, run
 
 
 class Ended(BaseException):
@@ -42,15 +26,7 @@ class Scene:
     """A front end with the parts of a daemon, whose waiting and looking is the test's."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log = Log()
-        config = read_config([SettingsSource("test", values={"state": {"directory": str(folder)}})]).config
-        metrics, log = Metrics("test"), self.log
-        health = Health(metrics, log, lambda: "enforce")
-        runtime: Any = RuntimeClient(str(folder / "none.sock"))
-        monkeypatch.setattr(RuntimeClient, "is_connected", True)
-        self.services: Services = make_parts(config, log, metrics, health, runtime)
-        self.services.node_state.engine = engine_on(HYGON_7285_2S)
-        self.services.store.later = lambda work: work()  # type: ignore[assignment,method-assign]
+        self.services = parts(folder, monkeypatch)
         self.looks: list[bool] = []
         self.fails: Optional[Exception] = None
         self.services.reconciler.run = self._look  # type: ignore[method-assign]
@@ -134,7 +110,7 @@ async def test_a_look_that_fails_is_a_reason_if_it_is_a_bug_until_one_does_not(s
     scene.fails = error
     await scene.run("")
     assert scene.services.health.reasons.get("standalone") == reason
-    assert ("containers could not be looked for" in scene.log.events) is (reason is not None)
+    assert ("containers could not be looked for" in scene.services.log.events) is (reason is not None)
     scene.fails = None
     await scene.run("")
     assert "standalone" not in scene.services.health.reasons
@@ -196,7 +172,7 @@ async def test_what_is_to_be_brought_up_is_before_it_begins(scene) -> None:
     done = []
 
     async def work() -> None:
-        done.append(scene.log.events[-1:])
+        done.append(scene.services.log.events[-1:])
 
     await scene.front.start_behind(work())
     assert done == [[HOW]]
