@@ -108,6 +108,14 @@ def test_what_a_round_under_way_may_not_have_seen_is_looked_at_however_that_ends
     assert clock.next() is None
 
 
+def test_what_is_settled_before_its_look_needs_none_and_what_comes_then_has_one(clock, looks, looked) -> None:
+    looks.compared(False, INTERVAL_S)
+    looks.compared(True, INTERVAL_S)
+    assert clock.next() is None and not looked
+    looks.soon()
+    assert clock.next() == DOUBT_LOOK_S
+
+
 def test_what_comes_again_and_again_does_not_put_off_the_look(clock, looks) -> None:
     looks.soon()
     clock.now_s += 0.7

@@ -91,7 +91,13 @@ async def test_a_scraper_too_many_is_refused_with_a_sentence(source: Source, ser
 
 @pytest.mark.parametrize(
     "said",
-    [b"GET /else HTTP/1.1\r\n\r\n", b"POST /metrics HTTP/1.1\r\n\r\n", b"rubbish\r\n\r\n", b" \r\n\r\n"],
+    [
+        b"GET /else HTTP/1.1\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\n\r\n",
+        b"rubbish\r\n\r\n",
+        b" \r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+    ],
 )
 async def test_nothing_else_is_served(source: Source, server: MetricsServer, said: bytes) -> None:
     answer = await get(server, said)
