@@ -22,6 +22,7 @@ from cri_proxy.daemon.engine_host import (
     MODE_KEY,
     NODE_PLACEMENT,
     QUOTAS_KEY,
+    RESET,
     STARTED,
     UNSAVED_FILE,
     Assembly,
@@ -29,17 +30,19 @@ from cri_proxy.daemon.engine_host import (
     carry_over,
     restore,
 )
+from cri_proxy.engine.build import Machine
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Management
 from cri_proxy.front_ends.placer import Placer
 from cri_proxy.kubelet.io.cpu_manager import NotUnderstood
-from cri_proxy.state.file import LoadedState
+from cri_proxy.node.machine import NoMachine
+from cri_proxy.state.file import LoadedState, StateLocked
 from cri_proxy.state.writer import StateWriter
 from cri_proxy.text.sources import SettingsSource
 from policies.model import NO_CONSTRAINT
 from tests.daemon.parts import parts
 from tests.machines import HYGON_7285_2S
-from tests.scenes import engine_on, make_container, run
+from tests.scenes import engine_on, make_container, make_pod, run, topology
 
 
 class Scene:
@@ -322,6 +325,192 @@ async def test_a_limit_is_lifted_once_that_is_on_disk_and_only_where_something_i
     scene.assembly._keep_quotas("taken")
     assert said == [("taken", mode == "enforce") if is_done else "not"]
     assert scene.kept == {QUOTAS_KEY: "taken"}
+
+
+class Reads:
+    """Stands in for the machine and the state file: what is read of both."""
+
+    def __init__(self, scene: Scene, machine: Any = None) -> None:
+        self.loaded: Any = LoadedState()
+        self.machine = machine or Machine(topology(HYGON_7285_2S))
+        self.done: list[Any] = []
+        services = scene.services
+        services.machine.read = self._machine  # type: ignore[method-assign]
+        services.store.load = self._load  # type: ignore[method-assign]
+        services.store.run = self._run  # type: ignore[assignment,method-assign]
+        services.node_state.updates.wake = lambda: self.done.append("wake")  # type: ignore[method-assign]
+        services.machine.note_cgroup = self.done.append  # type: ignore[assignment,method-assign]
+
+    def _machine(self, before: Any = None, pods: Any = ()) -> Any:
+        if isinstance(self.machine, Exception):
+            raise self.machine
+        self.done.append(("machine", *pods))
+        return self.machine
+
+    async def _load(self) -> Any:
+        if isinstance(self.loaded, Exception):
+            raise self.loaded
+        return self.loaded
+
+    async def _run(self, work: Any) -> Any:
+        return work()
+
+
+def records(*keys: str) -> dict[str, Any]:
+    kept = engine_on(HYGON_7285_2S)
+    for key in keys:
+        run(kept, make_container(key, 2), key)
+        kept.add_pod(replace(make_pod(f"pod-of-{key}"), cgroup_parent="/kubepods/burstable/podx"))
+    return {"grant": dict(kept.grants), "pod": dict(kept.pods)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "lost", "is_outdated", "is_marked", "is_whole"),
+    [
+        ("a", "", False, False, True),
+        ("", "", False, False, False),
+        ("a", "the file was damaged", False, False, False),
+        ("a", "", True, False, False),
+        ("a", "", False, True, False),
+    ],
+)
+async def test_what_is_owned_is_known_by_records_that_are_whole(
+    scene, keys, lost, is_outdated, is_marked, is_whole
+) -> None:
+    """Else the CPUs of any container may be owned until what runs was compared."""
+    reads = Reads(scene)
+    reads.loaded = LoadedState(records=records(*keys), lost=lost, is_outdated=is_outdated)
+    scene.services.node_state.engine = None
+    if is_marked:
+        scene.mark.write_text("this boot")
+    engaged = []
+    scene.assembly.on_engage = lambda engine: engaged.append(len(engine.grants))
+    assert await scene.assembly.activate() is True
+    books = scene.services.node_state.books
+    assert (books.why, books.may_be_owned) == (STARTED, frozenset() if is_whole else None)
+    assert books.are_behind is (is_outdated or is_marked)
+    assert list(scene.engine.grants) == list(keys) and (
+        "lost state" in scene.services.health.reasons
+    ) is bool(lost)
+    parents = ["/kubepods/burstable/podx"] * len(keys)
+    assert reads.done[: 2 * len(keys)] == [*parents, ("machine", *parents)][: 2 * len(keys)]
+    assert reads.done[-1] == "wake"
+    # Before it has records, and once more when it is at work.
+    assert engaged == [0, len(keys)]
+    assert await scene.assembly.activate() is True and len(engaged) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "topic", "sentence"),
+    [
+        ("machine", NoMachine("no sysfs"), "topology", "no sysfs"),
+        ("machine", ValueError("a bug"), "engine", "the engine could not be built: ValueError: a bug"),
+        ("loaded", StateLocked("another has it"), "state", "locked"),
+    ],
+)
+async def test_what_cannot_be_had_is_a_reason_until_it_is(scene, what, error, topic, sentence) -> None:
+    reads = Reads(scene)
+    scene.services.node_state.engine = None
+    had = getattr(reads, what)
+    setattr(reads, what, error)
+    scene.problem = "locked" if topic == "state" else ""
+    assert await scene.assembly.activate() is False
+    assert scene.services.health.reasons == {topic: sentence} and scene.services.node_state.engine is None
+    assert ("the engine could not be built" in scene.services.log.events) is (topic == "engine")
+    setattr(reads, what, had)
+    scene.problem = ""
+    assert await scene.assembly.activate() is True and not scene.services.health.reasons
+
+
+async def test_records_that_make_no_sense_are_set_aside(scene, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("they contradict each other")
+
+    async def start_over() -> LoadedState:
+        return LoadedState(notes=("it was set aside",), lost="all of it")
+
+    reads = Reads(scene)
+    reads.loaded = LoadedState(
+        records=records("a"), meta={MODE_KEY: "observe", ASKED_BY_KEY: COMMAND, CONFIGURED_KEY: "enforce"}
+    )
+    scene.services.store.start_over = start_over
+    scene.services.node_state.engine = None
+    monkeypatch.setattr(Engine, "restore", fail)
+    engaged = []
+    scene.assembly.on_engage = engaged.append
+    assert await scene.assembly.activate() is True
+    assert not scene.engine.grants and scene.services.health.reasons["lost state"].startswith("all of it; ")
+    assert engaged[-1] is engaged[-2] is scene.engine is not engaged[0]
+    assert scene.mode[0] == "enforce"  # what is kept with them is no better
+
+
+async def test_a_mode_that_is_kept_is_in_force_with_the_first_engine(scene) -> None:
+    reads = Reads(scene)
+    reads.loaded = LoadedState(meta={MODE_KEY: "observe", ASKED_BY_KEY: COMMAND, CONFIGURED_KEY: "enforce"})
+    scene.services.node_state.engine = None
+    await scene.assembly.activate()
+    assert scene.mode == ("observe", COMMAND)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "off"])
+async def test_an_engine_that_starts_over_knows_which_cpus_may_be_owned(scene, mode) -> None:
+    node_state, old, done = scene.services.node_state, scene.engine, list[Any]()
+    run(old, make_container("app", 2), "c")
+    own = frozenset({3, 4})
+    place = replace(old.grants["c"].placement, exclusive=own, cpus=own, home=own)
+    old.adopt(replace(old.grants["c"], placement=place))
+    creation = Placer(old).create(make_container("next", 2), NO_CONSTRAINT, 0.0, True)
+
+    async def until(is_over: Any, seconds: float) -> None:
+        done.append(("until", is_over(""), node_state.books.why))
+        creation.unknown()
+        done.append(is_over(""))
+
+    async def tried(ids: Any, seconds: float) -> None:
+        done.append("tried")
+
+    async def moved() -> str:
+        return "it was moved"
+
+    node_state.mode = mode
+    node_state.updates.until, node_state.updates.tried = until, tried
+    scene.services.store.set_aside = moved
+    assert await (await scene.assembly.start_over()) == "it was moved"
+    # While that goes on nothing is given out.
+    assert done == [("until", False, RESET if mode == "enforce" else ""), True, "tried"]
+    assert scene.engine is not old and list(scene.engine.grants) == [creation.admission.ticket]
+    owned = old.node.exclusive if mode == "enforce" else None
+    assert node_state.books.may_be_owned == owned and scene.kept[HASH_KEY]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("by_reload", [False, True])
+async def test_an_engine_follows_a_machine_that_has_changed_and_any_configuration(
+    scene, monkeypatch, changes, by_reload
+) -> None:
+    rehosted = []
+    monkeypatch.setattr(Engine, "rehost", lambda engine, host, policy, options: rehosted.append(options))
+    monkeypatch.setattr(type(scene.engine), "rehost", Engine.rehost)
+    reads = Reads(scene)
+    scene.engine.host = scene.assembly.host(reads.machine)
+    if changes:
+        reads.machine = Machine(topology(HYGON_7285_2S), parent_cpus=frozenset(range(8)))
+    devices = scene.services.node_state.devices
+    await (scene.assembly.follow_config() if by_reload else scene.assembly.follow_machine())
+    assert [options is not None for options in rehosted] == [by_reload] * (changes or by_reload)
+    assert ("the machine has changed" in scene.services.log.events) is changes
+    assert (scene.services.node_state.devices is devices) is not by_reload
+    assert (HASH_KEY in scene.kept) is (changes or by_reload)
+
+
+async def test_a_machine_that_cannot_be_read_again_is_a_reason_and_the_engine_goes_on(scene) -> None:
+    reads, before = Reads(scene), scene.engine
+    had, reads.machine = reads.machine, NoMachine("no sysfs")
+    await scene.assembly.follow_machine()
+    assert scene.services.health.reasons == {"topology": "the machine could not be read again: no sysfs"}
+    reads.machine = had
+    await scene.assembly.follow_machine()
+    assert not scene.services.health.reasons and scene.engine is before
 
 
 # ---------------------------------------------------------------------- kubelet's own

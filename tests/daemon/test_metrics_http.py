@@ -114,3 +114,8 @@ async def test_a_head_without_an_end_is_ended(source: Source, server: MetricsSer
         pass  # what it had still said is a reset
     writer.close()
     assert b"a 1\n" in await get(server)
+
+
+@pytest.mark.parametrize("path", [b"/", b"/metrics?name[]=a"])
+async def test_a_query_is_no_other_page(source: Source, server: MetricsServer, path: bytes) -> None:
+    assert b"a 1\n" in await get(server, b"GET " + path + b" HTTP/1.1\r\n\r\n")
