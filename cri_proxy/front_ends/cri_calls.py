@@ -35,6 +35,7 @@ from cri_proxy.relay.interception import (
     Interception,
     Outcome,
     Refuse,
+    end_of,
     intercepted,
 )
 from cri_proxy.relay.status import Code
@@ -296,7 +297,7 @@ class UpdateContainerResources(InterceptedCall):
     def give_back(self, why: str) -> bool:
         resize, self.resize = self.resize, None
         if resize is not None:
-            resize.failed(self.node_state.clock(), why)
+            resize.failed(self.node_state.clock(), why, was_sent=False)
         return resize is not None
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:
@@ -306,7 +307,9 @@ class UpdateContainerResources(InterceptedCall):
             self.resize.done(self.node_state.clock())
         elif end is CallEnd.REFUSED:
             self.outcome = "cancelled"
-            self.resize.failed(self.node_state.clock())
+            # No answer of a runtime's own has a code by which it would not be known what it has done.
+            was_sent = end_of(code, sent=True) is CallEnd.REFUSED
+            self.resize.failed(self.node_state.clock(), was_sent=was_sent)
         else:
             self.outcome = "in doubt"
             self.resize.unknown()

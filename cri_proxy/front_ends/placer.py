@@ -111,9 +111,11 @@ class Resize(Decided):
         """The runtime has carried it out."""
         self._end(self.engine.commit, now_s)
 
-    def failed(self, now_s: float, why: str = "") -> None:
+    def failed(self, now_s: float, why: str = "", was_sent: bool = True) -> None:
+        """As of others. Where it ``was_sent`` the runtime may have made a part of it before it refused."""
         super().failed(now_s, why)
-        self.engine.may_have(self.container_id, self.placement)
+        if was_sent:
+            self.engine.may_have(self.container_id, self.placement)
 
 
 class Placer:

@@ -537,6 +537,20 @@ async def test_what_is_known_of_a_resize_after_its_end(calls, end, own, doubts, 
     assert calls.line["id"] == KEY and calls.line["container"] == "default/p0/a"
 
 
+@pytest.mark.parametrize(
+    ("code", "is_told"), [(Code.INTERNAL, True), (Code.CANCELLED, False), (Code.UNAVAILABLE, False)]
+)
+async def test_a_container_is_told_again_where_the_runtime_has_refused_its_resize_and_not_where_none_was_sent(
+    calls, monkeypatch, code, is_told
+) -> None:
+    await calls.make()
+    has, told = calls.engine.told[KEY].cpus, list[str]()
+    calls.updates.cpusets[KEY] = has, frozenset()
+    monkeypatch.setattr(calls.updates, "tell", lambda key, *_: told.append(key))
+    await calls.one("UpdateContainerResources", resized(KEY, 4000), REFUSED, code, "no")
+    assert told == [KEY] * is_told and calls.engine.told[KEY].cpus == has
+
+
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
 async def test_a_resize_while_it_is_not_known_what_is_owned_passes_and_a_look_follows(calls, mode) -> None:
     await calls.make()
