@@ -125,7 +125,8 @@ class KubeletHost:
 
     def status(self, agent: Agent) -> KubeletStatus:
         """What `cri-resmgr kubelet status` goes by."""
-        return look(KubeletFiles(self.root, agent.state), self.folder / "proc").status([agent.socket])
+        ours = [agent.socket, str(agent.control.parent / "run/crio/crio.sock")]
+        return look(KubeletFiles(self.root, agent.state), self.folder / "proc").status(ours)
 
     def close(self) -> None:
         """End every kubelet that was started here."""

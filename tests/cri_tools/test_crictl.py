@@ -181,7 +181,7 @@ async def place(pytestconfig: pytest.Config) -> AsyncIterator[Place]:
     folder = Path(tempfile.mkdtemp(prefix="crl-"))
     with Registry(IMAGES) as registry:
         runtime = runtimes.make(
-            runtimes.for_cri_tools(pytestconfig.getoption("--runtime")),
+            runtimes.for_peers(pytestconfig.getoption("--runtime")),
             folder / "c",
             images=folder,
             cpus=CPUS,

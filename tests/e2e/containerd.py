@@ -133,6 +133,8 @@ class Containerd(RealRuntime):
             nri_timeout_s=self.nri_timeout_s,
             no_nri="false" if self.has_nri else "true",
         )
+        if self.runc is not None:
+            config += f'  BinaryName = "{self.runc}"\n'
         config += self.more_config
         if self.registry:
             hosts = self.folder / "hosts" / "_default" / "hosts.toml"

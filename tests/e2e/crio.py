@@ -17,9 +17,9 @@ from tests.e2e.runtime import RealRuntime, cni_plugins
 DRIVER = "overlay"
 
 #: CRI-O cannot be told to leave a score as it is, as containerd's restrict_oom_score_adj has it: without CAP_SYS_RESOURCE,
-#: as in most CI runners, no container with one below our own starts otherwise.
-RUNC = """\
-#!/bin/sh
+#: as in most CI runners, no container with one below our own starts otherwise. Nor does one with limits of huge pages, as
+#: kubelet's have, where the kernel counts them and no cgroup for it is mounted: CRI-O goes by /proc/cgroups.
+RUNC = r"""#!/bin/sh
 bundle=
 for word; do
     [ "$bundle" = next ] && bundle=$word
@@ -27,7 +27,9 @@ for word; do
         --bundle | -b) bundle=next ;;
     esac
 done
-[ -z "$bundle" ] || sed -i -E 's/"oomScoreAdj": *-[0-9]+/"oomScoreAdj":0/' "$bundle/config.json"
+[ -z "$bundle" ] || sed -i -z -E \
+    -e 's/"oomScoreAdj": *-[0-9]+/"oomScoreAdj":0/' \
+    -e 's/"hugepageLimits": *\[[^]]*\]/"hugepageLimits":[]/' "$bundle/config.json"
 exec {runc} "$@"
 """
 
@@ -35,14 +37,14 @@ exec {runc} "$@"
 CONFIG = """\
 [crio]
 root = "{folder}/root"
-runroot = "{folder}/run"
+runroot = "{folder}/run/containers"
 storage_driver = "{driver}"
 log_dir = "{folder}/logs"
 version_file = "{folder}/version-run"
 version_file_persist = "{folder}/version"
 clean_shutdown_file = "{folder}/clean.shutdown"
 [crio.api]
-listen = "{folder}/c.sock"
+listen = "{socket}"
 stream_port = "0"
 [crio.runtime]
 cgroup_manager = "cgroupfs"
@@ -50,7 +52,7 @@ conmon_cgroup = "pod"
 enable_pod_events = true
 default_runtime = "runc"
 container_exits_dir = "{folder}/exits"
-container_attach_socket_dir = "{folder}/attach"
+container_attach_socket_dir = "{attach}"
 namespaces_dir = "{folder}/namespaces"
 pinns_path = "{pinns}"
 hooks_dir = ["{folder}/hooks"]
@@ -63,6 +65,7 @@ decryption_keys_path = "{folder}/keys"
 runtime_path = "{folder}/runc.sh"
 runtime_root = "{folder}/runc"
 monitor_path = "{conmon}"
+monitor_env = ["PATH={path}"]
 [crio.image]
 pause_image = "{pause}"
 pause_command = ""
@@ -96,13 +99,15 @@ class Crio(RealRuntime):
     def __init__(self, folder: Path, programs: Mapping[str, Path], **options: Any) -> None:
         super().__init__(folder, **options)
         self.programs = programs
+        # kubelet knows CRI-O by the end of this name.
+        self.socket = self.folder / "run" / "crio" / "crio.sock"
 
     def import_images(self, archive: Path) -> None:
         with tarfile.open(archive) as images:
             manifest = images.extractfile("manifest.json")
             assert manifest is not None, archive
             names = [name for image in json.load(manifest) for name in image["RepoTags"]]
-        store = f"[{DRIVER}@{self.folder}/root+{self.folder}/run]"
+        store = f"[{DRIVER}@{self.folder}/root+{self.folder}/run/containers]"
         for name in names:
             copied = (f"docker-archive:{archive}:{name}", f"containers-storage:{store}{name}")
             subprocess.run(
@@ -115,6 +120,9 @@ class Crio(RealRuntime):
     def _write_config(self) -> None:
         config = CONFIG.format(
             folder=self.folder,
+            socket=self.socket,
+            path=self._environment()["PATH"],
+            attach=self._attach,
             driver=DRIVER,
             conmon=shutil.which("conmon"),
             pinns=self.programs["pinns"],
@@ -133,8 +141,11 @@ class Crio(RealRuntime):
         ]
         (self.folder / "registries.conf").write_text("".join(registries))
         (self.folder / "registries.conf.d").mkdir()
+        (self.folder / "attach").mkdir()
+        self._attach.unlink(missing_ok=True)
+        self._attach.symlink_to(self.folder / "attach")
         runc = self.folder / "runc.sh"
-        runc.write_text(RUNC.format(runc=self.programs["runc"]))
+        runc.write_text(RUNC.format(runc=self.runc or self.programs["runc"]))
         runc.chmod(0o755)
         (self.folder / "conf.d").mkdir()
 
@@ -148,11 +159,16 @@ class Crio(RealRuntime):
         return [path.parent.name for path in self._containers.glob("*/userdata")]
 
     def _outside(self) -> Sequence[Path]:
-        return ()
+        return (self._attach,)
+
+    @property
+    def _attach(self) -> Path:
+        """A container's socket is below, and with its whole id in the name that is the kernel's most elsewhere."""
+        return Path(f"/tmp/cri-e2e-{self.number}")
 
     @property
     def _containers(self) -> Path:
-        return self.folder / "run" / f"{DRIVER}-containers"
+        return self.folder / "run" / "containers" / f"{DRIVER}-containers"
 
 
 def missing() -> str:

@@ -47,6 +47,7 @@ class RealRuntime(abc.ABC):
     be with NRI. `has_host_ports`: ports of the host lead to pods that ask for it, by chains of iptables that stay: in a
     network namespace of its own.
     `registry`: host and port of one that speaks plain HTTP, in the place of every registry that an image is pulled from.
+    `runc`: what it calls in the place of runc.
 
     A kind of runtime says what is abstract here. A container's processes, and with them its cgroup, are asked of the
     kernel by `pid_of` alone.
@@ -66,6 +67,7 @@ class RealRuntime(abc.ABC):
         nri_timeout_s: int = 2,
         has_host_ports: bool = False,
         registry: str = "",
+        runc: Optional[Path] = None,
     ) -> None:
         self.folder = folder.resolve()
         self.socket = self.folder / "c.sock"
@@ -87,6 +89,7 @@ class RealRuntime(abc.ABC):
         self.nri_timeout_s = nri_timeout_s
         self.has_host_ports = has_host_ports
         self.registry = registry
+        self.runc = runc
         self.number = -1
         self.bridge = ""
         self._daemon: Optional[subprocess.Popen[bytes]] = None

@@ -54,8 +54,8 @@ DEFAULT = "containerd"
 WITH_NRI = {DEFAULT: "containerd-1.7"}
 
 
-def for_cri_tools(name: str) -> str:
-    """What crictl and critest, which are of the newest CRI, run on in the place of the machine's own."""
+def for_peers(name: str) -> str:
+    """What peers that are of the newest CRI (crictl, critest, kubelet) run on in the place of the machine's own."""
     return "containerd-2" if name == DEFAULT else name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -156,7 +157,7 @@ async def test_exec_streams_from_the_runtimes_own_server(node: Node, to: str) ->
         if to == "websocket":
             printed = await output(connection)
             assert (printed[1], printed[2]) == (b"out\n", b"err\n")
-            assert b"exit code 3" in printed[3]
+            assert b'"reason":"ExitCode","message":"3"' in printed[3]
 
 
 async def test_attach_shows_what_a_container_prints(node: Node) -> None:
@@ -187,11 +188,12 @@ async def test_port_forward_reaches_a_port_of_the_pod(node: Node) -> None:
 
 
 async def spec_of(node: Node, made: Running) -> Any:
-    """What containerd made of the requests for runc, without what is another's in every pod."""
+    """What the runtime made of the requests for runc, without what is another's in every pod."""
     status = await node.direct.status(made.id, verbose=True)
     text = json.dumps(json.loads(status.info["info"])["runtimeSpec"])
-    pod_pid = f"/proc/{node.runtime.pid_of(made.pod.id)}/"
-    own = {made.id: "CONTAINER", made.pod.id: "POD", made.pod.uid: "UID", pod_pid: "/proc/POD/"}
+    own = {made.id: "CONTAINER", made.pod.id: "POD", made.pod.uid: "UID"}
+    with contextlib.suppress(FileNotFoundError):  # CRI-O's have none
+        own[f"/proc/{node.runtime.pid_of(made.pod.id)}/"] = "/proc/POD/"
     for name, word in own.items():
         text = text.replace(name, word)
     return json.loads(text)
@@ -237,6 +239,9 @@ async def answer(client: CriClient, method: str, message: bytes) -> tuple[int, s
     """Code, details, trailers, and the replies as messages: a map's bytes are others each time."""
     got = await client.call_bytes(client.full_method(method), message)
     replies = [getattr(cri, f"{method}Response").FromString(each) for each in got.messages]
+    if method == "Exec":  # CRI-O answers a container that is not there with a URL, with a token of its own
+        for reply in replies:
+            reply.url = reply.url.rpartition("/")[0]
     if method == "ListImages":  # in no order, and whatever the filter
         for reply in replies:
             reply.images.sort(key=lambda image: image.id)

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -196,9 +197,29 @@ async def test_a_create_that_the_runtime_takes_back_leaves_no_trace(node: Node) 
         code, details = await problem_of(node.kubelet.create(pod, "bad", cpu_limit=1000))
         assert details.endswith("it is bad"), (code, details)
         status = await node.ask("status")
+        if status["nri"]["runtime"].startswith("cri-o"):
+            pytest.skip("CRI-O does not tell of it.")
         assert status["counters"]["cri_resmgr_requests_total{method=StopContainer,outcome=cancelled}"] == 1
         assert (status["containers"], status["in_doubt"]) == ({}, 0)
         assert await node.cpus(await node.run(pod, "good", cpu_limit=1000)) == "0"
+
+
+async def test_a_create_whose_refusal_no_event_tells_of_is_taken_over_by_the_next_and_forgotten(
+    node: Node,
+) -> None:
+    if not (await node.ask("status"))["nri"]["runtime"].startswith("cri-o"):
+        pytest.skip("This runtime tells of it.")
+    pod = await node.pod("p")
+    async with other_plugin(node.runtime.nri_socket):
+        for _ in range(3):
+            _, details = await problem_of(node.kubelet.create(pod, "bad", cpu_limit=1000))
+            assert details.endswith("it is bad")
+            assert len(await node.ask("placements")) == 1
+    begun_s = time.monotonic()
+    await until(lambda: node.ask("placements"), lambda rows: rows == [], 90)
+    print(f"forgotten after {time.monotonic() - begun_s:.0f} s")
+    assert (await node.ask("status"))["in_doubt"] == 0
+    assert await node.cpus(await node.run(pod, "good", cpu_limit=1000)) == "0"
 
 
 async def test_a_refusal_reaches_the_client_with_its_reason(node: Node) -> None:

@@ -31,11 +31,12 @@ from tests.cluster.real.parts import (
 )
 from tests.cluster.topology.crd import NODE_RESOURCE_TOPOLOGY
 from tests.cri_client import CriClient
-from tests.e2e.containerd import Containerd, missing
+from tests.e2e.containerd import missing
+from tests.e2e.runtime import RealRuntime
 from tests.kubelet.real.conftest import LINES, SAID_ALWAYS
-from tests.kubelet.real.conftest import containerd as containerd  # fixtures, of these tests too
-from tests.kubelet.real.conftest import described as described
+from tests.kubelet.real.conftest import described as described  # fixtures, of these tests too
 from tests.kubelet.real.conftest import direct as direct
+from tests.kubelet.real.conftest import runtime as runtime
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.machine import MACHINE
 from tests.machines import EPYC_NPS4_1S, HYGON_7285_2S, machine
@@ -141,7 +142,7 @@ async def nodes(
 async def registered(
     api_server: ControlPlane,
     program: Path,
-    containerd: Containerd,
+    runtime: RealRuntime,
     direct: CriClient,
     described: Path,
     folder: Path,
@@ -151,15 +152,15 @@ async def registered(
         "topology": {"cgroup_root": str(described / "cgroup")},
         "constants": {"reconcile_interval_s": 1, "reconcile_poll_s": 1},
     }
-    agent = with_view_socket(Agent(containerd.socket, machine(MACHINE), config))
+    agent = with_view_socket(Agent(runtime.socket, machine(MACHINE), config))
     name = f"node-{os.getpid()}"
     pair = api_server.certificate(f"system:node:{name}", "system:nodes")
     kubeconfig = api_server.kubeconfig(folder / "kubelet.kubeconfig", certificate=pair)
     host = RealKubeletHost(
-        folder, program, containerd.cgroup_parent, name=name, sys=described / "sys", kubeconfig=kubeconfig
+        folder, program, runtime.cgroup_parent, name=name, sys=described / "sys", kubeconfig=kubeconfig
     )
     host.point_at(agent.socket)
-    node = RegisteredNode(api_server, containerd, agent, direct, host)
+    node = RegisteredNode(api_server, runtime, agent, direct, host)
     try:
         await agent.start()
         await node.start_kubelet()

@@ -10,8 +10,8 @@ from cri_api import runtime_v1_pb2 as cri
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cri_client import CriClient
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
+from tests.e2e.runtime import RealRuntime
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.node import CREATED, RUNNING, TIMEOUT_S, KubeletNode, static_pod
 
@@ -26,12 +26,12 @@ class RegisteredNode(KubeletNode):
     def __init__(
         self,
         api: ControlPlane,
-        containerd: Containerd,
+        runtime: RealRuntime,
         agent: Agent,
         direct: CriClient,
         host: RealKubeletHost,
     ) -> None:
-        super().__init__(containerd, agent, direct, host)
+        super().__init__(runtime, agent, direct, host)
         self.api = api
         self.name = host.name
 

@@ -74,8 +74,11 @@ class Gate(grpc.GenericRpcHandler):
         full_method = handler_call_details.method
 
         async def stream(request: bytes, context: Any) -> Any:
-            async for message in self._channel.unary_stream(full_method)(request):
-                yield message
+            try:
+                async for message in self._channel.unary_stream(full_method)(request):
+                    yield message
+            except grpc.aio.AioRpcError as error:
+                await _abort(context, error)
 
         async def unary(request: bytes, context: Any) -> bytes:
             return await self._pass(full_method, request, context)
@@ -106,10 +109,15 @@ class Gate(grpc.GenericRpcHandler):
         try:
             return bytes(await call(request, timeout=context.time_remaining()))
         except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+            await _abort(context, error)
             raise AssertionError("unreachable") from None
 
 
 async def _wait_at(hold: Hold) -> None:
     hold.reached.set()
     await hold.released.wait()
+
+
+async def _abort(context: Any, error: grpc.aio.AioRpcError) -> None:
+    """End a call as the runtime has ended it."""
+    await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))

@@ -1,4 +1,4 @@
-"""One node of the tests: a real kubelet, our daemon behind it, a real containerd, and what runc was told."""
+"""One node of the tests: a real kubelet, our daemon behind it, a real runtime, and what runc was told."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 from cri_api import runtime_v1_pb2 as cri
 from tests.agent import Agent
 from tests.cri_client import IMAGE, CriClient
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import Node, until
+from tests.e2e.runtime import RealRuntime
 from tests.kubelet.real.host import RealKubeletHost
 
 #: kubelet's own pauses are of 10 s, once or twice a step.
@@ -78,16 +78,14 @@ def exec_probe(*command: str, **timing: int) -> dict[str, Any]:
 
 
 class KubeletNode:
-    """``daemon`` asks our daemon; ``direct`` speaks to containerd past it."""
+    """``daemon`` asks our daemon; ``direct`` speaks to the runtime past it."""
 
-    def __init__(
-        self, containerd: Containerd, agent: Agent, direct: CriClient, host: RealKubeletHost
-    ) -> None:
-        self.containerd = containerd
+    def __init__(self, runtime: RealRuntime, agent: Agent, direct: CriClient, host: RealKubeletHost) -> None:
+        self.runtime = runtime
         self.agent = agent
         self.direct = direct
         self.host = host
-        self.daemon = Node(containerd, agent, direct, direct)
+        self.daemon = Node(runtime, agent, direct, direct)
         self._cpusets = Path(agent.config["topology"]["cgroup_root"]) / "cpuset"
 
     # --- kubelet
@@ -121,6 +119,12 @@ class KubeletNode:
 
     async def until_phase(self, pod: str, phase: str) -> None:
         await until(lambda: self.pod_status(pod), lambda status: status.get("phase") == phase, TIMEOUT_S)
+
+    async def cpu_time(self, pod: str) -> int:
+        """Nanoseconds of CPU time that a pod's container has used, as kubelet's statistics say; 0: they do not."""
+        pods = json.loads(await self._get(self.host.port, "stats/summary") or "{}").get("pods") or []
+        stats = next((p for p in pods if p["podRef"]["name"] == self.full_name(pod)), {})
+        return sum(c["cpu"].get("usageCoreNanoSeconds", 0) for c in stats.get("containers") or ())
 
     async def _get(self, port: int, path: str) -> str:
         def get() -> str:

@@ -57,8 +57,8 @@ async def load_on(node: KubeletNode) -> AsyncIterator[Load]:
 
 
 async def restart_runtime(node: KubeletNode) -> None:
-    node.containerd.kill()
-    await asyncio.to_thread(node.containerd.start)
+    node.runtime.kill()
+    await asyncio.to_thread(node.runtime.start)
 
 
 async def restart_daemon(node: KubeletNode) -> None:

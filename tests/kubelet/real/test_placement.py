@@ -65,6 +65,6 @@ async def test_a_resize_on_our_socket_moves_it_and_kubelet_leaves_it(node: Kubel
         quota = 4 * CPU_PERIOD_US
         await caller.update(web, cpu_quota=quota, cpu_period=CPU_PERIOD_US, cpu_shares=512)
     assert len(parse_cpus(await node.cpus(web))) == 8
-    assert node.containerd.quota_of(web) == quota
+    assert node.runtime.quota_of(web) == quota
     await node.until_compared()
     assert await node.running("web", attempt=0) == web

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.node import until
-from tests.kubelet.real.node import KubeletNode
+from tests.kubelet.real.node import TIMEOUT_S, KubeletNode
 
 pytestmark = pytest.mark.kubelet
 
@@ -84,3 +84,15 @@ async def test_kubelet_is_pointed_at_us_and_back(unmanaged_node: KubeletNode) ->
         assert await node.running(name, attempt=0) == container
         assert await node.cpus(container) != ALL
     await node.all_is_well()
+
+
+@pytest.mark.long
+async def test_kubelet_has_its_statistics_where_it_is_pointed_at_us(unmanaged_node: KubeletNode) -> None:
+    """Of CRI-O's containers it reads them itself, and knows CRI-O by the end of the endpoint's name."""
+    node = unmanaged_node
+    code, _, err = await node.host.cli(node.agent, "enable", "--restart", wait_s=60)
+    assert code == 0, err
+    await node.until_kubelet_is_well()
+    await node.run("busy", cpu="1", limit="4", command="while :; do :; done")
+    first = await until(lambda: node.cpu_time("busy"), lambda used: used > 0, TIMEOUT_S)
+    await until(lambda: node.cpu_time("busy"), lambda used: used > first, TIMEOUT_S)

@@ -31,7 +31,6 @@ from tests.peers.programs import CLUSTER, find
 #: A runtime handler as virtual machines have it, by the name that our default leaves alone; here it is runc.
 HANDLER = "kata-of-the-tests"
 RUNTIMES = """\
-  BinaryName = "{runc}"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}.options]
@@ -82,6 +81,7 @@ def containerd(
         images=tmp_path_factory.mktemp("images"),
         more_config=RUNTIMES.format(runc=described / "runc", handler=HANDLER),
         path=[programs["runc"].parent],
+        runc=described / "runc",
     )
     try:
         start(running)
@@ -179,7 +179,7 @@ async def node(whole: SharedNode) -> AsyncIterator[SharedNode]:
     # Shown if the test fails.
     told = [line for line in whole.host.said()[since[0] :] if not any(word in line for word in SAID_ALWAYS)]
     daemon = whole.agent.log().splitlines()[since[1] :]
-    runtime = whole.containerd.log.read_text(errors="replace").splitlines()
+    runtime = whole.runtime.log.read_text(errors="replace").splitlines()
     print(*told[-LINES:], "--- daemon", *daemon[-LINES:], sep="\n")
     print("--- containerd", *runtime[-LINES:], sep="\n")
     await whole.until_nothing_is_left()

@@ -97,7 +97,7 @@ class DevicePlugin(grpc.GenericRpcHandler):
 @asynccontextmanager
 async def device_plugin(node: SharedNode, devices: Mapping[str, int]) -> AsyncIterator[DevicePlugin]:
     """A plugin that kubelet knows, once the node has these devices and the runtime can find them."""
-    write_cdi(node.containerd.folder / "cdi", devices)
+    write_cdi(node.runtime.folder / "cdi", devices)
     sockets = node.host.root / SOCKETS
     plugin = DevicePlugin(devices)
     server = grpc.aio.server(options=CHANNEL_OPTIONS)

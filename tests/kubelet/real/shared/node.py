@@ -21,8 +21,8 @@ from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import PODS, RegisteredNode, found
 from tests.cluster.real.parts import PLACEMENTS
 from tests.cri_client import CPU_PERIOD_US, IMAGE, CriClient
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
+from tests.e2e.runtime import RealRuntime
 from tests.kubelet.real.host import RealKubeletHost
 from tests.kubelet.real.node import RUNNING, TIMEOUT_S
 
@@ -87,12 +87,12 @@ class SharedNode(RegisteredNode):
         self,
         api: ControlPlane,
         kubectl: Kubectl,
-        containerd: Containerd,
+        runtime: RealRuntime,
         agent: Agent,
         direct: CriClient,
         host: RealKubeletHost,
     ) -> None:
-        super().__init__(api, containerd, agent, direct, host)
+        super().__init__(api, runtime, agent, direct, host)
         self.kubectl = kubectl
 
     # --- kubelet
@@ -196,7 +196,7 @@ class SharedNode(RegisteredNode):
         """Until the kernel gives a container so much time."""
 
         async def quota() -> int:
-            return self.containerd.quota_of(container_id)
+            return self.runtime.quota_of(container_id)
 
         await until(quota, lambda found: found == milli_cpus * CPU_PERIOD_US // 1000, TIMEOUT_S)
 

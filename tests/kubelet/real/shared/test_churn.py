@@ -59,7 +59,7 @@ async def owners(node: SharedNode) -> dict[str, str]:
 async def test_twenty_pods_are_given_back_and_taken_over_by_the_switch(node: SharedNode) -> None:
     count = 20
     # Where kubelet was before we were there.
-    node.host.point_at(str(node.containerd.socket))
+    node.host.point_at(str(node.runtime.socket))
     code, *said = await node.host.cli(node.agent, "enable", "--restart", wait_s=60)
     assert code == 0, said
     await node.until_registered()
@@ -145,13 +145,13 @@ async def kubelet_is_stopped(node: SharedNode) -> None:
 
 
 async def containerd_is_killed(node: SharedNode) -> None:
-    await asyncio.to_thread(node.containerd.kill)
-    await asyncio.to_thread(node.containerd.start)
+    await asyncio.to_thread(node.runtime.kill)
+    await asyncio.to_thread(node.runtime.start)
 
 
 async def containerd_is_stopped(node: SharedNode) -> None:
-    await asyncio.to_thread(node.containerd.kill, signal.SIGTERM)
-    await asyncio.to_thread(node.containerd.start)
+    await asyncio.to_thread(node.runtime.kill, signal.SIGTERM)
+    await asyncio.to_thread(node.runtime.start)
 
 
 async def daemon_is_killed(node: SharedNode) -> None:
