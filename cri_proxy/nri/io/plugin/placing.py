@@ -34,7 +34,7 @@ from cri_proxy.relay.status import Code, RpcError
 from cri_proxy.runtime import CALL_TIMEOUT_S, RuntimeClient
 from cri_proxy.services.books import EVENT_WAIT_S
 from cri_proxy.services.node_state import NodeState
-from policies.model import Constraint, Pod, PodSize
+from policies.model import Constraint, Container, Pod, PodSize
 
 #: After these the runtime may still make an update.
 UNANSWERED = (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE, Code.CANCELLED)
@@ -215,6 +215,7 @@ class NriPlacing:
         self._sizes.pop(request.pod.id, None)
         engine = self._node_state.active()
         if engine is not None:
+            self._doubt_creates(engine, lambda container: container.pod.id == request.pod.id)
             engine.end_pod(request.pod.id)
             self._node_state.save()
 
@@ -247,6 +248,9 @@ class NriPlacing:
             return None
         # 2. Its place.
         with node_state.updates.held():
+            # A runtime makes one container of a name at a time.
+            mine = (pod.uid, container.name)
+            self._doubt_creates(engine, lambda other: (other.pod.uid, other.name) == mine)
             now_s = node_state.clock()
             creation = Placer(engine).create(
                 container, read.constraint, now_s, node_state.enforcing, node_state.meanwhile(engine)
@@ -261,6 +265,18 @@ class NriPlacing:
                     adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
                 )
                 return reply
+
+    def _doubt_creates(self, engine: Engine, has_ended: Callable[[Container], bool]) -> None:
+        """The creates of these containers have ended, and no event has told how: the next of a name takes over its CPUs.
+
+        CRI-O does not tell of one that another plugin has refused.
+        """
+        for flying in list(self._creating.values()):
+            ticket = flying.request.ticket
+            if ticket is None or ticket.in_doubt or flying.request.engine is not engine:
+                continue
+            if has_ended(engine.grants[ticket.key].container):
+                self._doubt(flying)
 
     async def _asked(self, told: Told) -> Optional[Engine]:
         """The engine, once it is known which CPUs are owned, or that takes too long; None: there is none to ask."""

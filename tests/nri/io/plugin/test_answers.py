@@ -130,6 +130,30 @@ async def test_those_that_gain_are_in_the_answer_to_a_stop_and_told_by_the_next_
     assert scene.sent == []
 
 
+async def test_a_create_that_is_repeated_takes_over_the_cpus_of_one_that_no_event_has_ended(scene) -> None:
+    """CRI-O does not tell of a create that another plugin has refused."""
+    for again in range(3):
+        scene.own.id = f"own{again}"
+        await scene.create()
+    [ticket] = scene.engine.tickets
+    assert [key for key, grant in scene.engine.grants.items() if grant.exclusive] == [ticket]
+    assert not scene.engine.tickets[ticket].in_doubt
+    await scene.placing.post_create_container(scene.request(), Told("PostCreateContainer"))
+    assert not scene.engine.tickets
+    assert [key for key, grant in scene.engine.grants.items() if grant.exclusive] == ["own2"]
+
+
+async def test_a_create_is_in_doubt_once_its_pod_has_ended(scene) -> None:
+    await scene.create()
+    [ticket] = scene.engine.tickets
+    await scene.placing.stop_pod_sandbox(
+        SimpleNamespace(pod=nri.PodSandbox(id="other")), Told("StopPodSandbox")
+    )
+    assert not scene.engine.tickets[ticket].in_doubt
+    await scene.placing.stop_pod_sandbox(scene.request(), Told("StopPodSandbox"))
+    assert scene.engine.tickets[ticket].in_doubt and scene.looks == 1
+
+
 @pytest.mark.parametrize("event", ["create", "update"])
 @pytest.mark.parametrize("why", ["late", "failed"])
 async def test_what_is_not_answered_is_taken_back_and_looked_at(scene, event, why) -> None:
