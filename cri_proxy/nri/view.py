@@ -71,19 +71,23 @@ def view_pod(
         config = _read_config({"linux": info.config.get("linux")}, cri.PodSandboxConfig)
     shown = response.status
     meta = config.metadata if config.HasField("metadata") else shown.metadata
+    noted = _annotations(info)
+    crio_parent = noted.get(_CRIO_CGROUP_PARENT)
+    if crio_parent is not None:
+        noted = {}  # they are CRI-O's own notes and what CRI shows, too: its NRI shows none of the former
     pod = nri.PodSandbox(
         id=sandbox_id,
         name=meta.name,
         uid=meta.uid,
         namespace=meta.namespace,
-        labels={**_own_labels(_annotations(info)), **shown.labels, **config.labels},
-        annotations={**_annotations(info), **shown.annotations, **config.annotations},
+        labels={**_own_labels(noted), **shown.labels, **config.labels},
+        annotations={**noted, **shown.annotations, **config.annotations},
         runtime_handler=runtime_handler or shown.runtime_handler or info.runtime_handler,
         pid=info.pid,
         ips=[ip for ip in (shown.network.ip, *(more.ip for more in shown.network.additional_ips)) if ip],
     )
     pod.linux.CopyFrom(nri_spec.read_pod(info.spec))
-    pod.linux.cgroup_parent = config.linux.cgroup_parent or _annotations(info).get(_CRIO_CGROUP_PARENT, "")
+    pod.linux.cgroup_parent = config.linux.cgroup_parent or crio_parent or ""
     if config.linux.HasField("overhead"):
         pod.linux.pod_overhead.CopyFrom(view_resources(config.linux.overhead))
     if config.linux.HasField("resources"):
@@ -161,11 +165,14 @@ def view_container(
 
 
 def view_unmade(container: nri.Container) -> nri.Container:
-    """A container as shown to plugins that are asked about its create: without state and creation time."""
+    """A container as shown to plugins that are asked about its create: without state, creation time and process.
+
+    CRI-O's has a process before its start.
+    """
     unmade = nri.Container()
     unmade.CopyFrom(container)
-    unmade.ClearField("state")
-    unmade.ClearField("created_at")
+    for field_name in ("state", "created_at", "pid"):
+        unmade.ClearField(field_name)
     return unmade
 
 

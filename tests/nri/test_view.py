@@ -92,7 +92,11 @@ def test_a_pod_without_a_status_is_its_config() -> None:
 def test_a_pod_of_cri_o_has_its_cgroup_parent_in_an_annotation() -> None:
     spec = {"annotations": {"io.kubernetes.cri-o.CgroupParent": "/kubepods.slice/x.slice"}}
     status = cri.PodSandboxStatusResponse(info={"info": json.dumps({"runtimeSpec": spec})})
-    assert view.view_pod("p1", None, status).linux.cgroup_parent == "/kubepods.slice/x.slice"
+    status.status.annotations["its/own"] = "1"
+    pod = view.view_pod("p1", None, status)
+    assert pod.linux.cgroup_parent == "/kubepods.slice/x.slice"
+    # Its notes in the spec are no annotations of the pod's.
+    assert dict(pod.annotations) == {"its/own": "1"}
 
 
 # ---------------------------------------------------------------------- containers
@@ -244,7 +248,7 @@ def test_what_containerd_labels_by_itself_is_there(said: Captured) -> None:
 
 
 def test_who_is_asked_how_to_make_a_container_is_shown_one_without_a_state() -> None:
-    made = nri.Container(id="c", name="n", state=nri.CONTAINER_CREATED, created_at=7)
+    made = nri.Container(id="c", name="n", state=nri.CONTAINER_CREATED, created_at=7, pid=8)
     assert view.view_unmade(made) == nri.Container(id="c", name="n")
     assert made.created_at == 7
 
