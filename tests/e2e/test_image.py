@@ -68,7 +68,7 @@ class InPods:
         if path == "/sys/fs/cgroup":
             return Path(path)
         if path == "/run/containerd":
-            return self._containerd.folder
+            return self._runtime.folder
         place = self._folder / path.strip("/").replace("/", "-")
         place.mkdir(exist_ok=True)
         return place
@@ -80,7 +80,7 @@ class InPods:
         pid = cri.NODE if spec.get("hostPID") else cri.POD
         uid = f"image-{self._number}"
         config = pod_config(
-            f"p{self._number}", uid=uid, cgroup_parent=f"{self._containerd.cgroup_parent}/image"
+            f"p{self._number}", uid=uid, cgroup_parent=f"{self._runtime.cgroup_parent}/image"
         )
         config.linux.security_context.namespace_options.pid = pid
         config.log_directory = str(self._folder)
