@@ -97,7 +97,10 @@ async def test_a_mode_by_command_counts_until_another_is_configured_and_is_kept(
     configured = scene.mode
     assert configured == ("enforce", "default")
     scene.services.look.clear()
+    said = list[str]()
+    scene.services.health.tell = lambda: said.append(scene.assembly.mode)
     scene.assembly.set_mode("observe")
+    assert said == ["observe"]
     assert scene.mode == ("observe", COMMAND) and scene.told == 1 and scene.services.look.is_set()
     assert scene.kept == {MODE_KEY: "observe", ASKED_BY_KEY: COMMAND, CONFIGURED_KEY: "enforce"}
     scene.configure("off")

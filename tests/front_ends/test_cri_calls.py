@@ -20,6 +20,7 @@ from cri_proxy.front_ends.placer import Placer
 from cri_proxy.relay.interception import INTERCEPTED, CallEnd, Forward, Outcome, Refuse
 from cri_proxy.relay.status import Code
 from cri_proxy.services.services import EventCount
+from policies.machine.cpus import parse_cpus
 from policies.model import BudgetSpent
 from policies.model import Pod as SeenPod
 from tests.front_ends.test_placer_properties import CriCalls, Pod, created, pod_resources, resized
@@ -535,6 +536,7 @@ async def test_what_is_known_of_a_resize_after_its_end(calls, end, own, doubts, 
     assert [ticket.in_doubt for ticket in tickets] == [True] * doubts and calls.is_kept
     assert all(calls.disk.kept["ticket", ticket.id] == ticket for ticket in tickets)
     assert calls.line["id"] == KEY and calls.line["container"] == "default/p0/a"
+    assert len(parse_cpus(calls.line["describe"]()["cpus"])) == 4
 
 
 @pytest.mark.parametrize(

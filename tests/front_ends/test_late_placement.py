@@ -313,6 +313,7 @@ async def test_one_that_could_not_be_told_before_its_start_says_so(node, monkeyp
     )
     assert set(engine.told) == {"a", "b"} | told_before.keys()
     assert is_replaced or node.line("not told before its start")["id"] == "b"
+    assert not engine.drain(at_once=True)  # it is written down
 
 
 # ---------------------------------------------------------------------- what it uses
