@@ -79,9 +79,7 @@ class InPods:
         (container,) = [one for one in spec["containers"] if one["name"] == name]
         pid = cri.NODE if spec.get("hostPID") else cri.POD
         uid = f"image-{self._number}"
-        config = pod_config(
-            f"p{self._number}", uid=uid, cgroup_parent=f"{self._runtime.cgroup_parent}/image"
-        )
+        config = pod_config(f"p{self._number}", uid=uid, cgroup_parent=f"{self._runtime.cgroup_parent}/image")
         config.linux.security_context.namespace_options.pid = pid
         config.log_directory = str(self._folder)
         request = cri.RunPodSandboxRequest(config=config)
