@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -421,9 +422,11 @@ async def test_a_kubelet_that_is_connected_elsewhere_gets_no_other_files_unless_
     docker = socket.socket(socket.AF_UNIX)
     docker.bind(str(folder / "docker.sock"))
     docker.listen()
+    docker.setblocking(False)
     # What it runs with is told by its connection only: its files name the daemon's runtime by now.
     host = make_host(config_tree(str(folder / "docker.sock")))
     await restarted(host)
+    accepted, _ = await asyncio.get_running_loop().sock_accept(docker)
     await connected(host, str(folder / "docker.sock"))
     for path, text in config_tree(runtime.socket).items():
         host.write(path, text)
@@ -432,6 +435,7 @@ async def test_a_kubelet_that_is_connected_elsewhere_gets_no_other_files_unless_
     assert (code, host.files()) == (1, before)
     assert f"connected neither to the daemon's runtime at {runtime.socket} nor to us" in err
     assert (await host.cli(agent, "enable", "--force"))[0] == 0
+    accepted.close()
     docker.close()
 
 

@@ -169,8 +169,9 @@ def test_what_the_unit_may_not_see_of_kubelet_is_not_known_and_no_warning(tmp_pa
         try:
             assert kubelet.stdout.readline() == b"connected\n"
             words = ["-c", CONNECTED, str(kubelet.pid), f"unix://{path}"]
-            outside = subprocess.check_output([sys.executable, *words], text=True)
-            inside = subprocess.check_output([*as_the_unit()[:-2], *words], text=True)
+            with served.accept()[0]:
+                outside = subprocess.check_output([sys.executable, *words], text=True)
+                inside = subprocess.check_output([*as_the_unit()[:-2], *words], text=True)
         finally:
             kubelet.kill()
             kubelet.wait()

@@ -23,13 +23,13 @@ def parameters(words: list[str]) -> dict[str, Any]:
     """What the program takes a command line of a daemon for."""
     assert words[0] == "/usr/bin/cri-resmgr"
     command: click.Command = cli
-    context = click.Context(cli)
+    context = click.Context(cli, **cli.context_settings)
     rest = words[1:]
     while isinstance(command, click.Group):
         found = command.get_command(context, rest.pop(0))
         assert found is not None
         command = found
-    return command.make_context(words[1], rest).params
+    return command.make_context(words[1], rest, parent=context).params
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
