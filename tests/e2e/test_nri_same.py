@@ -457,8 +457,8 @@ async def test_a_plugin_that_ends_or_is_silent_is_left_out(sides: tuple[Side, Si
                 "pod", foo__create__main=asked, foo__create__next=asked, bar__create__main=what
             )
             assert side.spec(await side.run(pod))["process.env A"] == "1"
-            # It was hung up on.
-            assert await asyncio.to_thread(bar.wait, 30) == (3 if what == "die" else 0)
+            # It was hung up on; of which of its ends NRI's stub notices first, it says nothing or an error.
+            assert await asyncio.to_thread(bar.wait, 30) in ((3,) if what == "die" else (0, 1))
             assert side.spec(await side.run(pod, "next"))["process.env A"] == "1"
 
 
