@@ -1,4 +1,4 @@
-"""Calls made several ways in turns: who is first in a round, and what each way adds beside direct.
+"""Calls made several ways in turns: which is first in a round, and what each way adds beside direct.
 
 A round is one turn of each way. What is compared is of the same round, as other work of the machine meets all ways of
 it; the median of the rounds counts, with the quartiles beside it.

@@ -254,7 +254,7 @@ class CreateContainer(InterceptedCall):
                 self.node_state.metrics.start_failures.labels("untouched").inc()
                 self.fields["next_create_untouched"] = True
             why = f"not created: {details[:MESSAGE_CHARS]}"
-            self.creation.failed(self.node_state.clock(), why)
+            self.creation.failed(now_s, why)
         else:
             self.outcome = "in doubt"
             self.creation.unknown()

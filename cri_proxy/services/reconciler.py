@@ -7,7 +7,7 @@ import contextlib
 import gc
 from collections.abc import Awaitable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from google.protobuf import json_format
 
@@ -78,6 +78,19 @@ async def _leave(engine: Engine, found: Mapping[str, UnannouncedContainer]) -> N
     pass
 
 
+class _Explained(NamedTuple):
+    """What the runtime had to say of limits that are not as known: of which, what was known, what was made of them."""
+
+    limits: CgroupReading
+    told: Resources
+    resources: Resources
+    #: At how many looks they were so.
+    looks: int = 1
+
+    def is_of(self, limits: CgroupReading, told: Resources) -> bool:
+        return (self.limits, self.told) == (limits, told)
+
+
 class Reconciler:
     """One runtime's list against one engine's records. ``run`` may be called any time; runs never overlap."""
 
@@ -96,9 +109,7 @@ class Reconciler:
         self._paths: dict[str, Optional[str]] = {}
         #: Of containers whose first process is in no cgroup of theirs: that process, and where they should have one.
         self._outside: dict[str, tuple[int, str]] = {}
-        #: What the runtime had to say of limits that are not as known: the limits, what was known, what was made of them.
-        #: And at how many looks they were so.
-        self._explained: dict[str, tuple[CgroupReading, Resources, Resources, int]] = {}
+        self._explained: dict[str, _Explained] = {}
         #: Sandboxes the last list did not name, and those that cannot be understood.
         self._missing: set[str] = set()
         self._refused: set[str] = set()
@@ -362,13 +373,12 @@ class Reconciler:
                 resources = resources if linux is None else resources_told(grant, linux)
             elif item.id in news:
                 resources = resources_read(grant, look.limits, linux or cri.LinuxContainerResources())
-                known = self._explained.get(item.id)
-                looks = (
-                    known[3] if known is not None and known[:2] == (look.limits, grant.container.told) else 1
-                )
-                self._explained[item.id] = (look.limits, grant.container.told, resources, looks)
+                before = self._explained.get(item.id)
+                known = (look.limits, grant.container.told)
+                looks = before.looks if before is not None and before.is_of(*known) else 1
+                self._explained[item.id] = _Explained(*known, resources, looks)
             elif item.id in self._explained and has_news(grant, look.limits):
-                resources = self._explained[item.id][2]
+                resources = self._explained[item.id].resources
             quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
             seen[item.id] = replace(item, resources=resources, has_no_quota=quota_us < 0)
 
@@ -416,10 +426,10 @@ class Reconciler:
         if grant is None or limits is None or not has_news(grant, limits):
             return False
         explained = self._explained.get(container_id)
-        if explained is None or explained[:2] != (limits, grant.container.told):
+        if explained is None or not explained.is_of(limits, grant.container.told):
             return True
-        looks = explained[3] + 1
-        self._explained[container_id] = (*explained[:3], looks)
+        looks = explained.looks + 1
+        self._explained[container_id] = explained._replace(looks=looks)
         return looks & (looks - 1) == 0
 
     async def _told(self, ids: Iterable[str]) -> dict[str, cri.LinuxContainerResources]:

@@ -19,8 +19,8 @@ SHIM_SOCKETS = Path("/run/containerd/s")
 
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE, as in most CI runners, no pod starts otherwise.
 # netns below the state folder and runc's state (Root) in ours: unmounted and removed with the folder.
-CONFIG = """\
-version = 2
+COMMON = """\
+version = {version}
 root = "{folder}/root"
 state = "{folder}/state"
 [grpc]
@@ -33,6 +33,10 @@ state = "{folder}/state"
   plugin_path = "{nri_plugins}"
   plugin_config_path = "{nri_config}"
   plugin_request_timeout = "{nri_timeout_s}s"
+"""
+
+#: What follows for containerd 1.
+CONFIG = """\
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   restrict_oom_score_adj = true
@@ -50,19 +54,6 @@ state = "{folder}/state"
 
 #: The same for containerd 2, whose sections have other names, and which has NRI on in the machine's own folders.
 CONFIG_OF_2 = """\
-version = 3
-root = "{folder}/root"
-state = "{folder}/state"
-[grpc]
-  address = "{folder}/c.sock"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{folder}/opt"
-[plugins."io.containerd.nri.v1.nri"]
-  disable = {no_nri}
-  socket_path = "{nri_socket}"
-  plugin_path = "{nri_plugins}"
-  plugin_config_path = "{nri_config}"
-  plugin_request_timeout = "{nri_timeout_s}s"
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{pause}"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -123,7 +114,8 @@ class Containerd(RealRuntime):
 
     def _write_config(self) -> None:
         is_old = self._major_version() < 2
-        config = (CONFIG if is_old else CONFIG_OF_2).format(
+        config = (COMMON + (CONFIG if is_old else CONFIG_OF_2)).format(
+            version=2 if is_old else 3,
             folder=self.folder,
             pause=PAUSE,
             cni_plugins=cni_plugins(),

@@ -170,7 +170,7 @@ class RealRuntime(abc.ABC):
         """Kill and remove everything that was started and made; nothing happens the second time."""
         if self.number < 0:
             return
-        # 1. Processes, so that nobody makes new things or holds the old ones.
+        # 1. Processes, so that none makes new things or holds the old ones.
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while pids := self._pids():
             for pid in pids:
@@ -341,7 +341,7 @@ class RealRuntime(abc.ABC):
         return {name for image in listed.images for name in image.repo_tags} if listed is not None else set()
 
     def _ask(self, method: str, request: Any, response: Any) -> Any:
-        """The answer, or None if there is nobody or it says so."""
+        """The answer, or None if nothing answers or it says so."""
         # A pool of its own: in the shared one a refused connection is retried only after a second.
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"unix:{self.socket}", options) as channel:

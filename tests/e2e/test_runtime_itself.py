@@ -131,7 +131,7 @@ def test_a_start_that_fails_shows_the_log_and_leaves_nothing(
 
 
 def command_of(pid: int) -> str:
-    """A process's command line; "" if it has ended, also while nobody has waited for it."""
+    """A process's command line; "" if it has ended, also while no parent has waited for it."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -133,7 +133,7 @@ def test_a_container_that_kubelet_gives_cpus_of_its_own_gets_its_quota_back(node
     ("taken", "has_none", "enforce", "given_back"),
     [
         (True, True, True, TWO),
-        # By another program, or by nobody.
+        # By another program, or by none.
         (False, True, True, None),
         (True, False, True, None),
         (True, True, False, None),

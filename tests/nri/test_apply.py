@@ -540,18 +540,14 @@ def test_a_variable_of_the_image_is_set_to_nothing() -> None:
     assert config.envs[-1] == cri.KeyValue(key="PATH", value=b"")
 
 
-def test_a_private_mount_of_the_host_is_not_asked_to_be_followed() -> None:
-    options = 'type: "bind" options: "bind" options: "rslave"'
-    answer = "".join(f'mounts {{ destination: "/m{s}" source: "/{s}" {options} }}' for s in "ab")
-    result = applied(answer, site=replace(V2, is_followed="/a".__eq__))
-    mounts = cri.CreateContainerRequest.FromString(result.request).config.mounts
-    assert {
-        mount.container_path: mount.propagation for mount in mounts if mount.host_path in ("/a", "/b")
-    } == {"/ma": cri.PROPAGATION_HOST_TO_CONTAINER, "/mb": cri.PROPAGATION_PRIVATE}
-
-
-def test_a_mount_without_a_word_of_propagation_follows_the_host_as_runc_makes_it() -> None:
-    options = 'type: "bind" options: "rbind" options: "ro"'
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param('type: "bind" options: "bind" options: "rslave"', id="asked for"),
+        pytest.param('type: "bind" options: "rbind" options: "ro"', id="without a word, as runc makes it"),
+    ],
+)
+def test_a_mount_follows_the_host_where_the_hosts_is_not_private(options: str) -> None:
     answer = "".join(f'mounts {{ destination: "/m{s}" source: "/{s}" {options} }}' for s in "ab")
     result = applied(answer, site=replace(V2, is_followed="/a".__eq__))
     mounts = cri.CreateContainerRequest.FromString(result.request).config.mounts

@@ -38,6 +38,8 @@ NEIGHBOURS: Mapping[str, str] = {
     "irqbalance": "irqbalance runs: interrupts also go to exclusive CPUs",
     "tuned": "tuned runs: a profile of its may isolate CPUs or set numa_balancing",
 }
+#: How the link by which a runtime launches us ends, as `10-cri-resmgr`.
+OUR_PLUGIN = "-cri-resmgr"
 #: Where Intel's program runs under our name, this is what it is called among the facts.
 INTELS = "cri-resmgr (a binary, Intel's)"
 
@@ -125,7 +127,7 @@ def check_others(facts: Facts) -> Iterator[Finding]:
         sentence = f"{WRITERS[name]} runs: both would write cpusets, and containers it changes are modified externally"
         yield warning("writer", sentence, "run one of them; here: cri-resmgr mode off")
     for name in system.nri_plugins:
-        if name.endswith("-cri-resmgr") and (facts.status is None or facts.front_end == "nri-plugin"):
+        if name.endswith(OUR_PLUGIN) and (facts.status is None or facts.front_end == "nri-plugin"):
             continue  # that is us: check_launch
         found = True
         sentence = f"the runtime starts the NRI plugin {name}: it may write cpusets, too"
@@ -149,9 +151,8 @@ def check_others(facts: Facts) -> Iterator[Finding]:
 
 def check_launch(facts: Facts) -> Iterator[Finding]:
     """Does the runtime launch the daemon, and is it there? No runtime launches a plugin again that has ended."""
-    ours = [
-        name for name in (facts.system.nri_plugins if facts.system else ()) if name.endswith("-cri-resmgr")
-    ]
+    plugins = facts.system.nri_plugins if facts.system else ()
+    ours = [name for name in plugins if name.endswith(OUR_PLUGIN)]
     if ours and facts.status is None:
         sentence = (
             f"the runtime launches {ours[0]}, and no daemon answers: one that has ended is not launched again"
