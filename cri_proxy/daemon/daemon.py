@@ -62,6 +62,8 @@ STRICT_TOPICS = ("config", "topology", "engine", "state")
 #: How long READY waits for the engine, seconds. Calls do not wait as long, but kubelet, which is started after us, may:
 #: its first containers are then placed. A disk that does not answer must not have the service manager give us up.
 READY_BEHIND_S = 10.0
+#: How long a configuration that no SIGHUP tells of must stay as it is to be taken for whole, in seconds.
+WRITTEN_S = 0.5
 STARTING = "it is starting: bytes only until machine and state are read, which takes long"
 
 
@@ -420,6 +422,8 @@ class Daemon:
                 if self._first.is_unread:
                     await asyncio.to_thread(self._decide_first_mode)
                 loaded = await asyncio.to_thread(settings.load, self.options.files)
+                if self._unconfigured and not await self._is_whole(loaded):
+                    return False
             except BadConfig as error:
                 self.health.note("config", settings.default_problem(error))
                 return False
@@ -427,6 +431,16 @@ class Daemon:
         is_up = await self.assembly.activate()
         await self._keep()
         return is_up
+
+    async def _is_whole(self, loaded: settings.ConfigInForce) -> bool:
+        """Whether the files stay as they were read: an editor may be at them, and the first half of a configuration, or
+        none of it, can be valid.
+
+        :raises BadConfig: as ``settings.load``.
+        """
+        await asyncio.sleep(WRITTEN_S)
+        again = await asyncio.to_thread(settings.load, self.options.files)
+        return again.sources == loaded.sources
 
     async def _keep(self) -> None:
         """Remember the configuration, if it is one that has brought the engine up."""

@@ -67,6 +67,7 @@ class NodeState:
 
     def __post_init__(self) -> None:
         self.books = Books(self.metrics)
+        self.updates.written = self.written
 
     @property
     def engine(self) -> Optional[Engine]:
@@ -210,8 +211,10 @@ class NodeState:
     async def written(self) -> None:
         """Wait until all records are durable, those too that are written some time later, after the records that requests
         wait for; not longer than a call may wait for that."""
+        waits_longer = self.engine is not None and bool(self.engine.derived)
         await self.store.settled()
-        if self.engine is not None and self.engine.derived:
+        if waits_longer:
+            # Handed over by its timer meanwhile, it is still to be written.
             self.save_derived()
             await self.store.settled()
 

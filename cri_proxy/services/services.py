@@ -166,7 +166,6 @@ def make_parts(
     updates = Updates(runtime, metrics, log)
     updates.supervisor = supervisor
     node_state = NodeState(store, updates, metrics, log)
-    updates.written = node_state.written
     node_state.switch(config["relay.mode"])
     cgroups = Cgroups(Path(config["topology.cgroup_root"]))
     look = asyncio.Event()

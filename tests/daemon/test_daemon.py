@@ -13,12 +13,14 @@ import pytest
 from cri_api.control import ControlError
 from cri_proxy.config.cluster_policy import BadPolicy
 from cri_proxy.config.config import Config, read_config
+from cri_proxy.config.io import files as settings
 from cri_proxy.config.io.cluster_policy_file import NOTHING
 from cri_proxy.daemon import commands
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands, graph_document
 from cri_proxy.daemon.daemon import Daemon
 from cri_proxy.daemon.engine_host import COMMAND, NODE_PLACEMENT
+from cri_proxy.daemon.first_mode import FirstMode
 from cri_proxy.daemon.proxy import Proxy, RefusingImages
 from cri_proxy.relay.interception import CallEnd, Refuse
 from cri_proxy.relay.status import Code
@@ -40,6 +42,7 @@ class Parts:
         self.affinity = SimpleNamespace(reconfigured=self.done_now("affinity"))
         self.sizer = SimpleNamespace(reconfigured=self.done_now("sizer"))
         self.assembly = SimpleNamespace(
+            activate=self._activate,
             configured_mode=self.done_now("mode"),
             follow_config=self.doing("follow"),
             set_mode=lambda mode, by: self.done.append((mode, by)),
@@ -47,7 +50,12 @@ class Parts:
         self.cluster = SimpleNamespace(loaded=lambda loaded: self.done.append("cluster"))
         self._serve_metrics, self._keep = self.doing("metrics"), self.doing("keep")
         self._apply_settings = self.done_now("settings")
-        self._loaded, self._unconfigured = None, True
+        self._loaded: Any = SimpleNamespace(cluster=NOTHING)
+        self._unconfigured, self._first, self._own = True, FirstMode("enforce"), lambda: True
+
+    async def _activate(self) -> bool:
+        self.done.append("up")
+        return True
 
     def done_now(self, name: str) -> Any:
         return lambda *_: self.done.append(name)
@@ -111,6 +119,34 @@ async def test_what_a_configuration_says_of_itself_is_told(daemon) -> None:
     assert daemon.health.warnings == ["look", "not this one"]
     await Daemon.take_over(daemon, loaded(made))
     assert not daemon.health.reasons and not daemon.health.warnings
+
+
+@pytest.mark.parametrize("text", ["", "affinity:\n", "placement: {ladder: rope}"], ids=repr)
+async def test_a_file_that_is_being_written_is_not_a_configuration_yet(
+    daemon, monkeypatch, tmp_path, text
+) -> None:
+    whole = "placement: {ladder: fine}"
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    read = settings.load
+
+    def load(files: settings.Files) -> settings.ConfigInForce:
+        try:
+            return read(files)
+        finally:
+            path.write_text(whole)
+
+    async def take_over(found: settings.ConfigInForce) -> None:
+        daemon.done.append([source.text for source in found.sources if source.name == str(path)])
+
+    daemon.take_over = take_over
+    daemon.options = SimpleNamespace(files=settings.Files(config=path))
+    daemon._is_whole = lambda found: Daemon._is_whole(daemon, found)
+    monkeypatch.setattr(settings, "load", load)
+    assert not await Daemon._bring_up(daemon)
+    assert daemon.done == []
+    assert await Daemon._bring_up(daemon)
+    assert daemon.done == [[whole], "up", "keep"]
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,11 @@ class Node:
         self._send, updates.deliver = updates.deliver, self._deliver
 
     async def _deliver(self, update: CpusetUpdate) -> None:
+        grants = self.engine.grants
+        grant = grants.get(update.id)
         record = (await self.services.store.load()).of("grant").get(update.id)
-        if record is None or record.placement.cpus != update.placement.cpus:
+        is_newest = grants.get(update.id) is grant  # else the record may be a newer one by now
+        if record is None or (is_newest and record.placement.cpus != update.placement.cpus):
             self.unwritten.append(update)
         await self._send(update)
 

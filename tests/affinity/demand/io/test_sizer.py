@@ -65,6 +65,14 @@ class SizedNode:
         self.triggers = triggers
         self.sizer = DemandSizer(self.node.services, self.node.folder / "cgroup", triggers)
 
+    def sized_by_limits(self) -> None:
+        """What a reload does whose configuration sizes by limits."""
+        services, engine = self.node.services, self.node.engine
+        services.config = config_of()
+        engine.rehost(engine.host, make_policy(services.config, engine.host.topology))
+        services.node_state.save()
+        self.sizer.reconfigured()
+
     async def create(self, name: str, limit: float = 32, request: float = 1, **asks: Any) -> str:
         node = self.node
         pod = await self.client.run_pod(name)
@@ -243,9 +251,7 @@ async def test_where_the_mode_is_another_one_sets_are_given_back_first(sized) ->
 
 async def test_where_sets_are_sized_by_limits_again_they_are_given_back(sized) -> None:
     await shrunk(sized)
-    sized.node.services.config = config_of()
-    sized.node.engine.rehost(sized.node.engine.host, policy_of(sized.node))
-    sized.sizer.reconfigured()
+    sized.sized_by_limits()
     await sized.sizer.round()
     assert await sized.told("app") == 32
 
@@ -254,15 +260,9 @@ async def test_what_is_used_in_the_set_of_a_limit_counts_as_long_as_it_is_sized_
     key = await sized.create("small", limit=8)
     await sized.run(12, {"small": 4.0})
     assert sized.node.engine.grants[key].container.milli_used == 5_000
-    sized.node.services.config = config_of()
-    sized.node.engine.rehost(sized.node.engine.host, policy_of(sized.node))
-    sized.sizer.reconfigured()
+    sized.sized_by_limits()
     await sized.sizer.round()
     assert sized.node.engine.grants[key].container.milli_used == 0
-
-
-def policy_of(node: Node) -> Any:
-    return make_policy(node.services.config, node.engine.host.topology)
 
 
 async def test_after_a_restart_of_the_daemon_it_grows_at_once_and_shrinks_after_a_window_only(sized) -> None:
