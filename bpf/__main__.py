@@ -92,7 +92,9 @@ def _run(options: Options, argument: str, source: Optional[Source]) -> int:
         listener.release()
         raise BadOptions(str(error)) from None
     try:
-        log("info", "capabilities", kept=",".join(keep_only(NEEDED[options.provider])) or "none")
+        own_cgroup = _cgroup_of_self_test(options.provider) if source is None else ""
+        kept = keep_only(NEEDED[options.provider], own_cgroup)
+        log("info", "capabilities", kept=",".join(kept) or "none")
     except OSError as error:
         log("warning", "capabilities not dropped", reason=error.strerror)
 
@@ -101,6 +103,19 @@ def _run(options: Options, argument: str, source: Optional[Source]) -> int:
 
     asyncio.run(serve())
     return 0
+
+
+def _cgroup_of_self_test(provider: str) -> str:
+    """The cgroup below which eBPF is tried out, now and later; "" = nowhere."""
+    if provider not in ("auto", "ebpf"):
+        return ""
+    from bpf.kernel.ebpf_self_test import own_cgroup
+    from bpf.sources.ebpf import cgroup_v2_root
+    from bpf.sources.samples import ProviderLost
+
+    with contextlib.suppress(ProviderLost):
+        return str(own_cgroup(cgroup_v2_root()))
+    return ""
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 The asking end is this process; the accepting end gets a cgroup below that of this process, which is ours to write
 in. The root of the v2 tree has mode 0555: there it takes CAP_DAC_OVERRIDE, which a service need not have.
+Two self-tests never share a cgroup: observers of two containers may have the same process id.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable, Protocol
 
+from bpf.kernel.capabilities import overriding
 from bpf.sources.samples import ProviderLost
 
 _REQUEST_BYTES, _RESPONSE_BYTES = 1000, 3000
@@ -44,7 +46,7 @@ def self_test(cgroup_root: str, drain: Callable[[], Sequence[SeenConnection]]) -
     :raises ProviderLost: it was not seen, or could not be tried.
     """
     try:
-        with _child_cgroup(cgroup_root) as cgroup:
+        with child_cgroup(cgroup_root) as cgroup:
             acceptor = cgroup.stat().st_ino
             _talk(cgroup)
             for _ in range(_ATTEMPTS):
@@ -67,14 +69,15 @@ def _check(flow: SeenConnection) -> None:
 
 
 @contextlib.contextmanager
-def _child_cgroup(root: str) -> Iterator[Path]:
+def child_cgroup(root: str) -> Iterator[Path]:
+    """A new cgroup below that of this process, or of ``root``; removed at the end."""
     cgroup = _made_below(own_cgroup(root), Path(root))
     try:
         yield cgroup
     finally:
         for _ in range(_ATTEMPTS):
             # A cgroup is busy for a moment after its last process has ended.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), overriding():
                 cgroup.rmdir()
                 break
             time.sleep(_PAUSE_S)
@@ -89,11 +92,12 @@ def own_cgroup(root: str, own: str = "/proc/self/cgroup") -> Path:
 
 
 def _made_below(own: Path, root: Path) -> Path:
-    name = f"cri-resmgr-self-test-{os.getpid()}"
-    with contextlib.suppress(OSError):  # not ours to write in: perhaps the root is
-        (own / name).mkdir(exist_ok=True)
-        return own / name
-    (root / name).mkdir(exist_ok=True)
+    name = f"cri-resmgr-self-test-{os.urandom(8).hex()}"
+    with overriding():
+        with contextlib.suppress(OSError):  # not ours to write in: perhaps the root is
+            (own / name).mkdir()
+            return own / name
+        (root / name).mkdir()
     return root / name
 
 
