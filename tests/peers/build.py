@@ -211,8 +211,12 @@ def _build(peer: Peer, go: str, names: Sequence[str], folder: Path) -> None:
         def run(*words: str, timeout_s: float, **more: str) -> str:
             return _go(peer, go, Path(scratch), words, timeout_s, more)
 
-        # 1. All modules at once; what was fetched before is not asked for again.
+        # 1. All modules at once, and what only tests of what is built import, which go.mod does not list; what was fetched
+        #    before is not asked for again.
         run("mod", "download", timeout_s=FETCH_TIMEOUT_S)
+        packages = [peer.packages[name] for name in names if name not in peer.c_programs]
+        if packages:
+            run("list", "-e", "-deps", "-test", *packages, timeout_s=FETCH_TIMEOUT_S)
         # 2. From here on without the network: what is built is what go.sum vouches for.
         out = Path(scratch) / "built"
         out.mkdir()
@@ -221,7 +225,6 @@ def _build(peer: Peer, go: str, names: Sequence[str], folder: Path) -> None:
             module = run(*where, timeout_s=FETCH_TIMEOUT_S, GOPROXY="off").strip()
             sources = sorted(Path(module, peer.c_programs[name]).glob("*.c"))
             _run(peer, ("gcc", "-O2", "-o", out / name, *sources), Path(scratch), BUILD_TIMEOUT_S, os.environ)
-        packages = [peer.packages[name] for name in names if name not in peer.c_programs]
         listed = ""
         if packages:
             which = ("list", "-f", "{{.ImportPath}} {{len .GoFiles}} {{.Dir}}", *packages)

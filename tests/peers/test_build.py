@@ -135,6 +135,27 @@ def test_a_package_of_tests_only_is_a_test_binary(peer: Peer, tmp_path: Path) ->
 
 
 @needs_go
+def test_what_only_its_tests_import_is_fetched_too(
+    tmp_path: Path, proxy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uses = TESTS_ONLY.replace('"testing"', '(\n\t"testing"\n\n\t_ "example.test/beside"\n)')
+    publish(proxy, "example.test/beside", "v1.0.0", {"beside.go": "package beside\n"})
+    needs = "module example.test/tested\n\ngo 1.20\n\nrequire example.test/beside v1.0.0\n"
+    publish(proxy, "example.test/tested", "v1.0.0", {"go.mod": needs, "suite/it_test.go": uses})
+    folder = tmp_path / "peers" / "tested"
+    folder.mkdir(parents=True)
+    (folder / "go.mod").write_text(
+        "module cri-resmgr/tests/peers/tested\n\ngo 1.20\n\n"
+        "tool example.test/tested/suite\n\nrequire example.test/tested v1.0.0\n"
+    )
+    subprocess.run(("go", "mod", "download", "all"), cwd=folder, check=True, capture_output=True)
+    write_settings(folder)
+    monkeypatch.setenv("GOMODCACHE", str(tmp_path / "of a new machine"))
+    suite = build.programs(read_peer(folder), ["suite"], cache=tmp_path / "kept")["suite"]
+    assert "PASS" in said_by(suite, "-test.v")
+
+
+@needs_go
 def test_go_code_of_the_folder_is_built_with_it_and_a_change_of_it_is_another_program(
     peer: Peer, proxy: Path, tmp_path: Path
 ) -> None:
