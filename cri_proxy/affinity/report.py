@@ -141,7 +141,7 @@ def observer_lines(observer: Mapping[str, Any]) -> list[str]:
     if observer.get("problem"):
         return [f"observer   {observer['problem']}"]
     lines = [f"observer   {_provider_text(observer)}"]
-    lines += [f"           not used: {sentence}" for sentence in observer.get("refused", ())]
+    lines += [f"           not used: {sentence}" for sentence in _refused(observer)]
     counters = {name: value for name, value in sorted(observer.get("counters", {}).items()) if value}
     if counters:
         lines.append(f"           {', '.join(f'{name} {value:,}' for name, value in counters.items())}")
@@ -166,6 +166,14 @@ def _provider_text(observer: Mapping[str, Any]) -> str:
     if observer.get("resident_bytes"):
         text += f"; {observer['resident_bytes'] / 1e6:.1f} MB resident"
     return text
+
+
+def _refused(observer: Mapping[str, Any]) -> list[str]:
+    """Why providers that see more are not used, eBPF first: ``NAME: REASON``."""
+    refused = [str(sentence) for sentence in observer.get("refused", ())]
+    if not refused and observer.get("provider") in ("sock_diag", "declared"):
+        return [f"ebpf: affinity.provider is {observer['provider']}"]
+    return refused
 
 
 def _nearness_text(row: Mapping[str, Any]) -> str:
@@ -275,6 +283,7 @@ def status_lines(affinity: Mapping[str, Any]) -> list[str]:
     moving = "nothing moves by itself" if problem else affinity["rebalance"]
     lines = [
         f"  affinity   {head}",
+        *(f"             not used: {sentence}" for sentence in _refused(observer)[:1] if not problem),
         f"             {_count(affinity['edges'], 'edge')}, {moving}",
     ]
     if affinity["guard"]:

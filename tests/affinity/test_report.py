@@ -219,10 +219,25 @@ LAST = {"age_s": 61.0, "why": "2 moves save much", "moves": 2, "moved": 1, "take
 def test_the_status_tells_provider_edges_pace_guard_and_the_last_plan() -> None:
     assert report.status_lines({**STATUS, "last_plan": LAST}) == [
         "  affinity   seen by sock_diag: TCP of each pod's network; last sample 3 s ago; 22.4 MB resident",
+        "             not used: ebpf: the kernel refuses the program",
         "             1 edge, a plan every 60 s",
         "             moves are guarded by pressure (PSI)",
         "             last plan 61 s ago: 1 of 2 containers moved; 1 taken back; 2 moves save much",
     ]
+
+
+@pytest.mark.parametrize("provider", ["sock_diag", "declared"])
+def test_why_ebpf_is_not_used_is_told_also_where_another_provider_was_chosen(provider: str) -> None:
+    observer = {**OBSERVER, "provider": provider, "refused": []}
+    told = f"             not used: ebpf: affinity.provider is {provider}"
+    assert report.status_lines({**STATUS, "observer": observer})[1] == told
+    assert report.observer_lines(observer)[1].strip() == told.strip()
+
+
+def test_where_ebpf_is_used_nothing_is_said_to_be_missing() -> None:
+    observer = {**OBSERVER, "provider": "ebpf", "refused": []}
+    told = [*report.status_lines({**STATUS, "observer": observer}), *report.observer_lines(observer)]
+    assert not [line for line in told if "not used" in line]
 
 
 def test_the_status_tells_what_a_better_placement_waits_for() -> None:
