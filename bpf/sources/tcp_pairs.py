@@ -23,6 +23,8 @@ _MOST_TRIES = 2
 _ANYWHERE = 0
 _NOWHERE: Address = (b"", 0)
 _NOTHING = (0, 0, 0)
+#: Sockets that are followed, of 0.6 KB each: 32,768 connections with both ends here. eBPF has room for as many pairs.
+MOST_SOCKETS = 65_536
 
 
 class Hints(Protocol):
@@ -108,17 +110,24 @@ class _End:
 
 
 class TcpEnds:
-    """Follows sockets from sample to sample: ``see`` each, then ``exchanges``.
+    """Follows sockets from sample to sample: ``see`` each, then ``exchanges``. ``most_sockets``: what there is room for.
 
     ``find_owner(namespace, socket)`` names the container of a socket: "" = the host's own, None = not known.
     ``counters``: resolved, missed (both ends are here, bytes went, and the other was not found), outside (other
-    machines).
+    machines). ``lost``: sockets of the last sample without room, by container; ``not_followed``: those of all samples.
     """
 
     def __init__(
-        self, find_owner: Callable[[int, InetSocket], Optional[str]], hints: Optional[Hints] = None
+        self,
+        find_owner: Callable[[int, InetSocket], Optional[str]],
+        hints: Optional[Hints] = None,
+        most_sockets: int = MOST_SOCKETS,
     ) -> None:
         self.counters = {"resolved": 0, "missed": 0, "outside": 0}
+        self.not_followed = 0
+        self.lost: dict[str, int] = {}
+        self._not_followed: dict[str, int] = {}
+        self._most_sockets = most_sockets
         self._find_owner = find_owner
         self._hints = hints
         self._ends: dict[tuple[int, int], _End] = {}
@@ -140,6 +149,9 @@ class TcpEnds:
             return
         end = self._ends.get((namespace, seen.cookie))
         if end is None:
+            if len(self._ends) >= self._most_sockets:
+                self._pass_over(namespace, seen)
+                return
             end = self._ends[namespace, seen.cookie] = _End(namespace, seen)
         end.totals = seen.bytes_acked, seen.bytes_received, seen.segments
         end.has_ended = has_ended
@@ -147,6 +159,12 @@ class TcpEnds:
         if end.owner is None:
             # Only while it is not known: a socket that has ended says less of itself than it did while it lived.
             end.owner = self._find_owner(namespace, seen)
+
+    def _pass_over(self, namespace: int, seen: InetSocket) -> None:
+        self.not_followed += 1
+        owner = self._find_owner(namespace, seen)
+        if owner:
+            self._not_followed[owner] = self._not_followed.get(owner, 0) + 1
 
     def begin_here(self) -> None:
         """Forget the bytes so far: only bytes from now on count."""
@@ -167,6 +185,7 @@ class TcpEnds:
         # 4. Ended ones stay for one sample: the news of their other end may come later.
         self._forget()
         self._sample += 1
+        self.lost, self._not_followed = self._not_followed, {}
         return found
 
     def _see_listener(self, namespace: int, seen: InetSocket) -> None:

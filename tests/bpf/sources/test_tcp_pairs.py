@@ -90,6 +90,27 @@ def test_only_what_was_sent_since_the_last_time_counts(ends: TcpEnds) -> None:
     assert ends.counters["resolved"] == 1
 
 
+def test_sockets_beyond_the_most_are_told_by_container_until_there_is_room() -> None:
+    ends = TcpEnds(owner_by_namespace, most_sockets=2)
+    first, second = tcp(1, CLIENT, SERVER), tcp(2, SERVER, CLIENT, 10, 20)
+    more = [tcp(3, (CLIENT[0], 40001), SERVER), tcp(4, SERVER, (CLIENT[0], 40001), 30, 40)]
+
+    def look(*seen: InetSocket) -> list[Exchange]:
+        ends.see(B, listener())
+        for each in seen:
+            ends.see(B if each.local == SERVER else A, each)
+        return ends.exchanges(LOCAL)
+
+    assert look(first, second, *more) == [Exchange("b", "a", 10, 20, 2)]
+    assert (ends.followed, ends.lost, ends.not_followed) == (2, {"a": 1, "b": 1}, 2)
+    # Two looks later the first two are forgotten.
+    for _ in range(3):
+        look(*more)
+    assert look(*more) == []
+    assert (ends.followed, ends.lost) == (2, {})
+    assert look(more[0], more[1]._replace(bytes_acked=31)) == [Exchange("b", "a", 1, 0, 0)]
+
+
 def test_a_connection_that_came_and_went_between_two_samples_counts(ends: TcpEnds) -> None:
     ends.see(B, listener())
     ends.see(A, tcp(1, CLIENT, SERVER), has_ended=True)
