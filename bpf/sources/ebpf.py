@@ -39,7 +39,8 @@ REMOTES = 8192
 COUNTERS = (
     "resolved", "unmatched", "flushes", "edges_full", "wakes", "wakes_unknown", "wakes_full", "udp_waiting",
     "udp_claimed", "udp_by_ingress", "udp_given_up",
-    "remotes_full", "remote_elsewhere", "openers_evicted", "udp_by_path",
+    "remotes_full", "remote_elsewhere", "openers_evicted", "udp_by_path", "udp_waiting_bytes",
+    "udp_claimed_bytes",
 )  # fmt: skip
 _EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
@@ -218,7 +219,10 @@ class EbpfProvider:
             raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
 
     def counters(self) -> dict[str, int]:
-        """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that are not known."""
+        """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that are not known.
+
+        ``udp_unattributed_bytes``: what was sent to other machines, or to receivers that were not found (yet).
+        """
         cpus = self._possible_cpus
         totals = {}
         for index, name in enumerate(COUNTERS):
@@ -226,6 +230,7 @@ class EbpfProvider:
             totals[name] = sum(struct.unpack(f"={cpus}Q", raw))
         totals["missed"] = self._missed
         totals.update(self._paths.counters)
+        totals["udp_unattributed_bytes"] = totals.pop("udp_waiting_bytes") - totals.pop("udp_claimed_bytes")
         totals["dropped"] = totals["edges_full"] + totals["wakes_full"] + totals["openers_evicted"]
         return totals
 
@@ -237,7 +242,8 @@ class EbpfProvider:
         self._loaded.close()
 
     def _follow_ingress(self, now_s: float, counters: Mapping[str, int]) -> None:
-        if not self._ingress.decide(now_s, *_search_state(counters, "udp_by_ingress")):
+        waiting, found = _search_state(counters, "udp_by_ingress")
+        if not self._ingress.decide(now_s, waiting, found, other_is_dear=self._paths.is_dear):
             self._detach_ingress()
         elif self._ingress_link < 0:
             try:

@@ -41,6 +41,8 @@ enum {
     REMOTE_ELSEWHERE, /* additions for addresses outside the networks that count */
     OPENERS_EVICTED,  /* entries of openers that gave way though their connections may have gone on */
     UDP_BY_PATH,      /* messages whose receiver was known by conntrack */
+    UDP_WAITING_BYTES,
+    UDP_CLAIMED_BYTES,
     COUNTERS
 };
 BPF_TABLE("percpu_array", u32, u64, counters, COUNTERS);

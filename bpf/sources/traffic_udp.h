@@ -3,7 +3,11 @@
  * or answers it from that address, shows what they were for.
  *
  * What waits is for one target, the last one. A sender that turns to another gives it up, as it cannot be told any more
- * what it was for: else what it sends to other machines would go to whichever container it talks to next.
+ * what it was for: else what it sends to other machines would go to whichever container it talks to next. What it gives up
+ * is kept under both addresses (udp_left), for what knows where they lead: conntrack.
+ *
+ * A datagram that waits leaves a tag under the number of its buffer, which NAT and veth leave as it is: where incoming
+ * packets are looked at, it tells the sender, whatever the addresses have become.
  */
 
 /* How long a sender that has turned must stay with its target, in ticks: 1 s to 10 s. A receiver that is slow may
@@ -30,6 +34,35 @@ struct udp_owner {
 };
 
 BPF_TABLE("lru_hash", struct udp_key, struct udp_owner, udp_owners, 16384);
+
+/* What a sender has given up: its address, and name_of its target. */
+struct udp_left_key {
+    struct udp_key source;
+    u64 target;
+};
+
+struct udp_left {
+    u64 cgroup;
+    s64 bytes;
+    s64 messages;
+};
+
+BPF_TABLE("lru_hash", struct udp_left_key, struct udp_left, udp_left, 16384);
+
+/* Datagrams on their way through this machine: as many as there are between two stacks at a time. 400 KB. */
+#define UDP_TAGS 4096
+/* On the way for longer: another packet in the same buffer. 64 ms to 160 ms. */
+#define TAG_TICKS 16
+
+struct udp_tag {
+    u64 buffer; /* 0 = free */
+    struct udp_left_key key;
+    u64 bytes;
+    u64 beginning; /* of its payload */
+    u64 since;     /* ticks */
+};
+
+BPF_TABLE("array", u32, struct udp_tag, udp_tags, UDP_TAGS);
 
 /* A datagram's two addresses as its sender writes them. */
 struct udp_ends {
@@ -74,6 +107,54 @@ static __always_inline u64 namespace_of(void *context, bool is_packet)
     }
     return found;
 #endif
+}
+
+/* A payload's first bytes. */
+static __always_inline u64 beginning_of(struct __sk_buff *skb)
+{
+    u32 offset = 40;
+    u8 byte = 0;
+    u64 beginning = 0;
+
+    if (skb->protocol == ETHERTYPE_IPV4) {
+        if (bpf_skb_load_bytes(skb, 0, &byte, 1))
+            return 0;
+        offset = (byte & 15) * 4;
+    }
+    bpf_skb_load_bytes(skb, offset + 8, &beginning, sizeof(beginning));
+    return beginning;
+}
+
+/* The number of a packet's buffer: how far it is from the first tag, as the kernel refuses all but differences of
+ * pointers; and the place of its tag. */
+static __always_inline struct udp_tag *tag_of(struct __sk_buff *skb, u64 *buffer)
+{
+    u32 index = 0;
+    struct udp_tag *first = udp_tags.lookup(&index);
+    u64 number = (u64)(long)skb;
+
+    if (!first)
+        return 0;
+    asm volatile("%0 -= %1" : "+r"(number) : "r"(first));
+    *buffer = number;
+    index = (number * 0x9E3779B97F4A7C15) >> 40 & (UDP_TAGS - 1);
+    return udp_tags.lookup(&index);
+}
+
+static __always_inline void leave_tag(struct __sk_buff *skb, struct udp_key *source, u64 target, u64 bytes)
+{
+    u64 buffer = 0;
+    struct udp_tag *tag = tag_of(skb, &buffer);
+
+    if (!tag)
+        return;
+    WRITE_ONCE(tag->buffer, 0);
+    tag->key.source = *source;
+    tag->key.target = target;
+    tag->bytes = bytes;
+    tag->beginning = beginning_of(skb);
+    tag->since = bpf_jiffies64();
+    WRITE_ONCE(tag->buffer, buffer);
 }
 
 /* The two ends of a datagram; its payload's bytes, or -1, also for multicast, which is no pair's. IPv4 addresses are
@@ -144,6 +225,14 @@ static __always_inline s64 take_waiting(struct udp_owner *sender, s64 *bytes)
     return messages;
 }
 
+static __always_inline void add_claimed(u64 sender, u64 receiver, u64 bytes, u64 messages)
+{
+    count_several(UDP_CLAIMED, messages);
+    count_several(UDP_CLAIMED_BYTES, bytes);
+    if (sender != receiver)
+        add(sender, receiver, UDP_NUMBER, bytes, 0, messages);
+}
+
 /* What waits at a sender was for this cgroup. Whether there was something. */
 static __always_inline bool claim(struct udp_owner *sender, u64 receiver)
 {
@@ -151,25 +240,43 @@ static __always_inline bool claim(struct udp_owner *sender, u64 receiver)
 
     if (!messages)
         return false;
-    count_several(UDP_CLAIMED, messages);
-    if (sender->cgroup != receiver)
-        add(sender->cgroup, receiver, UDP_NUMBER, bytes, 0, messages);
+    add_claimed(sender->cgroup, receiver, bytes, messages);
     return true;
 }
 
-/* The sender sends to this target now. */
-static __always_inline void turn_to(struct udp_owner *sender, u64 target)
+/* Keep what a sender gives up. */
+static __always_inline void leave(struct udp_left_key *key, u64 cgroup, s64 bytes, s64 messages)
 {
+    struct udp_left *left = udp_left.lookup(key), fresh = {};
+
+    count_several(UDP_GIVEN_UP, messages);
+    if (left && left->cgroup == cgroup) {
+        __sync_fetch_and_add(&left->bytes, bytes);
+        __sync_fetch_and_add(&left->messages, messages);
+        return;
+    }
+    fresh.cgroup = cgroup;
+    fresh.bytes = bytes;
+    fresh.messages = messages;
+    udp_left.update(key, &fresh);
+}
+
+/* The sender, which has this address, sends to this target now. */
+static __always_inline void turn_to(struct udp_owner *sender, struct udp_key *source, u64 target)
+{
+    struct udp_left_key key = {};
     s64 bytes, messages;
 
     if (sender->target == target)
         return;
     if (sender->target)
         sender->turned = bpf_jiffies64();
+    key.source = *source;
+    key.target = sender->target;
     sender->target = target;
     messages = take_waiting(sender, &bytes);
     if (messages)
-        count_several(UDP_GIVEN_UP, messages);
+        leave(&key, sender->cgroup, bytes, messages);
 }
 
 /* Whether one that has received from this sender has received what waits, though not at the address it was sent to:
@@ -195,7 +302,7 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
     me = bpf_skb_cgroup_id(skb);
     mine = own(&ends.source, me);
     if (mine)
-        turn_to(mine, name_of(&ends.target));
+        turn_to(mine, &ends.source, name_of(&ends.target));
     peer = udp_owners.lookup(&ends.target);
     if (!peer) {
         path = udp_paths.lookup(&ends);
@@ -217,6 +324,8 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
         __sync_fetch_and_add(&mine->waiting_bytes, (s64)bytes);
         __sync_fetch_and_add(&mine->waiting_messages, messages);
         count_several(UDP_WAITING, messages);
+        count_several(UDP_WAITING_BYTES, bytes);
+        leave_tag(skb, &ends.source, mine->target, bytes);
         if (!ends.target.netns) {
             __builtin_memcpy(remote.address, ends.target.address, sizeof(remote.address));
             add_remote(&remote, me, bytes);
@@ -224,10 +333,29 @@ static __always_inline void udp_sent(struct __sk_buff *skb)
     }
 }
 
-/* What waits at a sender, if it was for this target, was for this cgroup. */
-static __always_inline bool claim_sent_to(struct udp_owner *sender, struct udp_key *target, u64 receiver)
+/* What waits for this target at its sender, and what that has given up of it, was for this cgroup. */
+static __always_inline bool claim_sent_to(struct udp_left_key *key, u64 receiver)
 {
-    return sender->target == name_of(target) && claim(sender, receiver);
+    struct udp_owner *sender = udp_owners.lookup(&key->source);
+    bool is_claimed = sender && sender->target == key->target && claim(sender, receiver);
+    struct udp_left *left = udp_left.lookup(key), taken;
+
+    if (!left)
+        return is_claimed;
+    taken = *left;
+    if (udp_left.delete(key))
+        return is_claimed;
+    add_claimed(taken.cgroup, receiver, taken.bytes, taken.messages);
+    return true;
+}
+
+static __always_inline bool claim_flow(struct udp_ends *ends, u64 receiver)
+{
+    struct udp_left_key key = {};
+
+    key.source = ends->source;
+    key.target = name_of(&ends->target);
+    return claim_sent_to(&key, receiver);
 }
 
 /* Run by user space, with what conntrack has of a flow: its datagrams' ends as the opener writes them, and those of the
@@ -251,23 +379,43 @@ static __always_inline bool udp_path_told(struct __sk_buff *skb)
     path.peer = there.source;
     path.target = name_of(&there.target);
     udp_paths.update(&back, &path);
-    if (claim_sent_to(opener, &there.target, other->cgroup))
+    if (claim_flow(&there, other->cgroup))
         count(UDP_BY_PATH);
-    if (claim_sent_to(other, &back.target, opener->cgroup))
+    if (claim_flow(&back, opener->cgroup))
         count(UDP_BY_PATH);
     return true;
+}
+
+/* A packet that has a tag was sent by a container of this machine: by what the tag says. */
+static __always_inline bool claim_tagged(struct __sk_buff *skb, u64 bytes, u64 receiver)
+{
+    u64 buffer = 0;
+    struct udp_tag *tag = tag_of(skb, &buffer);
+    struct udp_left_key key;
+
+    if (!tag || tag->buffer != buffer)
+        return false;
+    WRITE_ONCE(tag->buffer, 0);
+    key = tag->key;
+    return tag->bytes == bytes && bpf_jiffies64() - tag->since <= TAG_TICKS && tag->beginning == beginning_of(skb) &&
+           claim_sent_to(&key, receiver);
 }
 
 static __always_inline void udp_received(struct __sk_buff *skb)
 {
     struct udp_key source = {}, target = {};
     struct udp_owner *sender;
+    int bytes = read_datagram(skb, &source, &target);
     u64 me;
 
-    if (read_datagram(skb, &source, &target) < 0)
+    if (bytes < 0)
         return;
     me = bpf_skb_cgroup_id(skb);
     own(&target, me);
+    if (claim_tagged(skb, bytes, me)) {
+        count(UDP_BY_INGRESS);
+        return;
+    }
     sender = udp_owners.lookup(&source);
     if (sender && (sender->target == name_of(&target) || is_steady(sender)) && claim(sender, me))
         count(UDP_BY_INGRESS);

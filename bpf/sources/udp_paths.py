@@ -19,8 +19,10 @@ from bpf.kernel.netlink import Address, Conntrack, TranslatedFlow
 from bpf.kernel.procfs import namespace_of
 from bpf.service.log import log
 
-#: Flows of UDP looked at, of each family.
-MOST_FLOWS = 4096
+#: Flows of UDP looked at, of each family: as many as the programs keep senders. A flow takes 20 us.
+MOST_FLOWS = 16_384
+#: From here on it is cheaper to look where packets come in.
+_MANY_FLOWS = 4096
 
 
 class Translations(Protocol):
@@ -43,16 +45,24 @@ class UdpPaths:
         self._translations: Optional[Translations] = None
         self._pace = SearchPace()
         self._known: set[bytes] = set()
+        self._looked_at = 0
         self.problem = ""
         #: How often conntrack could not be read while datagrams waited.
         self.counters = {"conntrack_unread": 0}
 
     def follow(self, now_s: float, waiting: int, found: int) -> None:
         """Look if it is time to; once a sample, before the sums are taken. The numbers are those of ``SearchPace``."""
-        if self._pace.decide(now_s, waiting, found):
+        # What a long look has not found it would not find now; and what it has found has another search from then on.
+        if self._pace.decide(now_s, waiting, self._pace.found if self.is_dear else found):
             self._look()
         else:
+            self._looked_at = 0
             self._keep(set())
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether conntrack has so much that to look where packets come in would be better."""
+        return self._looked_at >= _MANY_FLOWS
 
     def close(self) -> None:
         """Let go of conntrack; the paths go with the programs."""
@@ -62,10 +72,12 @@ class UdpPaths:
 
     def _look(self) -> None:
         known = set()
+        self._looked_at = 0
         try:
             if self._translations is None:
                 self._translations = self._open()
             for flow in self._translations.translated_udp(MOST_FLOWS):
+                self._looked_at += 1
                 there = _key(flow.source) + _key(flow.target)
                 back = _key(flow.answer_source) + _key(flow.answer_target)
                 if syscalls.run_on_packet(self._program_fd, there + back):
@@ -121,18 +133,22 @@ class SearchPace:
 
     def __init__(self) -> None:
         self.is_on = False
-        self._waiting = self._found = 0
+        self.found = 0
+        self._waiting = 0
         self._pause_s = _FIRST_PAUSE_S
         self._not_before_s = float("-inf")
 
-    def decide(self, now_s: float, waiting: int, found: int) -> bool:
+    def decide(self, now_s: float, waiting: int, found: int, other_is_dear: bool = False) -> bool:
         """Whether it is to be on until the next look.
 
         ``waiting``: messages whose receiver has not shown so far; ``found``: how often the search has found one.
+        ``other_is_dear``: another search finds them, at a price that this one has not.
         """
         more, self._waiting = waiting - self._waiting, waiting
-        has_found, self._found = found > self._found, found
-        if not self.is_on:
+        has_found, self.found = found > self.found, found
+        if other_is_dear:
+            self.is_on = True
+        elif not self.is_on:
             self.is_on = more >= _MUCH and now_s >= self._not_before_s
         elif has_found:
             self._pause_s = _FIRST_PAUSE_S

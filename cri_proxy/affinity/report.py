@@ -145,6 +145,9 @@ def observer_lines(observer: Mapping[str, Any]) -> list[str]:
     counters = {name: value for name, value in sorted(observer.get("counters", {}).items()) if value}
     if counters:
         lines.append(f"           {', '.join(f'{name} {value:,}' for name, value in counters.items())}")
+    if unattributed := observer.get("counters", {}).get("udp_unattributed_bytes"):
+        told = f"{unattributed / 1e6:,.1f} MB of UDP, to other machines or to receivers that were not found"
+        lines.append(f"           not attributed: {told}")
     if trust := observer.get("trust"):
         told = ", ".join(f"{end[:12]} {part:.0%}" for end, part in sorted(trust.items()))
         lines.append(

@@ -139,6 +139,14 @@ def test_containers_that_were_partly_seen_are_told_with_the_counters() -> None:
     ]
 
 
+def test_datagrams_that_were_not_attributed_are_told_in_bytes() -> None:
+    observer = {"provider": "ebpf", "counters": {"udp_unattributed_bytes": 12_345_678}}
+    assert report.observer_lines(observer)[1:] == [
+        "           udp_unattributed_bytes 12,345,678",
+        "           not attributed: 12.3 MB of UDP, to other machines or to receivers that were not found",
+    ]
+
+
 def test_a_table_that_fills_and_what_it_has_lost_are_told_with_the_pace_of_samples() -> None:
     observer = {"provider": "ebpf", "counters": {"dropped": 1234}, "pairs_fill": 0.61, "next_sample_s": 2.5}
     told = "ebpf; its table of pairs 61% full, a sample every 2.5 s; 1,234 times there was no room to count"

@@ -159,6 +159,11 @@ def call_udp(family, address, port, request, response, count, connected):
             if response:
                 caller.recv(65536)
 
+def call_udp_anew(address, port, request, response, count):
+    # A socket for each message, as resolvers have it.
+    for _ in range(count):
+        call_udp(socket.AF_INET, address, port, request, response, 1, False)
+
 def serve_unix(path):
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -245,6 +250,7 @@ class Stage:
 
     def routed(self) -> tuple[Talker, Talker]:
         """Client at .2 and server at .130, each on a network of its own: all goes through the host."""
+        self.host.run("sysctl -qw net.ipv4.ip_forward=1")
         talkers = []
         for first, name in ((0, "client"), (128, "server")):
             netns = self.host.namespace()
