@@ -73,6 +73,7 @@ def _run(options: Options, argument: str, source: Optional[Source]) -> int:
     from bpf.identity.attribution import Attribution
     from bpf.kernel.capabilities import NEEDED, keep_only
     from bpf.kernel.clock import boot_time_s
+    from bpf.kernel.compiler import Compiler
     from bpf.service.log import log
     from bpf.service.server import ServiceSockets
     from bpf.service.service import Observer, of_runtime
@@ -83,13 +84,18 @@ def _run(options: Options, argument: str, source: Optional[Source]) -> int:
     looks = source is None and options.provider != "declared"
     attribution = Attribution(options.cgroup_root, options.proc) if looks else None
     owners = Owners(attribution) if attribution is not None else None
-    rungs = rungs_of(options, attribution, owners) if source is None else [Rung("replay", source.open)]
+    folder = os.path.join(os.path.dirname(options.state_file), "ebpf") if options.state_file else ""
+    compiler = Compiler(options.python, folder, options.compile_patience_s)
+    rungs = (
+        rungs_of(options, attribution, owners, compiler) if source is None else [Rung("replay", source.open)]
+    )
     ladder = ProviderFallback(rungs)
     named = of_runtime if source is None else source.named
     try:
         ladder.open(boot_time_s())
     except ProviderLost as error:
         listener.release()
+        compiler.close()
         raise BadOptions(str(error)) from None
     try:
         own_cgroup = _cgroup_of_self_test(options.provider) if source is None else ""
@@ -101,7 +107,10 @@ def _run(options: Options, argument: str, source: Optional[Source]) -> int:
     async def serve() -> None:
         await Observer(options, argument, ladder, owners, named).run(listener)
 
-    asyncio.run(serve())
+    try:
+        asyncio.run(serve())
+    finally:
+        compiler.close()
     return 0
 
 

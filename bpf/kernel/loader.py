@@ -1,4 +1,4 @@
-"""Loads BPF programs without ever holding bcc: a child compiles, this process gets the descriptors and attaches.
+"""Loads BPF programs without ever holding bcc: a child has compiled them (compiler.py), this process loads and attaches.
 
 Everything is attached by a descriptor of this process (a link, a raw tracepoint, a perf event): however it ends,
 nothing stays in the kernel.
@@ -8,45 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import socket
-import subprocess
+import resource
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from bpf.kernel import syscalls
+from bpf.kernel.compiler import Compiled, Compiler
 from bpf.service.log import log
-from bpf.service.options import SYSTEM_PYTHON
 from bpf.sources.samples import ProviderLost
 
-STUB_TREE = Path(__file__).with_name("stub")
 #: All our programs are named so: what older versions left attached is found by it.
 NAME_PREFIX = "crm_aff_"
-_CHILD = Path(__file__).with_name("load_child.py")
-#: A compile takes 0.15 s, under full emulation 25 s.
-_COMPILE_TIMEOUT_S = 120.0
-_MOST_DESCRIPTORS = 64
+#: BPF_LD_IMM64 with BPF_PSEUDO_MAP_FD: the instruction's number is a map's descriptor.
+_LOAD_NUMBER, _IS_MAP = 0x18, 1
 _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
 class _Kind(NamedTuple):
-    """bcc's name; ``place``: in the cgroup, -1 = none; ``is_loaded_for_place``: the kernel wants to know at once."""
+    """enum bpf_prog_type; ``place``: in the cgroup, -1 = none; ``is_loaded_for_place``: the kernel wants to know at once."""
 
-    name: str
+    number: int
     place: int = -1
     is_loaded_for_place: bool = False
 
 
 _KINDS = {
-    "cgroup_egress": _Kind("CGROUP_SKB", syscalls.CGROUP_EGRESS),
-    "cgroup_ingress": _Kind("CGROUP_SKB", syscalls.CGROUP_INGRESS),
-    "cgroup_udp4": _Kind("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP4_RECVMSG, is_loaded_for_place=True),
-    "cgroup_udp6": _Kind("CGROUP_SOCK_ADDR", syscalls.CGROUP_UDP6_RECVMSG, is_loaded_for_place=True),
-    "raw_tracepoint": _Kind("RAW_TRACEPOINT"),
-    "tracepoint": _Kind("TRACEPOINT"),
+    "cgroup_egress": _Kind(8, syscalls.CGROUP_EGRESS),
+    "cgroup_ingress": _Kind(8, syscalls.CGROUP_INGRESS),
+    "cgroup_udp4": _Kind(18, syscalls.CGROUP_UDP4_RECVMSG, is_loaded_for_place=True),
+    "cgroup_udp6": _Kind(18, syscalls.CGROUP_UDP6_RECVMSG, is_loaded_for_place=True),
+    "raw_tracepoint": _Kind(17),
+    "tracepoint": _Kind(5),
 }
 _PLACES = [kind.place for kind in _KINDS.values() if kind.place >= 0]
 
@@ -84,21 +80,17 @@ class LoadedPrograms:
 def load(
     source: Path,
     attachments: Sequence[Attachment],
-    python: str = SYSTEM_PYTHON,
+    compiler: Optional[Compiler] = None,
     defines: Optional[Mapping[str, object]] = None,
 ) -> LoadedPrograms:
     """Compile a C file, load its programs, attach them. ``defines``: macros for the compiler.
 
+    :raises ProviderLate: it is still being compiled.
     :raises ProviderLost: no bcc, no permission, or the compiler or the kernel refuses; one sentence says which.
     """
-    request = {
-        "text": with_includes(source),
-        "include": str(STUB_TREE),
-        "cflags": [f"-D{name}={value}" for name, value in (defines or {}).items()],
-        "bpf_number": syscalls.BPF_NUMBER,
-        "programs": {wanted.program: _KINDS[wanted.kind] for wanted in attachments},
-    }
-    loaded = _run_child(request, python)
+    kinds = {wanted.program: _KINDS[wanted.kind] for wanted in attachments}
+    compiled = (compiler or Compiler()).compile(with_includes(source), defines or {}, list(kinds))
+    loaded = _loaded(compiled, kinds)
     try:
         for wanted in attachments:
             if wanted.at_once:
@@ -165,76 +157,68 @@ def _detach_ours(program_id: int, cgroup_fd: int, place: int) -> str:
         os.close(fd)
 
 
-def _run_child(request: Mapping[str, object], python: str) -> LoadedPrograms:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        # -I: neither our packages nor the environment's settings reach the system's Python.
-        command = [python, "-I", str(_CHILD), str(theirs.fileno())]
-        try:
-            done = subprocess.run(
-                command, pass_fds=[theirs.fileno()], input=json.dumps(request).encode(), stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, timeout=_COMPILE_TIMEOUT_S, check=False,
-            )  # fmt: skip
-        except OSError as error:
-            raise ProviderLost(f"{python} cannot be run: {error.strerror}") from None
-        except subprocess.TimeoutExpired:
-            raise ProviderLost(f"bcc did not finish within {_COMPILE_TIMEOUT_S:.0f} s") from None
-        ours.setblocking(False)
-        try:
-            message, descriptors, _, _ = socket.recv_fds(ours, 65536, _MOST_DESCRIPTORS)
-        except BlockingIOError:
-            message, descriptors = b"", []
-    # They survive no exec: the daemon's other children have no business with them.
-    for fd in descriptors:
-        os.set_inheritable(fd, False)
-    text = done.stdout.decode(errors="replace")
-    if done.returncode != 0 or not message:
-        log("debug", "bcc failed", output=text)
-        raise _failure(message, text, done.returncode, python)
-    answer = json.loads(message)
-    count = len(answer["programs"])
-    return LoadedPrograms(
-        programs=dict(zip(answer["programs"], descriptors[:count])),
-        maps=dict(zip(answer["maps"], descriptors[count:])),
-    )
-
-
 class NotLoaded(ProviderLost):
     """The kernel does not take the program as it is."""
 
 
-def _failure(message: bytes, output: str, code: int, python: str) -> ProviderLost:
-    """Why the child failed, in one sentence."""
-    answer = json.loads(message) if message else {}
-    step, reason = answer.get("failed", ""), answer.get("reason", "")
-    if step == "bcc":
-        return ProviderLost(
-            f"{python} has no bcc ({reason}); Debian, Ubuntu: python3-bpfcc; RHEL: python3-bcc; openEuler: one of the two"
-        )
-    if step == "compile" and "could not open bpf map" in output:
-        # bcc makes the maps while it compiles.
-        said = _first_with(output, "could not open bpf map").rpartition("error: ")[2]
-        return ProviderLost(
-            f"the kernel makes no BPF maps: {said} (CAP_BPF or CAP_SYS_ADMIN, seccomp filters)"
-        )
-    if step == "compile":
-        return ProviderLost(f"bcc does not compile the program: {_first_with(output, 'error') or reason}")
-    if step == "load":
-        said_last = [
-            line.strip() for line in output.splitlines() if line.strip() and not _is_statistics(line)
-        ][-1:]
-        detail = f" ({said_last[0]})" if said_last and not reason.startswith("Need") else ""
-        return NotLoaded(f"the kernel does not load the program: {reason}{detail}")
-    last = output.strip().splitlines()[-1:] or ["no message"]
-    return ProviderLost(f"{python} ended with {code} while bcc was at work: {last[0]}")
+def _loaded(compiled: Compiled, kinds: Mapping[str, _Kind]) -> LoadedPrograms:
+    """Make the maps, load the programs."""
+    # Before 5.11 maps count against it. Without SYS_RESOURCE it may be high enough.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    loaded = LoadedPrograms()
+    try:
+        loaded.maps = _made_maps(compiled)
+        for name, kind in kinds.items():
+            code = _with_descriptors(compiled.programs[name], list(loaded.maps.values()))
+            place = kind.place if kind.is_loaded_for_place else 0
+            loaded.programs[name] = _loaded_program(name, kind.number, place, code)
+    except ProviderLost:
+        loaded.close()
+        raise
+    return loaded
 
 
-def _first_with(output: str, word: str) -> str:
-    return next((line.strip() for line in output.splitlines() if word in line), "")
+def _made_maps(compiled: Compiled) -> dict[str, int]:
+    made: dict[str, int] = {}
+    types = -1
+    try:
+        if compiled.types:
+            types = syscalls.load_types(compiled.types)
+        for each in compiled.maps:
+            made[each["name"]] = syscalls.make_map(
+                each["name"], each["kind"], each["key_bytes"], each["value_bytes"], each["entries"], each["flags"],
+                (types, each["key_type"], each["value_type"]) if each["value_type"] else None,
+            )  # fmt: skip
+    except OSError as error:
+        for fd in made.values():
+            os.close(fd)
+        raise ProviderLost(
+            f"the kernel makes no BPF maps: {error.strerror} (CAP_BPF or CAP_SYS_ADMIN, seccomp filters)"
+        ) from None
+    finally:
+        if types >= 0:
+            os.close(types)
+    return made
 
 
-def _is_statistics(line: str) -> bool:
-    return line.startswith(("processed ", "HINT:", "verification time"))
+def _with_descriptors(code: bytes, maps: Sequence[int]) -> bytes:
+    """Instructions with the descriptors of maps in the place of their numbers in the list."""
+    found = bytearray(code)
+    for at in range(0, len(found), 8):
+        if found[at] == _LOAD_NUMBER and found[at + 1] >> 4 == _IS_MAP:
+            struct.pack_into("=i", found, at + 4, maps[struct.unpack_from("=i", found, at + 4)[0]])
+    return bytes(found)
+
+
+def _loaded_program(name: str, kind: int, place: int, code: bytes) -> int:
+    try:
+        return syscalls.load_program(name, kind, place, code)
+    except syscalls.Refused as error:
+        said = [line.strip() for line in error.said.splitlines() if line.strip()]
+        last = [line for line in said if not line.startswith(("processed ", "verification time"))][-1:]
+        detail = f" ({last[0]})" if last else ""
+        raise NotLoaded(f"the kernel does not load the program {name}: {error.strerror}{detail}") from None
 
 
 def attach(program_fd: int, wanted: Attachment) -> int:

@@ -5,6 +5,7 @@ Only this module knows numbers and layouts. Failures are OSErrors that name the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -12,13 +13,22 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Optional, Union
 
 #: Else one table serves: that of aarch64, riscv64 and loongarch64 (asm-generic/unistd.h).
 BPF_NUMBER, _PERF_EVENT_OPEN_NUMBER = {"x86_64": (321, 298), "ppc64le": (361, 319), "s390x": (351, 331)}.get(
     os.uname().machine, (280, 241)
 )
 
-_MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY = 1, 2, 3, 4
+_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROG_LOAD, _BTF_LOAD = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    18,
+)
 _PROG_DETACH, _PROG_TEST_RUN, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 10, 13, 15, 16
 _RAW_TRACEPOINT_OPEN, _LOOKUP_AND_DELETE_BATCH, _UPDATE_BATCH, _LINK_CREATE = 17, 25, 26, 28
 CGROUP_INGRESS, CGROUP_EGRESS, CGROUP_UDP4_RECVMSG, CGROUP_UDP6_RECVMSG = 0, 1, 19, 20
@@ -28,6 +38,9 @@ _ATTRIBUTES_BYTES = 128
 _ETHERNET_HEADER_BYTES = 14
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_IOC_ENABLE, _PERF_IOC_SET_BPF = 0x2400, 0x40042408
+_NAME_BYTES = 15
+#: What the verifier says of a program that it refuses; the end of it is what is told.
+_LOG_BYTES = 1 << 20
 #: Entries fetched in one call of a batch: 1,024 of 64 bytes are cheap to keep, and four calls are a full map.
 _BATCH = 1024
 #: ENOTSUPP is the kernel's own number; EINVAL comes from kernels that do not know the command (before 5.6).
@@ -61,8 +74,68 @@ def _bpf(command: int, name: str, attributes: ctypes.Array[ctypes.c_char]) -> in
         raise OSError(error.errno, f"{name}: {error.strerror}") from None
 
 
-def _attributes(layout: str, *values: int) -> ctypes.Array[ctypes.c_char]:
+def _attributes(layout: str, *values: Union[int, bytes]) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(struct.pack("=" + layout, *values), _ATTRIBUTES_BYTES)
+
+
+# --- loading
+
+
+class Refused(OSError):
+    """The kernel does not load a program. ``said``: the verifier's reasons."""
+
+    def __init__(self, error: OSError, said: str) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.said = said
+
+
+def load_types(btf: bytes) -> int:
+    """A descriptor of types that maps refer to."""
+    data = ctypes.create_string_buffer(btf, len(btf))
+    return _bpf(_BTF_LOAD, "BPF_BTF_LOAD", _attributes("QQIII", ctypes.addressof(data), 0, len(btf), 0, 0))
+
+
+def make_map(
+    name: str,
+    kind: int,
+    key_bytes: int,
+    value_bytes: int,
+    entries: int,
+    flags: int,
+    types: Optional[tuple[int, int, int]] = None,
+) -> int:
+    """A new map. ``types``: a descriptor of ``load_types``, and the numbers of the key's and the value's type."""
+    attributes = _attributes(
+        "IIIIIII16sIIII", kind, key_bytes, value_bytes, entries, flags, 0, 0,
+        name.encode()[:_NAME_BYTES], 0, *(types or (0, 0, 0)),
+    )  # fmt: skip
+    return _bpf(_MAP_CREATE, "BPF_MAP_CREATE", attributes)
+
+
+def load_program(name: str, kind: int, place: int, code: bytes) -> int:
+    """Load instructions (enum bpf_prog_type; ``place``: enum bpf_attach_type, 0 where the kernel does not ask).
+
+    :raises Refused: the kernel does not take them.
+    """
+    program, license_text = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
+
+    def attempt(said: Optional[ctypes.Array[ctypes.c_char]]) -> int:
+        level, size, buffer = (1, len(said), ctypes.addressof(said)) if said is not None else (0, 0, 0)
+        # union bpf_attr for BPF_PROG_LOAD: type, count, code, license, log level, size, buffer, versions, flags, name.
+        attributes = _attributes(
+            "IIQQIIQII16sII", kind, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_text),
+            level, size, buffer, 0, 0, name.encode()[:_NAME_BYTES], 0, place,
+        )  # fmt: skip
+        return _bpf(_PROG_LOAD, "BPF_PROG_LOAD", attributes)
+
+    try:
+        return attempt(None)
+    except OSError as error:
+        # Only now: what the verifier has to say takes it time and memory.
+        said = ctypes.create_string_buffer(_LOG_BYTES)
+        with contextlib.suppress(OSError):
+            return attempt(said)
+        raise Refused(error, said.value.decode(errors="replace")) from None
 
 
 # --- attaching

@@ -27,9 +27,10 @@ class BadOptions(Exception):
 class Options:
     """See the options ``affinity.*``; the rest says where things are. "" = not there, not wanted.
 
-    ``runtime_sockets``: the first that answers names the containers. ``state_file``: where the graph is kept.
-    ``python``: the interpreter that has bcc. ``reload``: a command that prints these options anew.
-    ``watch``: a file whose change has them read anew, as SIGHUP has: the cluster's policy, which may not be there; "": none.
+    ``runtime_sockets``: the first that answers names the containers. ``state_file``: where the graph is kept; beside it is
+    what bcc has compiled. ``python``: the interpreter that has bcc. ``compile_patience_s``: so long may a start wait for it.
+    ``reload``: a command that prints these options anew. ``watch``: a file whose change has them read anew, as SIGHUP has:
+    the cluster's policy, which may not be there; "": none.
     """
 
     socket: str = "/var/run/cri-resmgr/affinity.sock"
@@ -53,6 +54,7 @@ class Options:
     sysfs: str = "/sys"
     state_file: str = "/var/lib/cri-resmgr/observer/graph.json"
     python: str = SYSTEM_PYTHON
+    compile_patience_s: float = 3.0
     reload: tuple[str, ...] = ()
     watch: str = ""
 

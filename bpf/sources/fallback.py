@@ -1,7 +1,7 @@
 """The ladder of providers: the best that works here is used, and why those above it are not is told.
 
 A rung is tried by opening it, which tests itself. When a provider is lost in service the next one below is opened;
-the ones above are tried again every five minutes.
+the ones above are tried again every five minutes, one that is still being compiled with each sample.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Callable, Optional, cast
 
 from bpf.identity.attribution import Attribution
+from bpf.kernel.compiler import Compiler
 from bpf.service.log import log
 from bpf.service.options import Options
-from bpf.sources.samples import Provider, ProviderLost, Sample
+from bpf.sources.samples import Provider, ProviderLate, ProviderLost, Sample
 
 RETRY_S = 300.0
 _NO_V2 = "containers have no cgroup v2 of their own here (cgroup v1 only), and the kernel's ids of cgroups name no container"
@@ -59,6 +60,7 @@ class ProviderFallback:
         self._at = 0
         self._reasons: dict[str, str] = {}
         self._tried_s = 0.0
+        self._late: set[str] = set()
         self._provider: Provider = DeclaredProvider(0.0)
 
     def open(self, now_s: float) -> None:
@@ -84,7 +86,7 @@ class ProviderFallback:
 
         :raises ProviderLost: the last rung is lost, too.
         """
-        if self._at and now_s - self._tried_s >= RETRY_S:
+        if self._at and (self._late or now_s - self._tried_s >= RETRY_S):
             self._climb(now_s)
         while True:
             try:
@@ -114,10 +116,15 @@ class ProviderFallback:
     def _open_first(self, start: int, end: int, now_s: float) -> None:
         for index in range(start, end):
             rung = self._rungs[index]
+            was_late = rung.name in self._late
+            self._late.discard(rung.name)
             try:
                 provider = rung.open(now_s)
             except ProviderLost as error:
-                if self._reasons.get(rung.name) != str(error):  # it is tried again every few minutes
+                if isinstance(error, ProviderLate):
+                    self._late.add(rung.name)
+                # It is tried again every few minutes, or seconds.
+                if self._reasons.get(rung.name) != str(error) and not (was_late and rung.name in self._late):
                     log("info", "provider refused", provider=rung.name, reason=error)
                 self._reasons[rung.name] = str(error)
                 continue
@@ -161,21 +168,23 @@ class Owners:
         return self._before.get(cgroup_id) if found is None else found
 
 
-def rungs_of(options: Options, attribution: Optional[Attribution], owners: Optional[Owners]) -> list[Rung]:
+def rungs_of(
+    options: Options, attribution: Optional[Attribution], owners: Optional[Owners], compiler: Compiler
+) -> list[Rung]:
     """The ladder that ``options.provider`` means. Below what a person has chosen is only ``declared``."""
     declared = Rung("declared", lambda now_s: DeclaredProvider(now_s, is_chosen=True))
     if attribution is None or owners is None:
         return [declared]
     found = attribution, owners
     rungs = [
-        Rung("ebpf", lambda _now_s: _open_ebpf(options, *found)),
-        Rung("sock_diag", lambda _now_s: _open_sock_diag(options, found[0])),
+        Rung("ebpf", lambda _now_s: _open_ebpf(options, *found, compiler)),
+        Rung("sock_diag", lambda _now_s: _open_sock_diag(found[0], compiler)),
     ]
     chosen = [rung for rung in rungs if options.provider in ("auto", rung.name)]
     return [*chosen, Rung("declared", DeclaredProvider)]
 
 
-def _open_ebpf(options: Options, attribution: Attribution, owners: Owners) -> Provider:
+def _open_ebpf(options: Options, attribution: Attribution, owners: Owners, compiler: Compiler) -> Provider:
     attribution.refresh()
     if not attribution.has_v2_ids:
         raise ProviderLost(_NO_V2)
@@ -184,15 +193,15 @@ def _open_ebpf(options: Options, attribution: Attribution, owners: Owners) -> Pr
 
     return EbpfProvider(
         owners.container_of_cgroup,
-        python=options.python,
+        compiler=compiler,
         networks=options.remote_networks,
         openers=int(options.openers),
         peers=PeerSearch(lambda: find_peers(attribution)).peers,
     )
 
 
-def _open_sock_diag(options: Options, attribution: Attribution) -> Provider:
+def _open_sock_diag(attribution: Attribution, compiler: Compiler) -> Provider:
     from bpf.sources.sock_diag import open_sock_diag
 
     # Its detail is worked out when asked for; the protocol has it as a plain attribute.
-    return cast(Provider, open_sock_diag(attribution, options.python))
+    return cast(Provider, open_sock_diag(attribution, compiler))

@@ -92,6 +92,10 @@ class ProviderLost(Exception):
     """A provider cannot be opened, or has stopped seeing. The message is one sentence that says why."""
 
 
+class ProviderLate(ProviderLost):
+    """A provider cannot be opened yet: what it needs is being made."""
+
+
 @dataclass(frozen=True)
 class Peers:
     """Pairs of containers that share something, each in order (``pair``)."""

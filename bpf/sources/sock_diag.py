@@ -11,7 +11,7 @@ source was rewritten (NodePort, hairpin), and the container of a socket that liv
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Optional
 
@@ -19,10 +19,11 @@ from bpf.identity.attribution import Attribution
 from bpf.identity.pod_namespaces import PodNamespaces
 from bpf.kernel import syscalls
 from bpf.kernel.clock import boot_time_s
+from bpf.kernel.compiler import Compiler
 from bpf.kernel.loader import Attachment, load, read_tracepoint
 from bpf.kernel.netlink import Address, InetSocket, plain_address
 from bpf.kernel.procfs import socket_inodes
-from bpf.sources.samples import Flow, ProviderLost, Sample
+from bpf.sources.samples import Flow, ProviderLate, ProviderLost, Sample
 from bpf.sources.tcp_pairs import Hints, TcpEnds, total
 from policies.affinity.graph.traffic import POD_PREFIX
 
@@ -38,16 +39,23 @@ _TASK = struct.Struct("=QI4x")
 _Ends = tuple[Address, Address]
 
 
-def open_sock_diag(attribution: Attribution, python: str) -> SockDiagProvider:
-    """The provider with the best hints that this host allows: where ``python`` has bcc and a program may be loaded.
+def open_sock_diag(attribution: Attribution, compiler: Compiler) -> SockDiagProvider:
+    """The provider with the best hints that this host allows: where there is bcc and a program may be loaded.
+
+    While that is being compiled it sees without, and takes the hints once they are there.
 
     :raises ProviderLost: as the provider itself; that there are no hints is said in its ``detail``.
     """
     # Not above: the loader is large, and not needed where another gives hints.
     from bpf.sources.sock_diag import ConnectionHints
 
+    def opened() -> Hints:
+        return ConnectionHints(attribution, compiler)
+
     try:
-        hints = ConnectionHints(attribution, python)
+        hints = opened()
+    except ProviderLate as late:
+        return SockDiagProvider(attribution, why_no_hints=str(late), late_hints=opened)
     except ProviderLost as refused:
         return SockDiagProvider(attribution, why_no_hints=str(refused))
     try:
@@ -75,12 +83,17 @@ class SockDiagProvider:
     name = "sock_diag"
 
     def __init__(
-        self, attribution: Attribution, hints: Optional[Hints] = None, why_no_hints: str = "not asked for"
+        self,
+        attribution: Attribution,
+        hints: Optional[Hints] = None,
+        why_no_hints: str = "not asked for",
+        late_hints: Optional[Callable[[], Hints]] = None,
     ) -> None:
         self._attribution = attribution
         self._namespaces = PodNamespaces(attribution)
         self._hints = hints
         self._why_no_hints = why_no_hints
+        self._late_hints = late_hints
         self._ends = TcpEnds(self._find_owner, hints)
         self._openers: dict[int, dict[int, str]] = {}
         self._last_at_s = boot_time_s()
@@ -104,6 +117,7 @@ class SockDiagProvider:
 
     def sample(self, now_s: float) -> Sample:
         """The bytes sent since the last call, by containers that the attribution knows: refresh it before."""
+        self._ask_for_hints()
         self._look()
         self.detail = self._describe()
         addresses = frozenset().union(*(namespace.addresses for namespace in self._namespaces))
@@ -123,6 +137,20 @@ class SockDiagProvider:
         self._namespaces.close()
         if self._hints:
             self._hints.close()
+
+    def _ask_for_hints(self) -> None:
+        if self._late_hints is None:
+            return
+        try:
+            self._hints = self._late_hints()
+        except ProviderLate as late:
+            self._why_no_hints = str(late)
+            return
+        except ProviderLost as refused:
+            self._why_no_hints = str(refused)
+        else:
+            self._ends.take_hints_of(self._hints)
+        self._late_hints = None
 
     def _is_pod_of(self, endpoint: str, container: str) -> bool:
         """Whether an endpoint is the pod of the other one: within one pod, by pod, says nothing."""
@@ -188,7 +216,7 @@ class ConnectionHints:
     :raises ProviderLost: no bcc, no tracefs, or the kernel refuses; one sentence says which.
     """
 
-    def __init__(self, attribution: Attribution, python: str) -> None:
+    def __init__(self, attribution: Attribution, compiler: Optional[Compiler] = None) -> None:
         self._attribution = attribution
         self._openers: list[dict[_Ends, str]] = [{}, {}]
         self._arrivals: list[dict[_Ends, str]] = [{}, {}]
@@ -197,7 +225,9 @@ class ConnectionHints:
             for name, offset in parse_format(read_tracepoint(_TRACEPOINT, "format")).items()
         }
         defines["MOST_CONNECTIONS"] = MOST_CONNECTIONS
-        self._loaded = load(SOURCE, [Attachment("tracepoint", "crm_aff_state", _TRACEPOINT)], python, defines)
+        self._loaded = load(
+            SOURCE, [Attachment("tracepoint", "crm_aff_state", _TRACEPOINT)], compiler, defines
+        )
 
     def refresh(self) -> None:
         """Take what the kernel has seen since the last time."""

@@ -139,6 +139,10 @@ class TcpEnds:
         """How many sockets are followed now."""
         return len(self._ends)
 
+    def take_hints_of(self, hints: Hints) -> None:
+        """From now on ask these, of connections that come."""
+        self._hints = hints
+
     def see(self, namespace: int, seen: InetSocket, has_ended: bool = False) -> None:
         """A socket as it is now, or its last counters."""
         if seen.state == TCP_LISTEN:

@@ -46,6 +46,8 @@ class Observer:
             "runtime_sockets": [str(runtime)],
             "state_file": str(self.folder / "graph.json"),
             "interval_s": INTERVAL_S,
+            # On a busy machine, too, tests see by the provider that they are about.
+            "compile_patience_s": 120,
             "half_life_s": HALF_LIFE_S,
             "least_weight": 0,
             "least_share": 0,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bpf.kernel import syscalls
+from bpf.kernel.compiler import Compiler
 from bpf.kernel.loader import Attachment, NotLoaded, detach_leftovers, load
 from bpf.service.options import SYSTEM_PYTHON
 from bpf.sources.samples import ProviderLost
@@ -196,7 +197,7 @@ def test_a_kernel_that_makes_no_maps_is_not_taken_for_a_compiler_that_fails(tmp_
     python.chmod(0o755)
     said = "^the kernel makes no BPF maps: Operation not permitted"
     with pytest.raises(ProviderLost, match=said) as caught:
-        load(source, [RAW], str(python))
+        load(source, [RAW], Compiler(str(python)))
     assert not isinstance(caught.value, NotLoaded)
 
 
@@ -210,7 +211,7 @@ def test_a_target_that_does_not_exist_is_named(source: Path) -> None:
 
 def test_a_python_that_does_not_exist_is_named(source: Path) -> None:
     with pytest.raises(ProviderLost, match="/nonexistent/python3 cannot be run: No such file"):
-        load(source, [RAW], python="/nonexistent/python3")
+        load(source, [RAW], Compiler("/nonexistent/python3"))
 
 
 def test_a_python_without_bcc_is_named_with_the_package(source: Path, tmp_path: Path) -> None:
@@ -219,4 +220,4 @@ def test_a_python_without_bcc_is_named_with_the_package(source: Path, tmp_path: 
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
     with pytest.raises(ProviderLost, match=r"has no bcc .*python3-bpfcc; RHEL: python3-bcc;"):
-        load(source, [RAW], python=str(bare))
+        load(source, [RAW], Compiler(str(bare)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bpf.identity.attribution import Attribution
-from bpf.service.options import SYSTEM_PYTHON
+from bpf.kernel.compiler import Compiler
 from bpf.sources.samples import ProviderLost
 from bpf.sources.sock_diag import ConnectionHints, open_sock_diag, parse_format
 from tests.bpf.pod_network import Pods, ask_short, connect, is_close, serve
@@ -70,7 +70,7 @@ OBSERVE = """
 import sys, ctypes, json
 sys.path.insert(0, '.')
 from bpf.identity.attribution import Attribution
-from bpf.service.options import SYSTEM_PYTHON
+from bpf.kernel.compiler import Compiler
 from bpf.sources.sock_diag import open_sock_diag
 libc = ctypes.CDLL(None)
 # tracefs where nobody else sees it: a mount namespace of this process.
@@ -90,7 +90,7 @@ def observer(pods: Pods, tmp_path: Path) -> Talker:
     started = pods.host.start_outside()
     started.do(OBSERVE)
     started.do(f"attribution = Attribution({pods.host.root(tmp_path)!r})")
-    started.do("provider = open_sock_diag(attribution, SYSTEM_PYTHON)")
+    started.do("provider = open_sock_diag(attribution, Compiler())")
     detail = started.do("print(provider.detail)")
     if "has no bcc" in detail:
         pytest.skip(detail)
@@ -153,7 +153,7 @@ def test_without_tracefs_the_provider_works_and_says_what_it_does_not_see(tmp_pa
     if Path("/sys/kernel/tracing/events").exists() or Path("/sys/kernel/debug/tracing/events").exists():
         pytest.skip("tracefs is mounted here")
     with pytest.raises(ProviderLost, match="tracefs is not mounted at /sys/kernel/tracing"):
-        ConnectionHints(Attribution(str(tmp_path)), SYSTEM_PYTHON)
-    provider = open_sock_diag(Attribution(str(tmp_path)), SYSTEM_PYTHON)
+        ConnectionHints(Attribution(str(tmp_path)))
+    provider = open_sock_diag(Attribution(str(tmp_path)), Compiler())
     assert "none whose source address was rewritten (tracefs is not mounted" in provider.detail
     provider.close()

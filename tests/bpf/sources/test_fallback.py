@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bpf.sources.fallback import RETRY_S, DeclaredProvider, ProviderFallback, Rung
-from bpf.sources.samples import Flow, Provider, ProviderLost, Sample
+from bpf.sources.samples import Flow, Provider, ProviderLate, ProviderLost, Sample
 
 
 class Eyes:
@@ -17,9 +17,12 @@ class Eyes:
         self.name = name
         self.opens = opens
         self.is_lost = False
+        self.is_late = False
         self.is_open = False
 
     def open(self, _now_s: float) -> Provider:
+        if self.is_late:
+            raise ProviderLate("bcc is at work")
         if self.opens:
             raise ProviderLost(self.opens)
         self.is_open = True
@@ -79,6 +82,31 @@ def test_better_ones_are_tried_again_after_some_minutes() -> None:
     assert found.sample(RETRY_S - 1).flows[0].a == "sock_diag"
     assert found.sample(RETRY_S + 1).flows[0].a == "ebpf"
     assert (found.refused, second.is_open) == ((), False)
+
+
+def test_one_that_is_still_being_compiled_is_used_at_the_next_sample_after_that() -> None:
+    first, second = Eyes("ebpf"), Eyes("sock_diag")
+    found = ladder(first, second)
+    first.is_late = True
+    found.open(0.0)
+    assert found.refused == ("ebpf: bcc is at work",)
+    assert found.sample(10.0).flows[0].a == "sock_diag"
+    first.is_late = False
+    assert found.sample(20.0).flows[0].a == "ebpf"
+    assert (found.refused, second.is_open) == ((), False)
+
+
+def test_one_whose_compile_failed_late_is_tried_again_after_some_minutes_only() -> None:
+    first, second = Eyes("ebpf", "it does not compile"), Eyes("sock_diag")
+    found = ladder(first, second)
+    first.is_late = True
+    found.open(0.0)
+    first.is_late = False
+    found.sample(10.0)
+    assert found.refused == ("ebpf: it does not compile",)
+    first.opens = ""
+    assert found.sample(20.0).flows[0].a == "sock_diag"
+    assert found.sample(10.0 + RETRY_S).flows[0].a == "ebpf"
 
 
 def test_a_better_one_that_still_does_not_work_changes_nothing() -> None:
