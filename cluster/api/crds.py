@@ -18,7 +18,7 @@ from cluster.api.names import (
     PLACEMENT_POLICY,
     VERSION,
 )
-from cluster.api.schema import LINES, number, published, record, rows, text, word
+from cluster.api.schema import KEEPS_UNKNOWN, LINES, number, published, record, rows, text, word
 
 Column = tuple[str, str, str, int]
 
@@ -111,8 +111,18 @@ def affinity_advice() -> dict[str, Any]:
         {**_OWNER, "pods": number("Its pods that were seen."), "nodes": number("The nodes these are on.")},
         tuple(_OWNER),
     )
+    follower = record(
+        "An owner whose new pods are to come near the target.",
+        {
+            **_OWNER,
+            "term": _whole("A preferred term of podAffinity: the target's pods, with a weight by traffic."),
+            "apart": _whole("A preferred term of podAntiAffinity: the owner's own pods."),
+            "spread": _whole("A topologySpreadConstraint of the owner's own pods."),
+        },
+        (*_OWNER, "term", "apart", "spread"),
+    )
     status = record(
-        "The advice. The operator writes it, and nothing carries it out.",
+        "The advice. The operator writes it; the policy of packaging/cluster/follow-advice carries it out.",
         {
             "owners": rows("Owners whose pods send much to each other.", owner, maxItems=MOST_MEMBERS),
             "bytesPerSecond": number("What they send to each other where they share a node, rounded."),
@@ -120,6 +130,20 @@ def affinity_advice() -> dict[str, Any]:
             "nodes": rows("Nodes they share, 16 at most.", text("A node's name."), maxItems=16),
             "target": record(
                 "The owner that the others are to come near; podAffinity selects its pods.", _OWNER
+            ),
+            "targetLabels": {
+                "type": "object",
+                "description": "Labels that every pod of the target has, as far as they are known.",
+                "additionalProperties": text("A label's value."),
+                "maxProperties": 64,
+            },
+            "followers": rows(
+                "Owners that come near the target: for each owner the four advices with the most traffic at most.",
+                follower,
+                maxItems=MOST_MEMBERS,
+            ),
+            "fadingSince": text(
+                "Since when there is too little traffic for this advice; after an hour of that it is deleted."
             ),
             "podAffinity": text(
                 "What to put under spec.template.spec of the owners that reason names, as YAML.",
@@ -129,3 +153,8 @@ def affinity_advice() -> dict[str, Any]:
         },
     )
     return record("Owners that would gain from one node.", {"status": status})
+
+
+def _whole(description: str) -> dict[str, Any]:
+    """A part of a pod's spec, which is put in as it is."""
+    return {"type": "object", "description": description, KEEPS_UNKNOWN: True, "maxProperties": 8}

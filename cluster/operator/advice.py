@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
-from cluster.api.names import AFFINITY_ADVICE, API_VERSION
+from cluster.api.names import AFFINITY_ADVICE, API_VERSION, GROUP
 from cluster.api.reader import Fields, Unreadable
+from cluster.operator.objects import read_time, write_time
 
 #: Less than this a second between owners is no reason to move any pod; an advice stays until the rate is half of it.
 LEAST_BYTES_PER_S = 1_000_000
@@ -29,6 +30,16 @@ LEAST_BYTES_PER_S = 1_000_000
 SAME_RATE = 1.5
 #: Advices, those with the most traffic; and nodes that one of them names.
 MOST_ADVICES, MOST_NODES = 100, 16
+#: Of these the ones that new pods follow: the API server evaluates its policy once for each, half a millisecond or more.
+MOST_FOLLOWED = 32
+#: The label of those, by which the policy's binding selects them (packaging/cluster/follow-advice).
+FOLLOW_LABEL = f"{GROUP}/follow"
+#: Advices that one owner follows.
+MOST_TERMS = 4
+#: Seconds that an advice stays without traffic enough for it: a rollout, a restart of the operator and a quiet hour are
+#: no news.
+FADING_S = 3600
+HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 
 #: What the API server makes random parts and hashes of: no vowels, no digits that look like letters.
 _SAFE = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -65,6 +76,23 @@ class Rates(NamedTuple):
 
     local: int = 0
     remote: int = 0
+
+
+class Published(NamedTuple):
+    """An advice as it was written last. ``keys``: the topology key of each follower. ``fading_since``: "" = it is not."""
+
+    rates: Rates = Rates()
+    owners: frozenset[Owner] = frozenset()
+    target: Optional[Owner] = None
+    keys: Mapping[Owner, str] = {}
+    fading_since: str = ""
+
+
+class Evidence(NamedTuple):
+    """Traffic that an advice stands on; ``fading_since``: since when there is too little, "" = there is enough."""
+
+    rates: Rates
+    fading_since: str = ""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -122,51 +150,78 @@ def _remote(status: Fields) -> tuple[tuple[Owner, str, int], ...]:
 def owners_wanted(
     traffic: Iterable[NodeTraffic],
     remote: Mapping[frozenset[Owner], int],
-    published: Mapping[str, Rates],
+    published: Mapping[str, Published],
+    now: float,
 ) -> set[Owner]:
     """The owners whose scale ``advise`` needs: they exchange enough with others."""
-    return {owner for owners in _rates(traffic, remote, published) for owner in owners}
+    return {owner for owners in _evidence(traffic, remote, published, now) for owner in owners}
 
 
 def advise(
     traffic: Collection[NodeTraffic],
     remote: Mapping[frozenset[Owner], int],
     selectors: Mapping[Owner, str],
-    published: Mapping[str, Rates],
+    published: Mapping[str, Published],
+    zones: Mapping[str, str],
+    now: float,
 ) -> dict[str, dict[str, Any]]:
     """All AffinityAdvice objects there should be, by name; one of another name is to be deleted.
 
     ``remote``: bytes a second from node to node, by pairs of owners (``between``). ``selectors``: ``status.selector`` of
-    the scale of each owner that exists. ``published``: the rates of each advice as it was last written, so that one which
-    wavers is written once.
+    the scale of each owner that exists. ``published``: each advice as it was last written, so that one which wavers is
+    written once, and one that was followed stays. ``zones``: of nodes that have one. ``now``: seconds since 1970.
     """
-    rates = _rates(traffic, remote, published)
-    where = _nodes_of(traffic, {owner for owners in rates for owner in owners})
+    evidence = _evidence(traffic, remote, published, now)
+    where = _nodes_of(traffic, {owner for owners in evidence for owner in owners})
     found: dict[str, dict[str, Any]] = {}
-    for owners, rate in sorted(rates.items(), key=lambda item: (-sum(item[1]), sorted(item[0]))):
-        advice = _advice(owners, rate, where, selectors)
+    # 1. Those with the most traffic; one that is there gives way to one that has clearly more.
+    for owners, (rate, fading_since) in sorted(
+        evidence.items(),
+        key=lambda item: (
+            -sum(item[1].rates) * (SAME_RATE if name_of(item[0]) in published else 1),
+            sorted(item[0]),
+        ),
+    ):
+        before = published.get(name_of(owners))
+        advice = _advice(owners, rate, where, selectors, before)
         if advice is not None and len(found) < MOST_ADVICES:
+            if fading_since:
+                advice["status"]["fadingSince"] = fading_since
             found[advice["metadata"]["name"]] = advice
+    # 2. What pods follow.
+    _let_follow(found, where, selectors, published, zones)
     return found
 
 
-def _rates(
+def _evidence(
     traffic: Iterable[NodeTraffic],
     remote: Mapping[frozenset[Owner], int],
-    published: Mapping[str, Rates],
-) -> dict[frozenset[Owner], Rates]:
-    """Bytes a second by the owners that exchange them, all nodes together, where they are worth an advice."""
+    published: Mapping[str, Published],
+    now: float,
+) -> dict[frozenset[Owner], Evidence]:
+    """Bytes a second by the owners that exchange them, all nodes together, where they are worth an advice.
+
+    Owners that follow an advice share a node, perhaps with others that talk to them: all that counts for the advice.
+    """
     sums: dict[frozenset[Owner], int] = {}
     for node in traffic:
         for owners, bytes_per_s in node.groups:
             sums[owners] = sums.get(owners, 0) + bytes_per_s
     found = {}
-    for owners in sums.keys() | remote.keys():
-        rate = Rates(sums.get(owners, 0), remote.get(owners, 0))
-        before = published.get(name_of(owners))
-        if max(rate) >= (LEAST_BYTES_PER_S // 2 if before else LEAST_BYTES_PER_S):
-            told = before or Rates()
-            found[owners] = Rates(steady(rate.local, told.local), steady(rate.remote, told.remote))
+    there = {each.owners: each for each in published.values() if each.owners}
+    for owners in sums.keys() | remote.keys() | there.keys():
+        before = there.get(owners)
+        if before is None:
+            rate = Rates(sums.get(owners, 0), remote.get(owners, 0))
+            if sum(rate) >= LEAST_BYTES_PER_S:
+                found[owners] = Evidence(Rates(steady(rate.local, 0), steady(rate.remote, 0)))
+            continue
+        local = sum(bytes_per_s for group, bytes_per_s in sums.items() if owners <= group)
+        rate, told = Rates(local, remote.get(owners, 0)), before.rates
+        if sum(rate) >= LEAST_BYTES_PER_S // 2:
+            found[owners] = Evidence(Rates(steady(rate.local, told.local), steady(rate.remote, told.remote)))
+        elif not before.fading_since or read_time(before.fading_since) > now - FADING_S:
+            found[owners] = Evidence(told, before.fading_since or write_time(now))
     return found
 
 
@@ -193,12 +248,17 @@ def _advice(
     rate: Rates,
     where: Mapping[Owner, Mapping[str, int]],
     selectors: Mapping[Owner, str],
+    before: Optional[Published],
 ) -> Optional[dict[str, Any]]:
-    """None where there is nothing to gain, or an owner does not exist."""
+    """None where there is nothing to gain, or an owner does not exist. ``before``: the advice that is there."""
     if not owners <= selectors.keys():
         return None
-    # 1. The one that others are to come to: a StatefulSet stays with its volumes; else the one on the fewest nodes.
-    target = min(owners, key=lambda o: (o.kind != "StatefulSet", len(where[o]), sum(where[o].values()), o))
+    # 1. The one that others are to come to: the same as before, wherever pods have come since; a StatefulSet stays with
+    # its volumes; else the one on the fewest nodes.
+    target = before.target if before and before.target in owners else None
+    target = target or min(
+        owners, key=lambda o: (o.kind != "StatefulSet", len(where[o]), sum(where[o].values()), o)
+    )
     # 2. Those with pods where it is not.
     apart = {
         owner: sum(count for node, count in where[owner].items() if node not in where[target])
@@ -206,10 +266,11 @@ def _advice(
     }
     coming = {owner: count for owner, count in apart.items() if count}
     selector = label_selector(selectors[target])
-    if not coming or selector is None:
+    # An advice that is followed has nothing to gain any more, and stays: without it the next rollout would undo that.
+    if selector is None or not (coming or before):
         return None
     together = sorted(set.intersection(*(set(where[owner]) for owner in owners)))
-    namespaces = [] if {o.namespace for o in coming} == {target.namespace} else [target.namespace]
+    namespaces = [] if {o.namespace for o in owners} == {target.namespace} else [target.namespace]
     return {
         "apiVersion": API_VERSION,
         "kind": AFFINITY_ADVICE,
@@ -223,19 +284,124 @@ def _advice(
             "remoteBytesPerSecond": rate.remote,
             "nodes": together[:MOST_NODES],
             "target": target._asdict(),
+            "targetLabels": selector.get("matchLabels", {}),
             "podAffinity": pod_affinity(selector, namespaces),
             "reason": _reason(target, coming, where, rate),
         },
     }
 
 
+def _let_follow(
+    advices: Mapping[str, dict[str, Any]],
+    where: Mapping[Owner, Mapping[str, int]],
+    selectors: Mapping[Owner, str],
+    published: Mapping[str, Published],
+    zones: Mapping[str, str],
+) -> None:
+    """Put into each advice, strongest first, the terms of the owners that follow it."""
+    # 1. The advices of each owner, one for each target: the weakest go.
+    chosen: dict[Owner, dict[Owner, str]] = {}
+    followed = 0
+    for name, advice in advices.items():
+        status = advice["status"]
+        target = Owner(**status["target"])
+        status["followers"] = []
+        coming = [owner for owner in (_owner(row) for row in status["owners"]) if owner != target]
+        news = [
+            owner
+            for owner in coming
+            if len(chosen.get(owner, {})) < MOST_TERMS and target not in chosen.get(owner, {})
+        ]
+        if followed < MOST_FOLLOWED and news:
+            followed += 1
+            advice["metadata"]["labels"] = {FOLLOW_LABEL: "true"}
+            for owner in news:
+                chosen.setdefault(owner, {})[target] = name
+    # 2. Their terms.
+    for owner, by_target in chosen.items():
+        selector = label_selector(selectors[owner])
+        if selector is None:
+            continue
+        key = HOSTNAME
+        spread = len({zones[node] for node in where[owner] if node in zones}) > 1
+        if zones and (
+            spread or any(published[n].keys.get(owner) == ZONE for n in by_target.values() if n in published)
+        ):
+            key = ZONE
+        traffic = {target: sum(_rates_of(advices[name])) for target, name in by_target.items()}
+        weights, apart, skew = shares(
+            traffic, {target: most_in_one(where[target], zones if key == ZONE else None) for target in traffic},
+            sum(where[owner].values()),
+        )  # fmt: skip
+        for target, name in by_target.items():
+            advices[name]["status"]["followers"].append(
+                {
+                    **owner._asdict(),
+                    "term": _term(
+                        key, weights[target], label_selector(selectors[target]) or {}, owner, target
+                    ),
+                    "apart": {"weight": apart, "podAffinityTerm": _own(key, owner, selector)},
+                    "spread": {
+                        **_own(key, owner, selector),
+                        "maxSkew": skew,
+                        "whenUnsatisfiable": "ScheduleAnyway",
+                    },
+                }
+            )
+
+
+def shares(
+    traffic: Mapping[Owner, int], pods: Mapping[Owner, int], replicas: int
+) -> tuple[dict[Owner, int], int, int]:
+    """Weights of an owner's terms by traffic, the weight of keeping its replicas apart, and by how many replicas one node
+    may have more than another.
+
+    The scheduler adds up ``weight`` for each pod of a target on a node, and subtracts ``apart`` for each replica: a node
+    draws no more once it has half of the replicas more than the emptiest. ``pods``: of a target, the most on one node.
+    """
+    skew = max(1, (replicas + 1) // 2)
+    most = max(traffic.values())
+    weights = {target: max(1, round(100 * rate / max(1, most))) for target, rate in traffic.items()}
+    pull = sum(weight * max(1, pods[target]) for target, weight in weights.items())
+    apart = -(-pull // skew)
+    if apart > 100:
+        weights = {target: max(1, weight * 100 // apart) for target, weight in weights.items()}
+        apart = 100
+    return weights, apart, skew
+
+
+def most_in_one(pods: Mapping[str, int], zones: Optional[Mapping[str, str]]) -> int:
+    """The most pods on one node; ``zones``: in one zone of these."""
+    sums: dict[str, int] = {}
+    for node, count in pods.items():
+        domain = node if zones is None else zones.get(node, "")
+        sums[domain] = sums.get(domain, 0) + count
+    return max(sums.values(), default=0)
+
+
+def _rates_of(advice: Mapping[str, Any]) -> Rates:
+    return Rates(advice["status"]["bytesPerSecond"], advice["status"]["remoteBytesPerSecond"])
+
+
+def _owner(row: Mapping[str, Any]) -> Owner:
+    return Owner(row["kind"], row["namespace"], row["name"])
+
+
+def _term(key: str, weight: int, selector: Mapping[str, Any], owner: Owner, target: Owner) -> dict[str, Any]:
+    namespaces = {} if owner.namespace == target.namespace else {"namespaces": [target.namespace]}
+    affinity = {"topologyKey": key, **namespaces, "labelSelector": dict(selector)}
+    return {"weight": weight, "podAffinityTerm": affinity}
+
+
+def _own(key: str, owner: Owner, selector: Mapping[str, Any]) -> dict[str, Any]:
+    """The pods of an owner; of a Deployment those of the same rollout."""
+    same = {"matchLabelKeys": ["pod-template-hash"]} if owner.kind == "Deployment" else {}
+    return {"topologyKey": key, "labelSelector": dict(selector), **same}
+
+
 def _reason(
     target: Owner, coming: Mapping[Owner, int], where: Mapping[Owner, Mapping[str, int]], rate: Rates
 ) -> str:
-    names = " and ".join(str(owner) for owner in coming)
-    parts = [
-        f"{count} of the {sum(where[owner].values())} pods of {owner}" for owner, count in coming.items()
-    ]
     rates = [
         f"{rate_text(bytes_per_s)} {where_}"
         for bytes_per_s, where_ in (
@@ -244,8 +410,15 @@ def _reason(
         )
         if bytes_per_s
     ]
+    exchange = f"exchange {' and '.join(rates)}; "
+    if not coming:
+        return f"{target} and the others {exchange}all have a pod of {target} on their nodes, as advised"
+    names = " and ".join(str(owner) for owner in coming)
+    parts = [
+        f"{count} of the {sum(where[owner].values())} pods of {owner}" for owner, count in coming.items()
+    ]
     return (
-        f"{names} and {target} exchange {' and '.join(rates)}; "
+        f"{names} and {target} {exchange}"
         f"{' and '.join(parts)} are on nodes without a pod of {target}: "
         f"add podAffinity to the pod template of {names}"
     )
@@ -375,13 +548,29 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     )
 
 
-def read_rates(advice: Mapping[str, Any]) -> Rates:
+def read_published(advice: Mapping[str, Any]) -> Published:
     """What an AffinityAdvice says; one that cannot be read is written again."""
     try:
         status = Fields(advice).fields("status")
-        return Rates(status.number("bytesPerSecond", 0), status.number("remoteBytesPerSecond", 0))
+        target = status.fields("target")
+        keys = {
+            read_owner(row): row.fields("term").fields("podAffinityTerm").text("topologyKey", "")
+            for row in status.rows("followers")
+        }
+        return Published(
+            Rates(status.number("bytesPerSecond", 0), status.number("remoteBytesPerSecond", 0)),
+            frozenset(read_owner(row) for row in status.rows("owners")),
+            read_owner(target) if target.text("name", "") else None,
+            keys,
+            status.text("fadingSince", ""),
+        )
     except Unreadable:
-        return Rates()
+        return Published()
+
+
+def read_owner(row: Fields) -> Owner:
+    """:raises Unreadable: it is none."""
+    return Owner(row.text("kind"), row.text("namespace"), row.text("name"))
 
 
 def scale_selector(scale: Mapping[str, Any]) -> str:

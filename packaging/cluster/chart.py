@@ -27,10 +27,11 @@ CONDITIONS = {
     "base/standalone": 'eq .Values.frontEnd "standalone"',
     "base/node": 'ne .Values.frontEnd "proxy"',
     "base/observer": ".Values.observer",
+    "follow-advice": ".Values.followAdvice",
 }
 FOLDERS = (
     *("base/node", "base/nri", "base/standalone", "base/observer", "base/agent", "base/operator"),
-    *("rbac", "admission"),
+    *("rbac", "admission", "follow-advice"),
 )
 
 

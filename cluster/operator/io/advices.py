@@ -13,6 +13,7 @@ from cluster.kube.io.clock import Clock
 from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.requests import ApiError, Resource, Unreachable
 from cluster.operator.advice import (
+    FOLLOW_LABEL,
     Between,
     Holder,
     NodeTraffic,
@@ -24,7 +25,7 @@ from cluster.operator.advice import (
     holder_of,
     owners_wanted,
     read_pod,
-    read_rates,
+    read_published,
     scale_selector,
 )
 
@@ -61,11 +62,11 @@ class Advices:
         self._said = self._said_of_addresses = ""
         self._say_again_at = 0.0
 
-    async def run(self, traffic: Mapping[str, NodeTraffic]) -> None:
-        """For ever, from what each node's agent has said last."""
+    async def run(self, traffic: Mapping[str, NodeTraffic], zones: Callable[[], Mapping[str, str]]) -> None:
+        """For ever, from what each node's agent has said last. ``zones``: of the nodes that have one."""
         while True:
             try:
-                await self._round(list(traffic.values()))
+                await self._round(list(traffic.values()), zones())
                 self._said = ""
             except (ApiError, Unreachable, NoAccess) as error:
                 if str(error) != self._said:
@@ -73,25 +74,30 @@ class Advices:
                     self._log(f"AffinityAdvice: {error}")
             await self._clock.sleep(EVERY_S * (0.9 + self._clock.random01() / 5))
 
-    async def _round(self, traffic: list[NodeTraffic]) -> None:
+    async def _round(self, traffic: list[NodeTraffic], zones: Mapping[str, str]) -> None:
         listed = await self._client.list(ADVICES)
         present = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
-        published = {name: read_rates(each) for name, each in present.items()}
-        remote = (await self._between(traffic)).rates
-        wanted = owners_wanted(traffic, remote, published)
+        published = {name: read_published(each) for name, each in present.items()}
+        remote, now = (await self._between(traffic)).rates, self._clock.wall()
+        wanted = owners_wanted(traffic, remote, published, now)
         selectors = {}
         for owner in sorted(wanted):
             selector = await self._selector(owner)
             if selector:
                 selectors[owner] = selector
         self._selectors = {owner: kept for owner, kept in self._selectors.items() if owner in wanted}
-        advices = advise(traffic, remote, selectors, published)
+        advices = advise(traffic, remote, selectors, published, zones, now)
         for name, advice in advices.items():
-            has, wanted = (present.get(name) or {}).get("status"), advice["status"]
+            there = present.get(name)
+            has, wanted = (there or {}).get("status"), advice["status"]
+            if there is None or _is_followed(there) != _is_followed(advice):
+                self._check()
+                without = {key: value for key, value in advice.items() if key != "status"}
+                await self._known.apply(name, without, manager=OPERATOR_MANAGER)
             # What an older schema makes of a status is no difference.
             if has != wanted and self._told.get(name) != (wanted, has):
                 self._check()
-                await self._write(name, advice, name in present)
+                await self._write(name, advice)
         self._told = {name: told for name, told in self._told.items() if name in advices}
         for name in sorted(present.keys() - advices.keys()):
             self._check()
@@ -157,10 +163,7 @@ class Advices:
         self._selectors[owner] = (selector, now)
         return selector
 
-    async def _write(self, name: str, advice: dict[str, Any], there: bool) -> None:
-        if not there:
-            without = {key: value for key, value in advice.items() if key != "status"}
-            await self._known.apply(name, without, manager=OPERATOR_MANAGER)
+    async def _write(self, name: str, advice: dict[str, Any]) -> None:
         answer = await self._known.apply(name, advice, manager=OPERATOR_MANAGER, subresource="status")
         self._told[name] = (advice["status"], answer.get("status"))
 
@@ -170,3 +173,7 @@ class Advices:
         except ApiError as error:
             if error.status != 404:
                 raise
+
+
+def _is_followed(advice: Mapping[str, Any]) -> bool:
+    return FOLLOW_LABEL in (advice["metadata"].get("labels") or {})

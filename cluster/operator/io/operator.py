@@ -29,7 +29,7 @@ from cluster.kube.io.known_fields import KnownFields
 from cluster.kube.known import not_written
 from cluster.kube.requests import HOPELESS, ApiError, Resource, Unreachable
 from cluster.operator import events
-from cluster.operator.advice import observed
+from cluster.operator.advice import ZONE, observed
 from cluster.operator.events import Announcement
 from cluster.operator.heartbeats import has_outlived
 from cluster.operator.io.advices import Advices
@@ -181,7 +181,12 @@ class Operator:
     async def _advise(self) -> None:
         """No rollout waits for advice."""
         await self.placements.synced.wait()
-        await self._advices.run(self.placements.beside)
+        await self.nodes.synced.wait()
+        await self._advices.run(self.placements.beside, self._zones)
+
+    def _zones(self) -> dict[str, str]:
+        """Of the nodes that have one."""
+        return {node.name: node.labels[ZONE] for node in self.nodes.values.values() if node.labels.get(ZONE)}
 
     async def _tell(self) -> None:
         """No rollout waits for Events, and what goes wrong with them is logged."""

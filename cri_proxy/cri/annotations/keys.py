@@ -136,7 +136,13 @@ GONE = {
 }
 
 #: Names under our own namespace: those above, and what is read elsewhere.
-OUR_NAMES = (*(k.alias.partition("/")[2] for k in KEYS if k.alias), "affinity", "anti-affinity", "manage")
+OUR_NAMES = (
+    *(k.alias.partition("/")[2] for k in KEYS if k.alias),
+    "affinity",
+    "anti-affinity",
+    "manage",
+    "followed-advice",
+)
 
 
 def spellings(key: str, alias: str, container: str) -> Iterator[str]:

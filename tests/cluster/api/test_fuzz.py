@@ -29,7 +29,7 @@ from cluster.kubectl import (
     table,
     top_text,
 )
-from cluster.operator.advice import advise, between, observed, read_rates
+from cluster.operator.advice import advise, between, observed, read_published
 from cluster.operator.objects import read_node, read_node_placement, read_policy
 from cluster.operator.plan import changed, merge_patch, plan
 from cluster.rollouts import node_row as mode_row
@@ -166,7 +166,7 @@ def explained_of_any(found: Any) -> Any:
 @FUZZ
 @given(whole(AFFINITY_ADVICE, mutated))
 def test_an_advice_that_cannot_be_read_is_as_none(advice: Any) -> None:
-    assert read_rates(named(advice, "a")) is not None
+    assert read_published(named(advice, "a")) is not None
 
 
 @FUZZ

@@ -53,9 +53,10 @@ def test_the_chart_has_the_objects_of_the_front_ends_folder(front_end: str) -> N
     assert by_identity(helm(frontEnd=front_end)) == ours
 
 
-def test_the_observer_is_an_option_of_its_own() -> None:
-    more = by_identity(helm(observer=True)).keys() - by_identity(helm()).keys()
-    assert more == by_identity(kustomized("observer")).keys()
+@pytest.mark.parametrize(("value", "folder"), [("observer", "observer"), ("followAdvice", "follow-advice")])
+def test_what_is_off_by_default_is_an_option_of_its_own(value: str, folder: str) -> None:
+    more = by_identity(helm(**{value: True})).keys() - by_identity(helm()).keys()
+    assert more == by_identity(kustomized(folder)).keys()
 
 
 def test_values_reach_every_place_that_they_are_for() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from cluster.kube.io.clock import Clock
 from cluster.kube.requests import ApiError, Unreachable
+from cluster.operator.advice import FADING_S
 from cluster.operator.io.advices import LOOKUPS
 from cluster.operator.io.leader import DURATION_S, LeaseLost
 from cluster.operator.io.operator import Operator, OperatorSettings
@@ -184,6 +185,9 @@ def test_owners_that_would_gain_from_one_node_are_advised_and_no_longer_when_the
         found = api.all("nodeplacements")["n0"]
         api.put("nodeplacements", {**found, "status": {**found["status"], "affinityGroups": []}})
         await asyncio.sleep(100)
+        (advice,) = api.all("affinityadvices").values()
+        assert advice["status"]["fadingSince"]
+        await asyncio.sleep(FADING_S)
         assert api.all("affinityadvices") == {}
         await running.close()
 
