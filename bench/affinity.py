@@ -109,7 +109,7 @@ def full_nodes(first: int, count: int) -> None:
             # A gap in parts of an optimum of nothing, or of a rounding error, says nothing.
             if best is None or best < _ROUNDING * instance.cost(places):
                 continue
-            for overcommit, found in ((0.5, gaps), (0.0, alone)):
+            for overcommit, found in ((FREE.exchange_overcommit, gaps), (0.0, alone)):
                 problem = replace(case.at(places), settings=replace(FREE, exchange_overcommit=overcommit))
                 answer = plan(problem)
                 then = reached(problem)

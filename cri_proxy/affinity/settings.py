@@ -26,7 +26,7 @@ class AffinitySettings:
     hysteresis: float = 0.1
     least_gain: float = 0.001
     cooldown_s: float = 600.0
-    exchange_overcommit: float = 0.5
+    exchange_overcommit: float = 1.0
     moves_per_minute: int = 10
     minimum_age_s: float = 60.0
     most_memory_bytes: int = 8 * GIB

@@ -71,7 +71,7 @@ class Constants:
     #: CPUs that each moved container must save, beside ``affinity.hysteresis``.
     affinity_least_gain: float = 0.001
     #: How far an L3 may be overcommitted while two containers change places (0.5: by half); 0 disables exchanges.
-    affinity_exchange_overcommit: float = 0.5
+    affinity_exchange_overcommit: float = 1.0
     #: Younger containers are not moved: what a start reads and sends is not what comes after it.
     affinity_minimum_age_s: float = 60.0
     #: Counters that are open at a time to measure a plan: three for each container and CPU. A process may have 1,024.

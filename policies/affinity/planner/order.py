@@ -22,7 +22,7 @@ from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.problem import BlockedMove
 
 #: Containers of one exchange, at most: as many updates follow each other at the runtime, and stand or fall together.
-LONGEST_EXCHANGE = 8
+LONGEST_EXCHANGE = 12
 #: Exchanges that one order of moves looks for, at most: with 300 containers each takes about half a millisecond.
 MOST_TRIED = 300
 #: Containers in the way that a blocked move names.

@@ -86,7 +86,7 @@ class PlanSettings:
     refill_bytes: int = 32 << 20
     migration_bytes_per_s: float = 1e9
     max_migrated_bytes: int = 8 << 30
-    exchange_overcommit: float = 0.5
+    exchange_overcommit: float = 1.0
     repel_ns: float = 0.0
     saturated_fills: int = 100_000_000
     seed: int = 0

@@ -42,7 +42,7 @@ def test_every_prefix_of_a_plan_keeps_capacities_and_sites(
         inside = bool(
             count and rest and rest[0].exchange and rest[0].exchange == answer.moves[count - 1].exchange
         )
-        allowed = [limit + inside * capacity // 2 for limit, capacity in zip(most, capacities)]
+        allowed = [limit + inside * capacity for limit, capacity in zip(most, capacities)]
         assert all(load <= limit for load, limit in zip(now, allowed)), f"after {count} moves: {now}"
     exchanges = [number for number, _ in groupby([move.exchange for move in answer.moves]) if number]
     assert len(exchanges) == len(set(exchanges)), "the moves of an exchange do not follow each other"
