@@ -16,7 +16,7 @@ from cri_proxy.engine.moves import MOST_PEERS, NAMED, being_resized, bytes_text,
 from policies.affinity.graph.traffic import LEAST_TRUST, LINE_BYTES
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.instance import Instance
-from policies.affinity.planner.problem import NOTHING_BETTER, Proposal, ProposedMove
+from policies.affinity.planner.problem import NOTHING_BETTER, BlockedMove, Proposal, ProposedMove
 from policies.frozen import frozen
 
 #: A move of a proposal, or of a plan.
@@ -142,14 +142,21 @@ def waits_for(question: PlanningSnapshot, proposal: Optional[Proposal]) -> list[
     if proposal is not None and proposal.blocked:
         paths = question.paths
         first = proposal.blocked[0]
-        behind = ", ".join(paths.get(key, key) for key in first.behind)
+        place = _place(question, first)
+        reason = f" for {place}, and {first.why}" if place else f": {first.why}"
         sentences.append(
             f"for room: {proposal.out_of_reach * 1000:.1f} mCPU more could be saved if {len(proposal.blocked)} could move; "
-            f"{paths.get(first.key, first.key)} waits for the place of {behind}, and {first.why}"
+            f"{paths.get(first.key, first.key)} waits{reason}"
         )
     if proposal is not None and not proposal.accepted and not proposal.why.startswith(NOTHING_BETTER):
         sentences.append(f"until it pays: {proposal.why}")
     return sentences
+
+
+def _place(question: PlanningSnapshot, blocked: BlockedMove) -> str:
+    """The place that a blocked move waits for; "" where there is room."""
+    names = ", ".join([question.paths.get(key, key) for key in blocked.behind])
+    return f"the place of {names}" if names else ""
 
 
 def describe(question: PlanningSnapshot, proposal: Proposal) -> list[dict[str, Any]]:
@@ -268,8 +275,8 @@ def pending_moves(question: PlanningSnapshot, proposal: Proposal) -> dict[str, P
             found[key] = after.pending(key, site, after.gain(key, site), waits, staying.until_s)
     # 2. Moves to a taken place, and moves that do not pay.
     for blocked in proposal.blocked:
-        behind = ", ".join([question.paths.get(other, other) for other in blocked.behind])
-        waits = f"for room: the place of {behind}, and {blocked.why}"
+        place = _place(question, blocked)
+        waits = f"for room: {place}, and {blocked.why}" if place else f"for room: {blocked.why}"
         gain = wanted.gain(blocked.key, blocked.target)
         found[blocked.key] = wanted.pending(blocked.key, blocked.target, gain, waits)
     found.update(wanted.listed(proposal.held, f"until it pays (affinity.hysteresis): {proposal.why}"))

@@ -147,10 +147,9 @@ def _accepted(
 
 
 def _blocked_text(blocked: Sequence[BlockedMove]) -> str:
-    count = len(blocked)
-    return (
-        f"{count} container{'s wait' if count > 1 else ' waits'} for places of others, and {blocked[0].why}"
-    )
+    count, first = len(blocked), blocked[0]
+    reason = f" for places of others, and {first.why}" if first.behind else f": {first.why}"
+    return f"{count} container{'s wait' if count > 1 else ' waits'}{reason}"
 
 
 def _with_repairs(
@@ -161,7 +160,7 @@ def _with_repairs(
         reached = _reached(present, steps)
         if not Arrangement(instance, reached).excess():
             break
-        more, why = _repaired(instance, reached, bias, why)
+        more, why = _repaired(instance, reached, bias, steps, why)
         if not more:
             break
         known = max([step.exchange for step in steps], default=0)
@@ -173,13 +172,13 @@ def _with_repairs(
 
 
 def _repaired(
-    instance: Instance, present: list[int], bias: list[list[float]], why: str
+    instance: Instance, present: list[int], bias: list[list[float]], made: list[Step], why: str
 ) -> tuple[list[Step], str]:
     refinement = Refinement(Arrangement(instance, present), bias, 0.0)
     before = refinement.arrangement.excess()
     repair_or_pack(refinement)
     refinement.run([vertex for vertex, _ in refinement.journal], instance.problem.settings.work)
-    steps, _ = ordered(instance, present, refinement.arrangement.at)
+    steps, _ = ordered(instance, present, refinement.arrangement.at, made)
     if _excess(instance, present, steps) >= before:
         return [], f"{before / 1e6:.3g} CPUs are above capacity and no move makes it less; {why}"
     return steps, f"{_repair_text(instance, present, steps)}; beside that, {why}"

@@ -41,7 +41,7 @@ class CandidateDomain:
 class Tree:
     """The machine. ``distance_ns[i][j]``: what one cache line between leaf i and leaf j costs more than inside one
     leaf; 0 on the diagonal, symmetric. ``free_bytes``: memory by NUMA node, as ``Leaf.node`` names it; a node that is
-    not in it bounds no exchange."""
+    not in it bounds no move."""
 
     leaves: tuple[Leaf, ...]
     sites: tuple[CandidateDomain, ...]
@@ -119,7 +119,7 @@ class ProposedMove:
 @dataclass(frozen=True)
 class BlockedMove:
     """A move that a better placement needs and that cannot be made. ``behind``: the containers in its way, the largest
-    first; ``why``: what keeps them from changing places."""
+    first, none where there is room; ``why``: what keeps it from being made."""
 
     key: str
     source: int
@@ -131,9 +131,10 @@ class BlockedMove:
 @dataclass(frozen=True)
 class Proposal:
     """The planner's answer. Costs in CPU-seconds a second. ``moves`` are in the order in which to make them: after
-    each of them, and inside an exchange after its last, no leaf is fuller than it may be, or than it was. Empty if not
-    accepted; ``why`` says it in words. ``out_of_reach``: what a placement that was found would save more, if the
-    ``blocked`` moves could be made. ``held``: the moves that were found and do not pay."""
+    each of them, and inside an exchange after its last, no leaf is fuller than it may be, or than it was, and, unless one
+    was overfull, the cost is no higher than before. Empty if not accepted; ``why`` says it in words. ``out_of_reach``:
+    what a placement that was found would save more, if the ``blocked`` moves could be made. ``held``: the moves that
+    were found and do not pay."""
 
     accepted: bool
     moves: tuple[ProposedMove, ...]

@@ -143,3 +143,21 @@ def crowded(asked: Problem, seed: int, repel_ns: float = 84.0) -> Problem:
         for each in asked.vertices
     ]
     return replace(asked, vertices=tuple(vertices), settings=replace(asked.settings, repel_ns=repel_ns))
+
+
+def with_memory(asked: Problem, seed: int) -> Problem:
+    """The same problem with containers of up to 8 GiB, and little of it free in some NUMA nodes."""
+    random = Random(f"memory {seed}")
+    vertices = [replace(each, memory_bytes=random.choice((0, 1, 4, 8)) * GIB) for each in asked.vertices]
+    free = {leaf.node: random.choice((0, 1, 5, 8, 16)) * GIB for leaf in asked.tree.leaves}
+    return replace(asked, vertices=tuple(vertices), tree=replace(asked.tree, free_bytes=free))
+
+
+def memory_left(asked: Problem, at: Mapping[str, int]) -> dict[int, int]:
+    """Free bytes by NUMA node when memory has followed its containers, each of which is in one node."""
+    tree, left = asked.tree, dict(asked.tree.free_bytes)
+    for each in asked.vertices:
+        for site, sign in ((each.at, 1), (at[each.key], -1)) if left else ():
+            [node] = {tree.leaves[leaf].node for leaf in tree.sites[site].leaves}
+            left[node] += sign * each.memory_bytes
+    return left

@@ -179,6 +179,40 @@ def test_memory_that_fits_beside_the_others_is_no_hindrance() -> None:
     assert plan(crossed(memory_gib=2, free_gib=2)).accepted
 
 
+def test_a_single_move_to_a_node_without_memory_for_it_is_not_made_and_said() -> None:
+    tree = machine(sockets=2, nodes=1, l3s=1)
+    tree = replace(tree, free_bytes={0: 0, 1: 7 << 30})
+    a, b = vertex(tree, "a", 0, 1, memory_gib=8), vertex(tree, "b", 1, 1, fixed=True)
+    answer = plan(problem(tree, [a, b], {("a", "b"): 1}, FREE))
+    assert not answer.moves
+    [blocked] = answer.blocked
+    assert (blocked.key, blocked.behind) == ("a", ())
+    assert blocked.why == "its NUMA node has too little memory free"
+    assert "1 container waits: its NUMA node has too little memory free" in answer.why
+
+
+def test_a_move_waits_until_another_has_left_it_memory() -> None:
+    tree = machine(sockets=2, nodes=1, l3s=1)
+    tree = replace(tree, free_bytes={0: 4 << 30, 1: 0})
+    vertices = [
+        *(vertex(tree, "x", 0, 1, fixed=True), vertex(tree, "y", 1, 1, fixed=True)),
+        *(vertex(tree, "to-y", 0, 1, memory_gib=4), vertex(tree, "to-x", 1, 1, memory_gib=4)),
+    ]
+    asked = problem(tree, vertices, {("x", "to-x"): 1, ("y", "to-y"): 2}, FREE)
+    assert [move.key for move in plan(asked).moves] == ["to-x", "to-y"]
+
+
+def test_moves_that_save_only_together_are_made_together() -> None:
+    tree = machine(sockets=2, nodes=1, l3s=1)
+    vertices = [
+        *(vertex(tree, "x", 0, 0, fixed=True), vertex(tree, "z", 1, 0, fixed=True)),
+        *(vertex(tree, "a", 0, 1), vertex(tree, "b", 0, 1)),
+    ]
+    edges = {("a", "b"): 5.0, ("a", "x"): 1.0, ("a", "z"): 2.0, ("b", "z"): 3.0}
+    asked = problem(tree, vertices, edges, FREE)
+    assert [(move.target, move.exchange) for move in plan(asked).moves] == [(1, 1), (1, 1)]
+
+
 def test_three_that_wait_for_each_other_change_places_in_a_ring() -> None:
     tree = machine(sockets=1, nodes=1, l3s=3)
     fixed = [vertex(tree, f"x{l3}", l3, 4, fixed=True) for l3 in range(3)]

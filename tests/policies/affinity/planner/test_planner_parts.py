@@ -151,8 +151,10 @@ def test_repair_takes_out_who_is_cheapest_to_take() -> None:
 def test_a_ring_of_moves_is_opened_by_one_detour() -> None:
     tree = machine(sockets=1, nodes=1, l3s=4)
     vertices = [vertex(tree, f"c{index}", index, 8) for index in range(3)]
-    instance = Instance(problem(tree, vertices, {("c0", "c1"): 1}))
-    steps, _ = ordered(instance, [0, 1, 2], [1, 2, 0])
+    fixed = [vertex(tree, f"x{index}", index, 0, fixed=True) for index in range(3)]
+    edges = {(f"c{index}", f"x{(index + 1) % 3}"): 1.0 for index in range(3)}
+    instance = Instance(problem(tree, [*vertices, *fixed], edges))
+    steps, _ = ordered(instance, [0, 1, 2, 0, 1, 2], [1, 2, 0, 0, 1, 2])
     assert len(steps) == 4
     at = [0, 1, 2]
     for moved, source, target, *_ in steps:

@@ -13,10 +13,20 @@ import pytest
 from hypothesis import given, strategies
 from hypothesis import settings as effort
 
+from bench.affinity_graphs import full_node
 from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.planner import plan
 from policies.affinity.planner.problem import PlanSettings, Problem
-from tests.policies.affinity.problems import FREE, SHIPPED, after, cost, loads, random_problem
+from tests.policies.affinity.problems import (
+    FREE,
+    SHIPPED,
+    after,
+    cost,
+    loads,
+    memory_left,
+    random_problem,
+    with_memory,
+)
 
 seeds = strategies.integers(0, 100_000)
 
@@ -49,6 +59,38 @@ def test_every_prefix_of_a_plan_keeps_capacities_and_sites(
     sites = {vertex.key: vertex.sites for vertex in asked.vertices}
     assert all(move.target in sites[move.key] for move in answer.moves)
     assert all(len(sites[move.key]) > 1 for move in answer.moves), "a fixed container moved"
+
+
+def problem_of(kind: str, seed: int, settings: PlanSettings, full: float) -> Problem:
+    """A graph with containers of all levels, or one whose L3s are as full as they can be."""
+    if kind == "random":
+        return random_problem(seed, settings, full)
+    case, places = full_node(seed, full)
+    return replace(case.at(places), settings=settings)
+
+
+@given(
+    seeds,
+    strategies.sampled_from(("random", "full")),
+    strategies.sampled_from((SHIPPED, FREE)),
+    strategies.sampled_from((0.75, 0.9, 0.95, 0.98)),
+    strategies.booleans(),
+)
+@effort(max_examples=effort().max_examples // 2)
+def test_wherever_a_plan_is_stopped_it_is_no_dearer_than_its_start_and_memory_has_found_room(
+    seed: int, kind: str, settings: PlanSettings, full: float, memory: bool
+) -> None:
+    asked = problem_of(kind, seed, settings, full)
+    asked = with_memory(asked, seed) if memory else asked
+    answer = plan(asked)
+    start = cost(asked, after(asked, answer, 0))
+    for count in range(len(answer.moves) + 1):
+        now = after(asked, answer, count)
+        left = memory_left(asked, now)
+        assert all(free >= 0 for free in left.values()), f"after {count} moves: {left}"
+        inside = 0 < count < len(answer.moves) and answer.moves[count - 1].exchange
+        if not inside or inside != answer.moves[count].exchange:
+            assert cost(asked, now) <= start * (1 + 1e-6), f"after {count} of {len(answer.moves)} moves"
 
 
 @given(seeds, strategies.sampled_from((0.8, 1.5)))
