@@ -356,14 +356,15 @@ def shares(
     """Weights of an owner's terms by traffic, the weight of keeping its replicas apart, and by how many replicas one node
     may have more than another.
 
-    The scheduler adds up ``weight`` for each pod of a target on a node, and subtracts ``apart`` for each replica: a node
-    draws no more once it has half of the replicas more than the emptiest. ``pods``: of a target, the most on one node.
+    The scheduler adds up ``weight`` for each pod of a target on a node, and subtracts ``apart`` twice for each replica, as
+    both have the term: a node draws no more once it has half of the replicas more than the emptiest.
+    ``pods``: of a target, the most on one node.
     """
     skew = max(1, (replicas + 1) // 2)
     most = max(traffic.values())
     weights = {target: max(1, round(100 * rate / max(1, most))) for target, rate in traffic.items()}
     pull = sum(weight * max(1, pods[target]) for target, weight in weights.items())
-    apart = -(-pull // skew)
+    apart = -(-pull // (2 * skew))
     if apart > 100:
         weights = {target: max(1, weight * 100 // apart) for target, weight in weights.items()}
         apart = 100

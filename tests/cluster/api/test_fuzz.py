@@ -94,7 +94,7 @@ def advise_on(found: dict[str, Any]) -> None:
     if isinstance(traffic, Skipped):
         assert is_sentence(traffic.sentence)
     else:
-        advise([traffic], between([traffic], {}).rates, dict.fromkeys(traffic.pods, "app=x"), {})
+        advise([traffic], between([traffic], {}).rates, dict.fromkeys(traffic.pods, "app=x"), {}, {}, 0.0)
 
 
 def command(found: dict[str, Any]) -> None:

@@ -334,7 +334,7 @@ def test_a_follower_has_its_term_and_beside_it_what_keeps_its_replicas_apart() -
                 "labelSelector": {"matchLabels": {"app": "db"}},
             },
         },
-        "apart": {"weight": 50, "podAffinityTerm": own},
+        "apart": {"weight": 25, "podAffinityTerm": own},
         "spread": {**own, "maxSkew": 2, "whenUnsatisfiable": "ScheduleAnyway"},
     }
     assert found["targetLabels"] == {"app": "db"}
@@ -343,11 +343,11 @@ def test_a_follower_has_its_term_and_beside_it_what_keeps_its_replicas_apart() -
 @pytest.mark.parametrize(
     ("traffic", "pods", "replicas", "expected"),
     [
-        ({DB: 8}, {DB: 1}, 4, ({DB: 100}, 50, 2)),
-        ({DB: 8}, {DB: 1}, 1, ({DB: 100}, 100, 1)),
-        ({DB: 8, CACHE: 2}, {DB: 1, CACHE: 2}, 10, ({DB: 100, CACHE: 25}, 30, 5)),
-        ({DB: 8}, {DB: 8}, 2, ({DB: 12}, 100, 1)),
-        ({DB: 8_000_000, CACHE: 1}, {DB: 1, CACHE: 0}, 100, ({DB: 100, CACHE: 1}, 3, 50)),
+        ({DB: 8}, {DB: 1}, 4, ({DB: 100}, 25, 2)),
+        ({DB: 8}, {DB: 1}, 1, ({DB: 100}, 50, 1)),
+        ({DB: 8, CACHE: 2}, {DB: 1, CACHE: 2}, 10, ({DB: 100, CACHE: 25}, 15, 5)),
+        ({DB: 8}, {DB: 8}, 2, ({DB: 25}, 100, 1)),
+        ({DB: 8_000_000, CACHE: 1}, {DB: 1, CACHE: 0}, 100, ({DB: 100, CACHE: 1}, 2, 50)),
     ],
     ids=["half of four", "one", "two targets, by traffic", "many pods of the target", "next to nothing"],
 )  # fmt: skip

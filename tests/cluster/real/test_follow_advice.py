@@ -48,7 +48,7 @@ def test_a_new_pod_of_the_follower_prefers_the_targets_node_and_says_which_advic
 ) -> None:
     pod = admitted(following, WEB)
     [term] = terms(pod)
-    assert term["weight"] == 50
+    assert term["weight"] == 100
     assert term["podAffinityTerm"] == {
         "topologyKey": HOSTNAME,
         "labelSelector": {"matchLabels": {"app": "db"}},

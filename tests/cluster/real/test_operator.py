@@ -113,9 +113,10 @@ class Agents(threading.Thread):
 
 
 class Process:
-    """``python -m cluster.operator`` as its service account."""
+    """``python -m cluster.operator``, or another ``program``, as its service account."""
 
-    def __init__(self, server: ControlPlane, folder: Path) -> None:
+    def __init__(self, server: ControlPlane, folder: Path, program: str = "cluster.operator") -> None:
+        self._program = program
         token = server.account_token(NAMESPACE, OPERATOR)
         self._kubeconfig = server.kubeconfig(folder / "operator.kubeconfig", token=token)
         self._log = folder / "operator.log"
@@ -124,7 +125,7 @@ class Process:
 
     def start(self) -> None:
         self.starts += 1
-        command = [sys.executable, "-m", "cluster.operator", f"--kubeconfig={self._kubeconfig}"]
+        command = [sys.executable, "-m", self._program, f"--kubeconfig={self._kubeconfig}"]
         # The same holder each time: the one before is dead, and its Lease need not run out.
         command += ["--identity=tests", "--quiet=0.02"]
         with self._log.open("ab") as log:
