@@ -75,9 +75,10 @@ def _find_fields(cls: type) -> None:
 
 def _compiled_when_called(cls: type, name: str) -> Callable[..., Any]:
     def method(self: Any, *values: Any, **named: Any) -> Any:
-        compiled = _compiled(cls, name)
-        setattr(cls, name, compiled)
-        return compiled(self, *values, **named)
+        # What has taken the method off the class before its first call keeps this one.
+        if cls.__dict__[name] is method:
+            setattr(cls, name, _compiled(cls, name))
+        return cls.__dict__[name](self, *values, **named)
 
     return method
 

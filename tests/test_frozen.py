@@ -58,6 +58,11 @@ def both(body: type) -> tuple[Any, Any]:
 
 
 @frozen
+class _Shared:
+    x: int
+
+
+@frozen
 class Kept:
     """At the top of a module, where pickle finds it."""
 
@@ -169,6 +174,13 @@ def test_threads_that_make_the_first_instance_at_once_make_the_same() -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(make, range(8)))
     assert {*made} == {Lazy(1, ())} and [f.name for f in fields(Lazy)] == ["x", "names"]
+
+
+def test_a_method_that_was_taken_off_the_class_before_its_first_call_is_compiled_once() -> None:
+    taken = _Shared.__eq__
+    assert taken(_Shared(1), _Shared(1))
+    compiled = _Shared.__eq__
+    assert not taken(_Shared(1), _Shared(2)) and _Shared.__eq__ is compiled
 
 
 def test_the_decorator_for_what_may_be_compiled_is_the_same_and_dataclasses_own_with_other_options() -> None:
