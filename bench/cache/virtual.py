@@ -44,7 +44,7 @@ from tests.e2e.images import make_images
 from tests.e2e.traffic_images import libraries, make_traffic_image, missing_for_traffic
 from tests.vm.image import BOOKWORM, Image, image, missing
 from tests.vm.machine import CCX_PLACES, CORE_PLACES, SHAPES, THREAD_PLACES
-from tests.vm.packages import package
+from tests.vm.packages import grpc_client, package
 from tests.vm.run import VirtualMachine
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +75,7 @@ def prepare(folder: Path, chosen: argparse.Namespace) -> tuple[Image, Path]:
         shutil.copy(ROOT / name, job / name)
     make_images(job)
     make_traffic_image(job)
+    shutil.copytree(grpc_client("3.11", "amd64", ROOT / ".cache" / "vm"), job / "grpc")
     (job / "files").mkdir()
     for name in ("load", "batches", "hold"):
         build_program(name, job / "files")
