@@ -198,11 +198,11 @@ bench-cache-model: setup ## What the model of caches counts of programs whose li
 	@tools/debian-packages $(CACHE)
 	$(BIN)/python -m bench.cache.user_mode
 
-bench-cache: setup ## Lines between caches a request, by placement, on a virtual Hygon machine: nginx (root; half an hour)
+bench-cache: setup ## Lines between caches a request, without a manager and in one L3, on a virtual Hygon machine: nginx, eight boots (root; an hour)
 	@tools/debian-packages $(VIRTUAL) $(TRAFFIC)
-	$(BIN)/python -m bench.cache.virtual
+	$(BIN)/python -m bench.cache.virtual --cpusets --boots 8 --runs 1
 
-bench-cache-long: setup ## The same for Redis over a unix socket, and a producer and a consumer in shared memory (root)
+bench-cache-long: setup ## The same under every placement, the observer's too: Redis over a unix socket, a producer and a consumer in shared memory (root)
 	@tools/debian-packages $(VIRTUAL) $(TRAFFIC) redis-tools
 	$(BIN)/python -m bench.cache.virtual --long
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Optional
 
 from cri_api import runtime_v1_pb2 as cri
+from tests.cri_client import CriClient
 from tests.vm.guest.installation import OBSERVER, SERVICE, SOCKET_UNIT, run
 from tests.vm.guest.node import RUNTIME, Node, Running, connect, until
 from tests.vm.guest.table import Run
@@ -155,7 +157,8 @@ async def every_placement(node: Node) -> None:
     pairs = []
     for kind in dict.fromkeys(LOADS[name].server for name in job["loads"]):
         pair = await _pair(node, kind)
-        await _by_limit_and_by_what_the_observer_has_seen(node, pair)
+        if job["observer"]:
+            await _by_limit_and_by_what_the_observer_has_seen(node, pair)
         pairs.append(pair)
         if job["demand"]:
             await _by_demand(node, kind)
@@ -166,14 +169,27 @@ async def every_placement(node: Node) -> None:
     async with connect(node.api, RUNTIME) as direct:
         direct.call_timeout_s = PATIENCE_S
         for pair in pairs:
-            for placement, cpusets in (
-                ("no manager", (everything, everything)),
-                ("a NUMA node each", (nodes[0], nodes[1])),
-                ("one NUMA node", (nodes[0], nodes[0])),
-            ):
-                for container, cpus in zip(pair.both, cpusets):
-                    await direct.update(container.id, cpuset_cpus=cpus)
+
+            async def everywhere(pair: Pair = pair) -> None:
+                """Each container on one CPU, at random, and then free: where a process begins decides where it stays for
+                longer than a load lasts."""
+                drawn = [str(random.randrange(node.shape.cpus)) for _ in pair.both]
+                print(f"begin on CPUs: {' '.join(drawn)}")
+                for cpusets in (drawn, (everything, everything)):
+                    await _set_cpus(direct, pair, cpusets)
+
+            await _measure(node, pair, "no manager", everywhere)
+            told = [("one L3", (node.shape.ccxs[0], node.shape.ccxs[0]))]
+            if job["observer"]:
+                told += [("a NUMA node each", (nodes[0], nodes[1])), ("one NUMA node", (nodes[0], nodes[0]))]
+            for placement, cpusets in told:
+                await _set_cpus(direct, pair, cpusets)
                 await _measure(node, pair, placement)
+
+
+async def _set_cpus(runtime: CriClient, pair: Pair, cpusets: Sequence[str]) -> None:
+    for container, cpus in zip(pair.both, cpusets):
+        await runtime.update(container.id, cpuset_cpus=cpus)
 
 
 async def _by_limit_and_by_what_the_observer_has_seen(node: Node, pair: Pair) -> None:
@@ -253,11 +269,15 @@ async def _pair(node: Node, kind: str, **more: Any) -> Pair:
     return Pair(server, client, address, own, todo, tuple(load for load in chosen if load.server == kind))
 
 
-async def _measure(node: Node, pair: Pair, placement: str) -> None:
-    """The idle machine, and each load as often as the job says."""
+async def _measure(
+    node: Node, pair: Pair, placement: str, before: Optional[Callable[[], Awaitable[None]]] = None
+) -> None:
+    """The idle machine, and each load as often as the job says; ``before`` each."""
     await _counted(node, pair, placement, "idle", ["load", "idle", IDLE_MS])
     for _ in range(_job(node)["repeats"]):
         for load in pair.loads:
+            if before is not None:
+                await before()
             await _counted(
                 node, pair, placement, load.name, _words(pair, load, str(load.warm), str(load.count))
             )

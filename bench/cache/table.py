@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Optional
 
 from bench.cache.plugin import Counts
 
 IDLE = "idle"
 #: Rows in this order; the guest measures in another, as a pair lives through several.
-PLACEMENTS = ("no manager", "a NUMA node each", "one NUMA node", "limit", "observer", "demand")
+PLACEMENTS = ("no manager", "a NUMA node each", "one NUMA node", "one L3", "limit", "observer", "demand")
 #: Columns: counter, title.
 COLUMNS = (
     ("other_ccx", "from another CCX of the socket"),
@@ -36,17 +36,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of a number over several runs."""
+    """Of a number over several runs: median and quartiles."""
 
     median: float
-    least: float
-    most: float
+    lower: float
+    upper: float
 
     @property
     def relative(self) -> float:
-        """How far the run that is farthest off lies from the median, of that."""
-        farthest = max(self.most - self.median, self.median - self.least)
-        return farthest / self.median if self.median else 0.0
+        """How far the quartile that is farther off lies from the median, of that."""
+        farther = max(self.upper - self.median, self.median - self.lower)
+        return farther / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True)
@@ -134,25 +134,30 @@ def rows(runs: Sequence[Sequence[Measurement]]) -> list[Row]:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    return Spread(median(values), min(values), max(values))
+    lower, middle, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return Spread(middle, lower, upper)
 
 
 def markdown(of: Sequence[Row]) -> str:
-    """A table for each load: medians, and in brackets the least and the most."""
+    """A table for each load: medians, and in brackets the quartiles."""
     lines: list[str] = []
     for load in dict.fromkeys(row.load for row in of):
         lines += ["", f"{load}; lines a request:", ""]
-        lines.append(f"| placement | server on CPUs | client | {' | '.join(title for _, title in COLUMNS)} |")
-        lines.append("|---" * (3 + len(COLUMNS)) + "|")
+        lines.append(
+            f"| placement | runs | server on CPUs | client | {' | '.join(title for _, title in COLUMNS)} |"
+        )
+        lines.append("|---" * (4 + len(COLUMNS)) + "|")
         for row in (row for row in of if row.load == load):
             cells = [_cell(row.lines[counter], row.runs) for counter, _ in COLUMNS]
-            lines.append(f"| {row.placement} | {row.cpus[0]} | {row.cpus[1]} | {' | '.join(cells)} |")
+            lines.append(
+                f"| {row.placement} | {row.runs} | {row.cpus[0]} | {row.cpus[1]} | {' | '.join(cells)} |"
+            )
     return "\n".join(lines[1:])
 
 
 def _cell(lines: Spread, runs: int) -> str:
     return _number(lines.median) if runs == 1 else (
-        f"{_number(lines.median)} ({_number(lines.least)} to {_number(lines.most)})"
+        f"{_number(lines.median)} ({_number(lines.lower)} to {_number(lines.upper)})"
     )  # fmt: skip
 
 
@@ -161,6 +166,6 @@ def _number(lines: float) -> str:
 
 
 def agreement(of: Sequence[Row], counter: str) -> Optional[float]:
-    """How far a run lies from the median at most, of that, over rows of several runs; None if there is none."""
+    """How far a quartile lies from the median at most, of that, over rows of several runs; None if there is none."""
     found = [row.lines[counter].relative for row in of if row.runs > 1]
     return max(found) if found else None

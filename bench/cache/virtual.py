@@ -1,6 +1,8 @@
 """Lines between caches a request, by placement, on a virtual Hygon machine: QEMU with the plugin, the package, containerd.
 
-.venv/bin/python -m bench.cache.virtual [--runs 9] [--boots 1] [--together 1] [--long] [--accelerator tcg,thread=single]
+.venv/bin/python -m bench.cache.virtual [--runs 9] [--boots 1] [--cpusets] [--long] [--accelerator tcg,thread=single]
+
+Where processes of no manager come to run is one draw of a boot: that row is told of several boots, or of none.
 
 Needs root and what builds virtual machines. What was counted is kept in a file with ``--keep FILE``, so that runs can be
 added to it and be shown again (``--keep FILE --boots 0``).
@@ -90,7 +92,8 @@ def prepare(folder: Path, chosen: argparse.Namespace) -> tuple[Image, Path]:
         "loads": names,
         "config": DAEMON_CONFIG.format(provider=chosen.provider),
         "constants": CONSTANTS,
-        "demand": SIZES_BY_DEMAND and not chosen.without_demand,
+        "demand": SIZES_BY_DEMAND and not chosen.cpusets and not chosen.without_demand,
+        "observer": not chosen.cpusets,
         "repeats": chosen.runs,
         "patience_s": PATIENCE_S,
     }
@@ -153,7 +156,7 @@ def show(runs: Sequence[Sequence[Measurement]]) -> str:
     for counter, title in COLUMNS:
         apart = agreement(made, counter)
         if apart is not None:
-            text.append(f"A run lies at most {100 * apart:.0f} % from the median: {title}.")
+            text.append(f"Half of the runs lie within {100 * apart:.0f} % of their median: {title}.")
     share = max(background_share(run, "l3_misses") for run in runs)
     text.append(f"What the idle machine misses was taken off: at most {100 * share:.1f} % of the L3 misses.")
     return "\n".join(text)
@@ -202,6 +205,9 @@ def main() -> None:
         "--provider", help="of the observer; sock_diag sees no unix sockets and no shared memory"
     )
     parser.add_argument("--without-demand", action="store_true")
+    parser.add_argument(
+        "--cpusets", action="store_true", help="no manager, and one L3 by the runtime: boots are short"
+    )
     parser.add_argument("--accelerator", default=ACCELERATOR)
     parser.add_argument("--keep", type=Path, help="a file of earlier runs, to be added to")
     chosen = parser.parse_args()

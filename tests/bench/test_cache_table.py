@@ -105,8 +105,8 @@ def test_without_an_idle_run_all_of_it_counts() -> None:
     assert per_request([measured("limit", 700)])["limit", "nginx"]["other_ccx"] == 7.0
 
 
-def test_a_row_has_the_median_of_its_runs_and_how_far_they_lie_apart() -> None:
-    runs = [[measured("observer", 0), measured("limit", lines)] for lines in (1000, 1300, 1100)]
+def test_a_row_has_the_median_of_its_runs_and_their_quartiles() -> None:
+    runs = [[measured("observer", 0), measured("limit", lines)] for lines in (1000, 9900, 1300, 100, 1100)]
     limit, observer = rows(runs)
     assert limit.lines["other_ccx"] == Spread(11.0, 10.0, 13.0)
     assert limit.lines["other_ccx"].relative == pytest.approx(2 / 11)
@@ -130,18 +130,20 @@ def test_the_table_has_a_part_for_each_load() -> None:
         "l3_misses": Spread(9.96, 9.5, 10.0),
     }
     table = markdown([Row("limit", "nginx", APART, 3, lines), Row("limit", "redis", TOGETHER, 1, lines)])
+    counters = "from another CCX of the socket | from another socket | L3 misses in all"
+    head = f"| placement | runs | server on CPUs | client | {counters} |"
     assert table.splitlines() == [
         "nginx; lines a request:",
         "",
-        "| placement | server on CPUs | client | from another CCX of the socket | from another socket | L3 misses in all |",
-        "|---|---|---|---|---|---|",
-        "| limit | 0-3 | 8-11 | 1,234 (1,200 to 1,300) | 0.0 (0.0 to 0.0) | 10.0 (9.5 to 10) |",
+        head,
+        "|---|---|---|---|---|---|---|",
+        "| limit | 3 | 0-3 | 8-11 | 1,234 (1,200 to 1,300) | 0.0 (0.0 to 0.0) | 10.0 (9.5 to 10) |",
         "",
         "redis; lines a request:",
         "",
-        "| placement | server on CPUs | client | from another CCX of the socket | from another socket | L3 misses in all |",
-        "|---|---|---|---|---|---|",
-        "| limit | 0-3 | 0-3 | 1,234 | 0.0 | 10.0 |",
+        head,
+        "|---|---|---|---|---|---|---|",
+        "| limit | 1 | 0-3 | 0-3 | 1,234 | 0.0 | 10.0 |",
     ]
 
 
@@ -154,6 +156,6 @@ def test_runs_that_are_kept_are_read_as_they_were(tmp_path: Path) -> None:
 
 def test_what_is_shown_says_how_far_runs_agree_and_what_was_taken_off() -> None:
     said = show([[idle(20), measured("limit", 1040)], [idle(0), measured("limit", 900)]])
-    assert "| limit | 0-3 | 8-11 | 9.5 (9.0 to 10) |" in said
-    assert "A run lies at most 5 % from the median: from another CCX of the socket." in said
+    assert "| limit | 2 | 0-3 | 8-11 | 9.5 (9.2 to 9.8) |" in said
+    assert "Half of the runs lie within 3 % of their median: from another CCX of the socket." in said
     assert "at most 3.8 % of the L3 misses" in said
