@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,18 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Callable, Optional, TypeVar, Union
 
-from cluster.api.names import CURRENT, DEGRADED, GROUP, NODE_PLACEMENTS, PLACEMENT_POLICIES, READY, VERSION
+from cluster.api.names import (
+    AFFINITY_ADVICE,
+    AFFINITY_ADVICES,
+    CURRENT,
+    DEGRADED,
+    GROUP,
+    NODE_PLACEMENT,
+    NODE_PLACEMENTS,
+    PLACEMENT_POLICIES,
+    READY,
+    VERSION,
+)
 from cluster.api.reader import Fields, Skipped, read
 from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
@@ -29,6 +41,7 @@ from policies.machine.domain_names import domain_text
 
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
+ADVICES = Resource(GROUP, VERSION, AFFINITY_ADVICES)
 
 #: NodePlacements read at a time: each may have 200 KB, and each page is a process and perhaps a login.
 PAGE = 100
@@ -274,6 +287,90 @@ def doctor_text(told: Sequence[Document], nodes: int) -> str:
     return "\n".join(lines)
 
 
+def advice_row(found: Document) -> dict[str, Any]:
+    """One AffinityAdvice. ``Unreadable``, as all that read an object here."""
+    whole = Fields(found)
+    status = whole.fields("status")
+    target_ = status.fields("target")
+    return {
+        "name": whole.fields("metadata").text("name"),
+        "followers": [f"{row.text('namespace')}/{row.text('name')}" for row in status.rows("followers")],
+        "target": f"{target_.text('namespace', '')}/{target_.text('name', '')}",
+        "remoteBytesPerSecond": status.number("remoteBytesPerSecond", 0),
+        "bytesPerSecond": status.number("bytesPerSecond", 0),
+        "reason": status.text("reason", ""),
+    }
+
+
+def followers(found: Document) -> list[tuple[tuple[str, str, str], Document]]:
+    """The owners that follow one AffinityAdvice, with the parts of a pod's spec by which they do."""
+    rows = Fields(found).fields("status").rows("followers")
+    parts = ("term", "apart", "spread")
+    return [
+        (
+            (row.text("kind"), row.text("namespace"), row.text("name")),
+            {part: row.fields(part).found for part in parts},
+        )
+        for row in rows
+    ]
+
+
+def patches(of_all: Iterable[tuple[tuple[str, str, str], Document]]) -> list[dict[str, Any]]:
+    """For each owner that follows advices, the part of its object by which its pods do."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for owner, parts in of_all:
+        spec = found.setdefault(
+            owner,
+            {
+                "affinity": {
+                    "podAffinity": {_PREFERRED: []},
+                    "podAntiAffinity": {_PREFERRED: [parts["apart"]]},
+                },
+                "topologySpreadConstraints": [parts["spread"]],
+            },
+        )
+        spec["affinity"]["podAffinity"][_PREFERRED].append(parts["term"])
+    return [
+        {"kind": kind, "namespace": namespace, "name": name, "patch": {"spec": {"template": {"spec": spec}}}}
+        for (kind, namespace, name), spec in sorted(found.items(), key=lambda item: item[0])
+    ]
+
+
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def advices_text(rows: Iterable[Document]) -> str:
+    head = ("ADVICE", "FOLLOWERS", "TARGET", "BETWEEN NODES", "ON ONE NODE")
+    return table(
+        [
+            head,
+            *(
+                (
+                    row["name"],
+                    ",".join(row["followers"]) or "-",
+                    row["target"],
+                    f"{row['remoteBytesPerSecond']:,} bytes/s",
+                    f"{row['bytesPerSecond']:,} bytes/s",
+                )
+                for row in rows
+            ),
+        ]
+    )
+
+
+def patches_text(rows: Iterable[Document]) -> str:
+    """A command of a shell for each."""
+    return "\n".join(
+        shlex.join(
+            [
+                *("kubectl", "-n", row["namespace"], "patch", row["kind"].lower(), row["name"]),
+                *("--type=strategic", "--patch", json.dumps(row["patch"])),
+            ]
+        )
+        for row in rows
+    )
+
+
 # ---------------------------------------------------------------- kubectl
 
 
@@ -383,6 +480,16 @@ def rollout(kubectl: Kubectl, options: argparse.Namespace) -> int:
     return 0
 
 
+def advice(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    found = kubectl.get(path(ADVICES)).get("items") or ()
+    if options.patch:
+        of_all = _readable((read(each, followers) for each in found), AFFINITY_ADVICE)
+        return _show(options, patches(row for rows in of_all for row in rows), patches_text)
+    return _show(
+        options, _readable((read(each, advice_row) for each in found), AFFINITY_ADVICE), advices_text
+    )
+
+
 def doctor(kubectl: Kubectl, options: argparse.Namespace) -> int:
     found = _placements(kubectl, options.node, complaints)
     told = [each for one in found for each in one]
@@ -390,14 +497,12 @@ def doctor(kubectl: Kubectl, options: argparse.Namespace) -> int:
     return 1 if any(each["severity"] == "error" for each in told) else 0
 
 
-def _readable(found: Iterable[Union[Value, Skipped]]) -> list[Value]:
+def _readable(found: Iterable[Union[Value, Skipped]], kind: str = NODE_PLACEMENT) -> list[Value]:
     """Those that could be read; of each other one it is said on stderr that it is left out, and why."""
     values: list[Value] = []
     for each in found:
         if isinstance(each, Skipped):
-            sentence = (
-                f"warning: {each.name} is left out, as its NodePlacement cannot be read: {each.sentence}"
-            )
+            sentence = f"warning: {each.name} is left out, as its {kind} cannot be read: {each.sentence}"
             print(printable(sentence), file=sys.stderr)
         else:
             values.append(each)
@@ -456,10 +561,13 @@ def parser() -> argparse.ArgumentParser:
     reading.add_argument("--kubeconfig", default="", metavar="FILE", help="handed on to kubectl")
     reading.add_argument("--context", default="", help="handed on to kubectl")
     reading.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    reading.add_argument("--node", action="append", default=[], help="only this node; may be repeated")
+    of_nodes = argparse.ArgumentParser(add_help=False, parents=[reading])
+    of_nodes.add_argument("--node", action="append", default=[], help="only this node; may be repeated")
 
-    def add(name: str, run: Any, said: str) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=said, description=said, parents=[reading])
+    def add(
+        name: str, run: Any, said: str, kind: argparse.ArgumentParser = of_nodes
+    ) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=said, description=said, parents=[kind])
         found.set_defaults(run=run)
         return found
 
@@ -471,6 +579,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("-n", "--namespace", default="", help="default: the context's, or default")
     one.add_argument("-c", "--container", default="", help="only this one")
     add("rollout", rollout, "How far policies are, and how many nodes are in which mode, and why.")
+    one = add("advice", advice, "Owners of pods that would gain from one node.", reading)
+    one.add_argument(
+        "--patch",
+        action="store_true",
+        help="commands by which new pods of these owners follow; nothing is run",
+    )
     add("doctor", doctor, "What is wrong, on every node; exit code 1 if an error is among it.")
     return made
 

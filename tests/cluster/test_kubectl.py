@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import ssl
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster.kubectl import PAGE, PLACEMENTS, POLICIES, WIDTH
+from cluster.kubectl import ADVICES, PAGE, PLACEMENTS, POLICIES, WIDTH
 from cri_api.printable import printable
 from tests.cluster.api_server import ApiServer, Fault, certificates
 from tests.peers.programs import Unavailable, find
@@ -448,3 +449,39 @@ async def test_help_names_every_command(plugin) -> None:
     assert ended.code == 0
     for command in ("top", "placements", "explain", "rollout", "doctor"):
         assert command in ended.out
+
+
+# --- advice
+
+
+def advised(name: str, target: str, weight: int) -> dict[str, Any]:
+    parts = {"term": {"weight": weight}, "apart": {"weight": 9}, "spread": {"maxSkew": 2}}
+    follower = {"kind": "Deployment", "namespace": "shop", "name": "web", **parts}
+    owner = {"kind": "StatefulSet", "namespace": "shop", "name": target}
+    status = {"target": owner, "followers": [follower], "remoteBytesPerSecond": 5_000_000}
+    return {"metadata": {"name": name}, "status": status}
+
+
+async def test_advice_is_a_line_each_and_one_patch_for_each_owner_with_all_its_terms(server, plugin) -> None:
+    server.put(ADVICES, advised("a", "db", 100))
+    server.put(ADVICES, advised("b", "cache", 40))
+    server.put(ADVICES, {"metadata": {"name": "c"}, "status": {"followers": "x"}})
+    ended = await plugin("advice")
+    assert (ended.code, ended.err.count("c is left out, as its AffinityAdvice cannot be read")) == (0, 1)
+    assert [line.split()[:3] for line in ended.out.splitlines()[1:]] == [
+        ["a", "shop/web", "shop/db"],
+        ["b", "shop/web", "shop/cache"],
+    ]
+    ended = await plugin("advice", "--patch")
+    [line] = ended.out.splitlines()
+    words = shlex.split(line)
+    assert words[:6] == ["kubectl", "-n", "shop", "patch", "deployment", "web"]
+    spec = json.loads(words[-1])["spec"]["template"]["spec"]
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    assert spec == {
+        "affinity": {
+            "podAffinity": {preferred: [{"weight": 100}, {"weight": 40}]},
+            "podAntiAffinity": {preferred: [{"weight": 9}]},
+        },
+        "topologySpreadConstraints": [{"maxSkew": 2}],
+    }

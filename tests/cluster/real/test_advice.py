@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,20 @@ def test_owners_that_talk_from_node_to_node_are_advised_and_kubectl_applies_it(
     ]
     assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
     assert term["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"app": "db"}
+    # As is meant for a server before 1.36: the commands that the plugin prints, run by a shell.
+    [line] = kubectl.run("cri_resmgr", "advice", "--patch").splitlines()
+    program, *words = shlex.split(line)
+    assert (program, words[:5]) == ("kubectl", ["-n", "shop", "patch", "deployment", "web"])
+    kubectl.run(*words)
+    web = talking.ask("GET", "/apis/apps/v1/namespaces/shop/deployments/web")
+    spec, [follower] = web["spec"]["template"]["spec"], status["followers"]
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    assert spec["affinity"]["podAffinity"][preferred] == [follower["term"]]
+    assert spec["affinity"]["podAntiAffinity"][preferred] == [follower["apart"]]
+    assert spec["topologySpreadConstraints"] == [follower["spread"]]
+    head, row = kubectl.run("cri_resmgr", "advice").splitlines()
+    assert head.split()[:3] == ["ADVICE", "FOLLOWERS", "TARGET"]
+    assert row.split()[1:] == ["shop/web", "shop/db", "25,000,000", "bytes/s", "0", "bytes/s"]
     shown = kubectl.run("get", "affinityadvice")
     assert "25000000" in shown and "db" in shown
     assert "cannot be looked up" not in operator.log()
