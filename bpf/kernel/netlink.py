@@ -58,7 +58,7 @@ _TCP_INFO_BYTES_AT = 120
 _TCP_INFO_SEGMENTS = struct.Struct("=II")
 _TCP_INFO_SEGMENTS_AT = 152
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")
-_UNIX_MESSAGE = struct.Struct("=4xI8x")
+_UNIX_MESSAGE = struct.Struct("=2xBxI8x")
 _UNIX_SHOW_NAME, _UNIX_SHOW_PEER = 1, 4
 _UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
 _ANY_COOKIE = 0xFFFFFFFF
@@ -108,6 +108,7 @@ class UnixSocket(NamedTuple):
     inode: int
     peer: int
     name: bytes = b""
+    is_listening: bool = False
 
 
 class NetlinkError(OSError):
@@ -129,7 +130,9 @@ class SockDiag:
 
     def unix(self) -> Iterator[UnixSocket]:
         """All unix sockets that were made in this namespace."""
-        request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _UNIX_SHOW_PEER, 0, 0)
+        request = _UNIX_REQUEST.pack(
+            socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _UNIX_SHOW_NAME | _UNIX_SHOW_PEER, 0, 0
+        )
         for start, end in self._questions.ask(_SOCK_DIAG_BY_FAMILY, request):
             yield parse_unix(self._questions.buffer, start, end)
 
@@ -241,14 +244,16 @@ def parse_inet(buffer: bytearray | bytes, start: int, end: int) -> InetSocket:
 
 def parse_unix(buffer: bytearray | bytes, start: int, end: int) -> UnixSocket:
     """A unix_diag_msg with its attributes."""
-    (inode,) = _UNIX_MESSAGE.unpack_from(buffer, start)
+    state, inode = _UNIX_MESSAGE.unpack_from(buffer, start)
     peer, name = 0, b""
     for attribute, value_start, value_end in attributes(buffer, start + _UNIX_MESSAGE.size, end):
         if attribute == _UNIX_DIAG_PEER:
             (peer,) = _INODE.unpack_from(buffer, value_start)
         elif attribute == _UNIX_DIAG_NAME:
             name = bytes(buffer[value_start:value_end])
-    return UnixSocket(inode, peer, name if name.startswith(b"\0") else name.rstrip(b"\0"))
+    return UnixSocket(
+        inode, peer, name if name.startswith(b"\0") else name.rstrip(b"\0"), state == TCP_LISTEN
+    )
 
 
 def messages(buffer: bytearray | bytes, size: int) -> Iterator[tuple[int, int, int]]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Optional
+from typing import NamedTuple, Optional
 
 #: A process may hold a million files; its first ones are enough to know what it talks to.
 MOST_DESCRIPTORS = 20_000
@@ -47,6 +48,27 @@ def namespace_of(proc: str, pid: int, kind: str = "net") -> Optional[int]:
         return os.stat(f"{proc}/{pid}/ns/{kind}").st_ino
     except OSError:
         return None
+
+
+class Mount(NamedTuple):
+    """A mount that a process sees. ``root``: the folder or file of the device's file system that is seen at ``point``."""
+
+    device: str
+    root: str
+    point: str
+
+
+def mounts_of(proc: str, pid: int) -> list[Mount]:
+    """What a process has mounted; nothing where it is gone."""
+    lines = (read_text(f"{proc}/{pid}/mountinfo") or "").splitlines()
+    fields = (line.split(" ", 5) for line in lines)
+    return [
+        Mount(found[2], _unescaped(found[3]), _unescaped(found[4])) for found in fields if len(found) == 6
+    ]
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
 
 
 @contextmanager

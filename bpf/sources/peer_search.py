@@ -1,22 +1,30 @@
 """Looks for unix sockets and shared memory between containers: a millisecond for some 100 open files, so once a minute.
 
 Wakes are counted only while there is such a pair (ebpf.py), so that wakes cannot tell where to look: all containers
-are looked at. A pair that was found is believed until the next look.
+are looked at. A pair that was found is believed until the next look, one with a unix socket for some looks more: it may
+have none open just then.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Callable, NamedTuple, Optional
 
 from bpf.identity.attribution import Attribution
-from bpf.kernel.netlink import SockDiag
-from bpf.kernel.procfs import in_netns, namespace_of, socket_inodes
+from bpf.kernel.netlink import SockDiag, UnixSocket
+from bpf.kernel.procfs import in_netns, mounts_of, namespace_of, socket_inodes
 from bpf.service.log import log
 from bpf.sources.samples import Pair, Peers, pair
 
 #: At a sample each 10 s, what begins to share something is seen after a minute, which is the graph's half-life.
 LOOK_EVERY = 6
+#: Looks for which a pair with a unix socket is believed.
+BELIEVED = 10
 
 
 class PeerSearch:
@@ -25,6 +33,7 @@ class PeerSearch:
     def __init__(self, find: Callable[[], Peers]) -> None:
         self._find = find
         self._found = Peers()
+        self._unix: deque[Collection[Pair]] = deque(maxlen=BELIEVED)
         self._samples_since = LOOK_EVERY
 
     def peers(self) -> Peers:
@@ -32,6 +41,8 @@ class PeerSearch:
         self._samples_since += 1
         if self._samples_since >= LOOK_EVERY:
             self._found, self._samples_since = self._find(), 0
+            self._unix.append(self._found.unix)
+            self._found = replace(self._found, unix=frozenset().union(*self._unix))
         return self._found
 
 
@@ -51,9 +62,16 @@ def find_peers(attribution: Attribution) -> Peers:
 
 # The kernel lists the peers, /proc the process that has a socket open. A datagram socket counts where it is connected
 # (``connect``); one that only sends to names has no peer to be listed.
+#
+# A connection that is made for one request is listed, and gone before its processes are found. It was made to a listener
+# that a container has open: then all containers that can reach that listener are taken for its peers. Wakes tell which
+# of them are (samples.py).
 
 #: These take 0.4 s to look at.
 MOST_DESCRIPTORS = 50_000
+#: For so long namespaces in which something listens are listed again and again, with pauses: a connection for one request is
+#: seldom open.
+_LISTED_S, _PAUSE_S = 0.3, 0.003
 
 
 def find_unix_peers(
@@ -70,28 +88,39 @@ def find_unix_peers(
     """
     wanted = [container for container in attribution.containers if among is None or container in among]
     processes = [(container, pid) for container in wanted for pid in attribution.pids_of(container)]
-    # 1. The sockets that have a peer. Only these are remembered below: a server may have 10,000 others.
-    peers: dict[int, int] = {}
-    for pid in _one_of_each_namespace(attribution.proc, [pid for _, pid in processes]):
-        peers.update(_peers_in(attribution.proc, pid))
+    # 1. The sockets that have a peer, and listeners. Only these are remembered below: a server may have 10,000 others.
+    listed = _listed(
+        attribution.proc, _one_of_each_namespace(attribution.proc, [pid for _, pid in processes])
+    )
+    peers = {inode: found.peer for inode, found in listed.items() if found.peer}
     if not peers:
         return frozenset()
     # 2. Which process has them open.
-    ends = peers.keys() | set(peers.values())
-    owners: dict[int, set[str]] = {}
+    ends = listed.keys() | set(peers.values())
+    owners: dict[int, dict[str, int]] = {}
     left = most_descriptors
     for container, pid in processes:
         for inode in socket_inodes(attribution.proc, pid, max(left, 0)):
             left -= 1
             if inode in ends:
-                owners.setdefault(inode, set()).add(container)
-    return frozenset(
+                owners.setdefault(inode, {})[container] = pid
+    pairs = {
         pair(a, b)
         for inode, peer in peers.items()
         for a in owners.get(inode, ())
         for b in owners.get(peer, ())
         if a != b
-    )
+    }
+    # 3. Listeners whose connections have ended meanwhile.
+    ended = {
+        listed[inode].name for inode, peer in peers.items() if inode not in owners and peer not in owners
+    }
+    for inode, found in listed.items():
+        if found.is_listening and found.name in ended:
+            for server, pid in owners.get(inode, {}).items():
+                reach = _Reach(attribution.proc, pid, found.name)
+                pairs |= {pair(server, a) for a, other in processes if a != server and reach.is_had_by(other)}
+    return frozenset(pairs)
 
 
 def _one_of_each_namespace(proc: str, pids: Iterable[int]) -> Iterable[int]:
@@ -104,17 +133,75 @@ def _one_of_each_namespace(proc: str, pids: Iterable[int]) -> Iterable[int]:
     return found.values()
 
 
-def _peers_in(proc: str, pid: int) -> dict[int, int]:
-    """The peers of the unix sockets that were made in the network namespace of a process; by inode."""
+def _listed(proc: str, pids: Iterable[int]) -> dict[int, UnixSocket]:
+    """The unix sockets with a peer that were made in the network namespaces of processes, and listeners with a name."""
+    found: dict[int, UnixSocket] = {}
+    with ExitStack() as opened:
+        listening = []
+        for pid in pids:
+            with suppress(FileNotFoundError, ProcessLookupError), in_netns(proc, pid):
+                diag = SockDiag()
+                opened.callback(diag.close)
+                listening.append(diag)
+        end_s = time.monotonic() + _LISTED_S
+        while listening := [diag for diag in listening if _list(diag, found)]:
+            if time.monotonic() >= end_s:
+                break
+            time.sleep(_PAUSE_S)
+    return found
+
+
+def _list(diag: SockDiag, found: dict[int, UnixSocket]) -> bool:
+    """Add what one namespace has; whether something listens in it."""
+    does_listen = False
+    for one in diag.unix():
+        is_listener = one.is_listening and bool(one.name)
+        does_listen |= is_listener
+        if one.peer or is_listener:
+            found[one.inode] = one
+    return does_listen
+
+
+class _Reach:
+    """Which processes can connect to a name that a process listens at: those in its namespace, or that see its file."""
+
+    def __init__(self, proc: str, pid: int, name: bytes) -> None:
+        self._proc = proc
+        self._netns = namespace_of(proc, pid) if name.startswith(b"\0") else None
+        self._device = self._path = ""
+        self._file = None
+        path = os.fsdecode(name)
+        over = [mount for mount in mounts_of(proc, pid) if _is_below(path, mount.point)]
+        if self._netns is None and over:
+            mount = max(over, key=lambda mount: len(mount.point))
+            self._device, self._path = (
+                mount.device,
+                os.path.join(mount.root, os.path.relpath(path, mount.point)),
+            )
+            self._file = _file_at(proc, pid, path)
+
+    def is_had_by(self, pid: int) -> bool:
+        if self._netns is not None:
+            return namespace_of(self._proc, pid) == self._netns
+        return self._file is not None and any(
+            _file_at(self._proc, pid, os.path.join(mount.point, os.path.relpath(self._path, mount.root)))
+            == self._file
+            for mount in mounts_of(self._proc, pid)
+            if mount.device == self._device and _is_below(self._path, mount.root)
+        )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")
+
+
+def _file_at(proc: str, pid: int, path: str) -> Optional[tuple[int, int]]:
+    """Device and inode of what a process sees there."""
     try:
-        with in_netns(proc, pid):
-            diag = SockDiag()
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    try:
-        return {listed.inode: listed.peer for listed in diag.unix() if listed.peer}
-    finally:
-        diag.close()
+        found = os.lstat(f"{proc}/{pid}/root{path}")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 # ---------------------------------------------------------------------- shared memory

@@ -106,7 +106,7 @@ def test_an_inet_message_becomes_a_socket(name: str) -> None:
 def test_a_unix_message_becomes_a_socket_with_its_peer() -> None:
     message = struct.pack("=BBBBIQ", socket.AF_UNIX, socket.SOCK_STREAM, 1, 0, 55, 9)
     message += attribute(0, b"\0name") + attribute(2, struct.pack("=I", 56))
-    assert parse_unix(message, 0, len(message)) == (55, 56, b"\0name")
+    assert parse_unix(message, 0, len(message)) == (55, 56, b"\0name", False)
 
 
 def test_a_datagram_is_cut_into_messages_at_four_bytes() -> None:
@@ -228,9 +228,9 @@ def test_one_unix_socket_is_told_with_its_name_also_after_a_list_that_was_given_
                 os.fstat(each.fileno()).st_ino for each in (client, accepted, server)
             )
             next(iter(diag.unix()))
-            assert diag.unix_of(of_client) == (of_client, of_accepted, b"")
-            assert diag.unix_of(of_accepted) == (of_accepted, of_client, path.encode())
-            assert diag.unix_of(of_server) == (of_server, 0, path.encode())
+            assert diag.unix_of(of_client) == (of_client, of_accepted, b"", False)
+            assert diag.unix_of(of_accepted) == (of_accepted, of_client, path.encode(), False)
+            assert diag.unix_of(of_server) == (of_server, 0, path.encode(), True)
     assert diag.unix_of(of_client) is None
 
 

@@ -81,3 +81,53 @@ def test_no_more_files_are_looked_at_than_asked_for(host: Host, tmp_path: Path) 
     attribution = Attribution(host.root(tmp_path))
     assert find_unix_peers(attribution, most_descriptors=1) == frozenset()
     Path(f"/tmp/{ids[0]}").unlink()
+
+
+#: One of a few sees a connection.
+MOST_LOOKS = 1000
+#: Connects for each request, again and again, until told to end.
+CALL_ANEW = """
+import socket, threading
+goes_on = True
+def call_anew(path):
+    while goes_on:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.sendall(b"?")
+            assert connection.recv(1)
+"""
+ANSWER_EACH = """
+import socket, threading
+def answer_each(path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    def answer():
+        while True:
+            with listener.accept()[0] as connection:
+                connection.sendall(connection.recv(1))
+    threading.Thread(target=answer, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("name", ["a file", "an abstract name"])
+def test_a_connection_for_each_request_makes_a_pair_with_what_can_reach_the_listener(
+    host: Host, tmp_path: Path, name: str
+) -> None:
+    client, server, apart = (container_id() for _ in range(3))
+    netns, other_netns = host.namespace(), host.namespace()
+    talkers = {
+        container: host.start(container, pod_uid(), namespace)
+        for container, namespace in ((client, netns), (server, netns), (apart, other_netns))
+    }
+    path = f"\0{server}" if name == "an abstract name" else f"/tmp/{server}"
+    # A folder of its own where the socket's is, as a container has that does not mount the volume.
+    host.run(f"nsenter -m -t {talkers[apart].pid} mount -t tmpfs none /tmp")
+    talkers[server].do(f"{ANSWER_EACH}\nanswer_each({path!r})")
+    talkers[client].do(
+        f"{CALL_ANEW}\ncaller = threading.Thread(target=call_anew, args=({path!r},)); caller.start()"
+    )
+    attribution = Attribution(host.root(tmp_path))
+    looks = (find_unix_peers(attribution) for _ in range(MOST_LOOKS))
+    assert next(filter(None, looks), frozenset()) == {pair(client, server)}
+    talkers[client].do("goes_on = False; caller.join()")
