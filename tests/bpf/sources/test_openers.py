@@ -77,6 +77,22 @@ def test_a_long_connection_whose_opener_gave_way_is_found_again_when_it_speaks(s
     assert seen == pytest.approx([2001 * REQUEST, 2001 * RESPONSE], rel=0.02)
 
 
+@needs_bcc
+@pytest.mark.parametrize("end", ["release_tcp()", "while held: reset(held.pop())"], ids=["closed", "reset"])
+def test_connections_that_are_all_opened_again_count_each_time(stage: Stage, end: str) -> None:
+    client, server = stage.one_pod()
+    at = listen(stage, server)
+    # 1,024: less than two rounds.
+    provider = stage.provider(openers=HELD)
+    for number in range(3):
+        client.do(f"hold_tcp({at}, {HELD})")
+        client.do(end)
+        sample = provider.sample(10.0 * number)
+        seen = between(sample.flows, "tcp")[0]
+        assert seen >= 0.95 * HELD * REQUEST
+        assert seen + sample.lost.get("client", 0) * REQUEST >= HELD * REQUEST
+
+
 SIZES = {
     "as many as asked for": (65_536, 1 << 30, 65_536),
     "rounded up": (65_537, 1 << 30, 131_072),
