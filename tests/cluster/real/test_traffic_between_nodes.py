@@ -43,7 +43,7 @@ class Kubelets:
 
     def register(self) -> None:
         for name in NODES:
-            labels = {"kubernetes.io/hostname": name}
+            labels = {"kubernetes.io/hostname": name, "for": SHOP}
             self.api.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
         self.beat()
 
@@ -164,7 +164,9 @@ def kubelets(rights: ControlPlane, kubectl: Kubectl, tmp_path: Path) -> Iterator
 
 def workload(kind: str, name: str, replicas: int) -> dict[str, Any]:
     labels = {"app": name}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
+    # On these nodes only, whichever others there are.
+    pods = {"containers": [{"name": "c", "image": "none"}], "nodeSelector": {"for": SHOP}}
+    template = {"metadata": {"labels": labels}, "spec": pods}
     spec: dict[str, Any] = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
     if kind == "StatefulSet":
         spec["serviceName"] = name
