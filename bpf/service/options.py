@@ -54,7 +54,7 @@ class Options:
     sysfs: str = "/sys"
     state_file: str = "/var/lib/cri-resmgr/observer/graph.json"
     python: str = SYSTEM_PYTHON
-    compile_patience_s: float = 3.0
+    compile_patience_s: float = 1.0
     reload: tuple[str, ...] = ()
     watch: str = ""
 

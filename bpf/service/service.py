@@ -37,7 +37,7 @@ from policies.affinity.graph.remote import RemoteRates
 
 SAVE_EVERY_S = 60.0
 RELOAD_TIMEOUT_S = 10.0
-#: A look that has not ended so long after it was due hangs. In one that tries another provider bcc may hold up 3 s, or as
+#: A look that has not ended so long after it was due hangs. In one that tries another provider bcc may hold up 1 s, or as
 #: long as ``compile_patience_s`` says.
 LONGEST_LOOK_S = 150.0
 _PAGE_BYTES = 4096
