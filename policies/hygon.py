@@ -139,6 +139,7 @@ class Hygon(Policy):
             self._floor(container),
             self.pods.leaves_of(near) if near else self.pods.find(node, capacity, container, affinity),
             None if affinity is None else (lambda cpus: graph.cost(container, cpus)),
+            None if affinity is None else (lambda cpus: graph.fault(container, cpus)),
             self.topology.nodes_of(near or ()),
             hinted,
             wanted_milli(container) if is_sized else 0,
@@ -152,7 +153,7 @@ class Hygon(Policy):
                 else f"{constraint.of} allows ({format_cpus(constraint.cpus)})"
             )
             return Decision(UNTOUCHED, f"none of the CPUs {allowed} may be used")
-        beside = self._beside_its_pod(node, capacity, container, constraint, choice)
+        beside = self._beside_its_pod(node, capacity, request, choice)
         if beside is not None:
             why = f"{choice.why.partition(':')[0]}: where its pod is"
             return with_memory(node, container, self.settings, constraint, beside, why)
@@ -170,11 +171,12 @@ class Hygon(Policy):
         return with_memory(node, container, self.settings, constraint, place, why, choice.has_room)
 
     def _beside_its_pod(
-        self, node: Node, capacity: Capacity, container: Container, constraint: Constraint, choice: RungChoice
+        self, node: Node, capacity: Capacity, request: PlacementRequest, choice: RungChoice
     ) -> Optional[Placement]:
         """The place of the containers that share their pod's CPUs with this one, if it is as good as the chosen one and
         has room for the container's own request."""
-        mate = _mate(node, container, constraint)
+        container, graph = request.container, request.affinity or NoAffinity()
+        mate = _mate(node, container, request.constraint)
         theirs = None if mate is None else mate.placement
         if theirs is None or len(theirs.home) * 1000 < wanted_milli(container):
             return None
@@ -182,6 +184,8 @@ class Hygon(Policy):
         cpus = capacity.allowed(leaves) & theirs.home
         own = 0 if container.pod_share is not None else container.resources.milli_request
         is_larger = len(theirs.home) > len(choice.site.home)
+        if graph.fault(container, theirs.home) > graph.fault(container, choice.site.home):
+            return None
         if not cpus or is_larger or capacity.room_nano(leaves) < own * NANO_PER_MILLI:
             return None
         cpus = self.topology.one_thread_per_core(cpus) if theirs.one_thread else cpus

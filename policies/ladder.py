@@ -10,9 +10,10 @@
 
 ``n`` is the CPU limit; ``cap`` counts the CPUs a shared container may use now. A rung is open if some site
 (a domain, or a pair of them) of that level has cap >= n. Of the sites of the lowest open rung the first by
-this tuple wins: (no room; outside the pod's domain P; others use too much of it, for one sized by demand; affinity cost;
-hints missed; distance inside the set; charged share; number of containers; lowest id). Where none has room but one of a
-later rung has, that one is taken; where none has anywhere, the least loaded of the lowest open rung.
+this tuple wins: (no room; what is declared to be apart or required to be near is not kept; outside the pod's domain P;
+others use too much of it, for one sized by demand; affinity cost; hints missed; distance inside the set; charged share;
+number of containers; lowest id). Where none has room but one of a later rung has, that one is taken; where none has
+anywhere, the least loaded of the lowest open rung.
 
 Clusters are there where the tree has them as leaves (``Topology(to_clusters=True)``), for containers with a limit: the
 floor ``ccx`` of those without one is no cluster.
@@ -47,6 +48,7 @@ ANY_LEVEL = "cluster"
 
 CRITERIA = (
     "room",
+    "declared",
     "pod",
     "use",
     "affinity",
@@ -58,9 +60,9 @@ CRITERIA = (
 )
 
 
-#: What two sites are told apart by: outside P, whether others use too much of it, affinity cost, hints missed, distance
-#: inside, charged share.
-Key = tuple[int, int, float, int, int, int]
+#: What two sites are told apart by: how badly what is declared is kept, outside P, whether others use too much of it,
+#: affinity cost, hints missed, distance inside, charged share.
+Key = tuple[int, int, int, float, int, int, int]
 
 
 #: As many origins are remembered with the distances from them: hundreds of containers may go elsewhere together.
@@ -99,6 +101,7 @@ class Climb:
     floor: str = "ccx"
     pod_leaves: Optional[frozenset[int]] = None
     affinity: Optional[Callable[[frozenset[int]], float]] = None
+    fault: Optional[Callable[[frozenset[int]], int]] = None
     origin: frozenset[int] = frozenset()
     hinted: tuple[frozenset[int], ...] = ()
     milli_used: int = 0
@@ -278,13 +281,15 @@ class Ladder:
         none, pod, affinity = [0] * len(sites), want.pod_leaves, want.affinity
         outside = none if pod is None else self._outside(want, pod, sites)
         used = [int(not _is_unused(capacity, s.leaves, want)) for s in sites] if want.milli_used > 0 else none
-        costs = [0.0] * len(sites)
+        costs, faults = [0.0] * len(sites), none
         if affinity is not None:
             costs = [affinity(capacity.allowed(s.leaves)) for s in sites]
+        if want.fault is not None:
+            faults = [want.fault(capacity.allowed(s.leaves)) for s in sites]
         hints = [missed_hints(want.hinted, s.nodes) for s in sites] if want.hinted else none
         spreads = [s.spread for s in sites]
         return list(
-            zip(outside, used, costs, hints, spreads, capacity.shares_nano([s.leaves for s in sites]))
+            zip(faults, outside, used, costs, hints, spreads, capacity.shares_nano([s.leaves for s in sites]))
         )
 
     def _outside(self, want: Climb, pod: frozenset[int], sites: list[RungDomain]) -> list[int]:
@@ -324,7 +329,7 @@ def _decided_by(
         return "the only one that holds it" if of == 1 else f"the only one with room ({of} hold it)"
     those = f"{of} that hold it" if len(keyed) == of else f"{len(keyed)} with room ({of} hold it)"
     rival_key, _, rival = min(others, key=lambda other: other[:2])
-    for place, (name, ours, theirs) in enumerate(zip(CRITERIA[1:7], key, rival_key)):
+    for place, (name, ours, theirs) in enumerate(zip(CRITERIA[1:8], key, rival_key)):
         if ours != theirs:
             alike = sum([other[:place] == key[:place] for other, _ in keyed])
             those = those if alike == len(keyed) else f"{alike} otherwise alike, of {those}"
@@ -337,6 +342,8 @@ def _decided_by(
                 )
             if name == "use":
                 return f"of {those} one where others leave it what it uses"
+            if name == "declared":
+                return f"of {those} where what is declared to be apart or near is kept best"
             if name == "pod":
                 return f"of {those} the nearest to its pod or its former place"
             if name == "affinity":
@@ -396,10 +403,11 @@ def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: C
     pod = want.pod_leaves or frozenset()
     affinity = want.affinity
 
-    def key(ccx: Domain) -> tuple[bool, float, int, tuple[int, ...]]:
+    def key(ccx: Domain) -> tuple[int, bool, float, int, tuple[int, ...]]:
+        fault = want.fault(capacity.allowed(ccx.leaves)) if want.fault is not None else 0
         cost = affinity(capacity.allowed(ccx.leaves)) if affinity is not None else 0.0
         outside = bool(pod) and pod.isdisjoint(ccx.leaves)
-        return (outside, cost, capacity.share_nano(ccx.leaves), ccx.leaves)
+        return (fault, outside, cost, capacity.share_nano(ccx.leaves), ccx.leaves)
 
     chosen: list[Domain] = []
     held = 0

@@ -119,11 +119,15 @@ class MatchExpression:
 
 @dataclass(frozen=True)
 class AffinityTerm:
-    """A container's wish to be near (``weight`` > 0) or far from (< 0) those in ``scope`` that ``match``."""
+    """A container's wish to be near (``weight`` > 0) or far from (< 0) those in ``scope`` that ``match``.
+
+    Traffic outvotes no wish to be far, and none to be near that is ``required``.
+    """
 
     scope: MatchExpression
     match: MatchExpression
     weight: int
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -377,12 +381,20 @@ class Affinity(Protocol):
         """Cost of running ``container`` on ``cpus``, in traffic units times distance; 0 = indifferent."""
         ...
 
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        """How badly what is declared to be apart, or required to be near, is kept on ``cpus``, by weights; 0 = it is.
+        It comes before any cost."""
+        ...
+
 
 class NoAffinity:
     """No graph: every place costs the same."""
 
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return 0.0
+
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        return 0
 
 
 _Value = TypeVar("_Value")

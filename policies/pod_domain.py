@@ -71,16 +71,17 @@ class PodDomains:
             # 2. Of the smallest ones the one that has most of the pod, then as for candidates.
             if found:
 
-                def key(d: Domain) -> tuple[int, float, int, int, tuple[int, ...]]:
+                def key(d: Domain) -> tuple[int, int, float, int, int, tuple[int, ...]]:
                     most = sum(1000 * len(cpus & d.cpus) // len(cpus) for cpus in placed)
-                    cost = (
-                        affinity.cost(container, capacity.allowed(d.leaves)) if affinity is not None else 0.0
-                    )
+                    cost, fault = 0.0, 0
+                    if affinity is not None:
+                        cpus = capacity.allowed(d.leaves)
+                        cost, fault = affinity.cost(container, cpus), affinity.fault(container, cpus)
                     left = capacity.cap(d.leaves) if packed else without.share_nano(d.leaves)
                     lost = (
                         node.shortfall_milli(capacity.allowed(d.leaves), -(-total // 1000)) if packed else 0
                     )
-                    return (-most, cost, left, lost, d.leaves)
+                    return (-most, fault, cost, left, lost, d.leaves)
 
                 return frozenset(min(found, key=key).leaves)
         return None

@@ -2,7 +2,8 @@
 
 A container can be moved among domains of its level that it would have been given at its create. All others are
 fixed: what they are charged is taken off the capacities, and the peers of movable ones stand where they are, so
-that they pull. Declared affinity counts as traffic. The answer is read in ``moves.py``.
+that they pull. Declared affinity counts as traffic; what is declared to be apart, or required to be near, is held
+whatever the traffic, and between two that are to be apart there is none. The answer is read in ``moves.py``.
 
 For 1,000 containers that takes some ten milliseconds, so it is done in slices between which calls can pass (design
 rule 13). They all read one state: their caller starts anew when the engine has changed in between.
@@ -20,7 +21,7 @@ from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.moves import being_resized, may_move
 from policies.affinity.graph.traffic import LEAST_TRUST, Traffic
 from policies.affinity.planner.distances import distance_ns, tree_of
-from policies.affinity.planner.problem import Problem, Tree, Vertex
+from policies.affinity.planner.problem import HeldPair, Problem, Tree, Vertex
 from policies.affinity.pull.declared import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
 from policies.frozen import frozen
@@ -95,6 +96,16 @@ class _Ground:
 
 
 @frozen
+class _Pulls:
+    """``weights``: of pairs that pull each other, or push each other away. By pair, lesser key first, ``apart`` and
+    ``near``: the declared weights that traffic does not outvote."""
+
+    weights: Weights
+    apart: Mapping[tuple[str, str], int]
+    near: Mapping[tuple[str, str], int]
+
+
+@frozen
 class _Vertices:
     """The containers of a question while it is made, by their keys in the books."""
 
@@ -133,15 +144,15 @@ def snapshot_slices(
     # 1. Which may be moved, and where to.
     movable, kept = yield from _movable(ground)
     # 2. The pulls; containers that may not be moved pull from where they are.
-    weights = yield from _weights(engine, traffic, settings)
-    vertices = _Vertices(movable, _fixed(ground, weights, movable))
+    pulls = yield from _pulls(engine, traffic, settings)
+    vertices = _Vertices(movable, _fixed(ground, pulls.weights, movable))
     yield
     # 3. What the others leave of each leaf.
     capacities = yield from _capacities(ground, movable)
     tree = replace(ground.sites.tree(capacities, settings), free_bytes=dict(engine.node.free_memory))
     yield
     # 4. All of it as the planner knows it, and the facts needed to read its answer.
-    problem = yield from _problem(ground, vertices, weights, tree)
+    problem = yield from _problem(ground, vertices, pulls, tree)
     near = yield from _near(problem)
     rates = yield from _rates(traffic, settings)
     return PlanningSnapshot(
@@ -298,7 +309,7 @@ def _stretched(ground: _Ground, movable: Movable, capacities: Sequence[int]) -> 
 # ---------------------------------------------------------------------- what pulls what
 
 
-def _weights(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Slices[Weights]:
+def _pulls(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Slices[_Pulls]:
     """Of each pair of containers that pull each other, or are to be kept apart."""
     node, resized = engine.node, {t.key for t in engine.tickets.values() if t.target}
     weights: Weights = {}
@@ -307,18 +318,22 @@ def _weights(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Sl
             _add_seen(weights, node, end, traffic.edges[end])
         yield
     if not declares_any(node, engine.policy.settings):
-        return weights
+        return _Pulls(weights, {}, {})
     known = [key for key in sorted(engine.grants) if key not in resized]
     declared = DeclaredEdges(node, engine.policy.settings, known)
     for keys in _sliced(known, TERMS_SLICE):
         for key in keys:
             declared.add(key)
         yield
+    apart = {}
     for (a, b), count in declared.weights.items():
         row = weights.setdefault(a, {})
-        row[b] = row.get(b, 0.0) + count * settings.declared_weight
+        seen = row.get(b, 0.0) if count > 0 else 0.0
+        row[b] = seen + count * settings.declared_weight
+        if count < 0:
+            apart[a, b] = -count
     yield
-    return weights
+    return _Pulls(weights, apart, declared.required)
 
 
 def _add_seen(weights: Weights, node: Node, a: str, others: Mapping[str, float]) -> None:
@@ -342,8 +357,8 @@ def _add_seen(weights: Weights, node: Node, a: str, others: Mapping[str, float])
                     row[pair_with] = row.get(pair_with, 0.0) + weight / (len(mine) * len(theirs))
 
 
-def _problem(ground: _Ground, vertices: _Vertices, weights: Weights, tree: Tree) -> Slices[Problem]:
-    grants = ground.engine.grants
+def _problem(ground: _Ground, vertices: _Vertices, pulls: _Pulls, tree: Tree) -> Slices[Problem]:
+    grants, weights = ground.engine.grants, pulls.weights
     all_keys = sorted([*vertices.movable, *vertices.fixed])
     index = {key: number for number, key in enumerate(all_keys)}
     listed: list[Vertex] = []
@@ -362,7 +377,13 @@ def _problem(ground: _Ground, vertices: _Vertices, weights: Weights, tree: Tree)
             row = weights.get(key, {})
             edges += [(index[key], index[b], row[b]) for b in sorted(row) if row[b] and b in index]
         yield
-    return Problem(tree, tuple(listed), tuple(edges), ground.settings.plan)
+    held = tuple(
+        HeldPair(index[a], index[b], weight, is_near)
+        for pairs, is_near in ((pulls.apart, False), (pulls.near, True))
+        for (a, b), weight in pairs.items()
+        if a in index and b in index and (a in vertices.movable or b in vertices.movable)
+    )
+    return Problem(tree, tuple(listed), tuple(edges), ground.settings.plan, held)
 
 
 def _near(problem: Problem) -> Slices[tuple[list[tuple[float, int]], ...]]:

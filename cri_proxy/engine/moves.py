@@ -119,6 +119,7 @@ def _home(grant: ContainerRecord, move: Move) -> frozenset[int]:
 def _new_places(state: State, moves: Mapping[str, Move]) -> dict[str, Placement]:
     """The placements of the containers that find one where they are to go, in the order of the moves."""
     rooms = {move.home: _room_milli(state, move.home) for move in moves.values()}
+    faults = {key: state.fault(state.grants[key].container, state.grants[key].cpus) for key in moves}
     places: dict[str, Placement] = {}
     with state.without(moves):
         arrived: list[str] = []
@@ -129,6 +130,9 @@ def _new_places(state: State, moves: Mapping[str, Move]) -> dict[str, Placement]
                 # Where it is full already, it may become no fuller.
                 least_milli = min(0, rooms[move.home]) + grant.container.resources.milli_request
                 if place is None or (not place.exclusive and _room_milli(state, move.home) < least_milli):
+                    continue
+                # Containers have come since the plan was made, and a plan knows no terms that mean very many.
+                if state.fault(grant.container, place.cpus) > faults[key]:
                     continue
                 places[key] = place
                 state.node.add(ARRIVED + key, resident_of(replace(grant, placement=place)))

@@ -603,6 +603,8 @@ def _new_place(state: State, newcomer: Resident, grant: ContainerRecord) -> Opti
     has_all = is_short and not place.exclusive and wanted <= len(place.cpus) * 1000
     if is_worse(place, grant.placement) and not has_all:
         return None
+    if state.is_kept_worse(grant.container, place.cpus, grant.cpus):
+        return None
     # A mover that takes CPUs of the newcomer for itself has not made room.
     return place if place.exclusive.isdisjoint(newcomer.cpus) else None
 

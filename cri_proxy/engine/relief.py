@@ -91,6 +91,8 @@ def _better(state: State, grant: ContainerRecord) -> Optional[Decision]:
             decision = state.place(replace(request, container=container))
         except (PlacementRefused, BudgetSpent):
             return None
+        if state.is_kept_worse(grant.container, decision.placement.cpus, grant.cpus):
+            return None
     place = decision.placement
     has_all = len(place.cpus) * 1000 >= wanted_milli(grant.container)
     is_better = not place.squeezed or (has_too_few(grant) and not grant.placement.squeezed)

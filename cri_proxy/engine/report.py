@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Optional
 
+from cri_proxy.engine.declared import declared_rows
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet
 from cri_proxy.engine.model import (
@@ -252,6 +253,7 @@ def _explained(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
     nodes = charged | grant.placement.mems or node.topology.nodes_of(grant.cpus)
     row["memory"] = [_memory_row(node, n) for n in sorted(nodes)]
     row["peers"] = peer_rows(engine, grant)
+    row["declared"] = declared_rows(engine, grant)
     row["not_alone"] = sorted(path_of(engine, key) for key in engine.not_alone(grant.key))
     return row
 

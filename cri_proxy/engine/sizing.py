@@ -205,6 +205,8 @@ def _place_in(state: State, grant: ContainerRecord, cpus: frozenset[int]) -> Opt
         except (PlacementRefused, BudgetSpent):
             return None
         place = decision.placement
+        if state.is_kept_worse(grant.container, place.cpus, grant.cpus):
+            return None
         capacity = state.node.capacity(inside.cpus)
         leaves = {state.node.leaf_of[cpu] for cpu in place.cpus}
         used = max(used_milli(grant.container), grant.container.resources.milli_request)

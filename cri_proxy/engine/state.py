@@ -33,7 +33,7 @@ from cri_proxy.engine.model import (
     zones_of,
 )
 from policies.affinity.graph.traffic import Traffic
-from policies.affinity.pull.declared import Combined, declared_weights, peers_of
+from policies.affinity.pull.declared import Combined, HeldPlaces, declaration_of, declares_any, peers_of
 from policies.affinity.pull.observed import Observed, Peer, owner_of_container, pull_of
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -477,11 +477,22 @@ class State:
         if not peers:
             known: Optional[Affinity] = peers_of(self.node, container, self.policy.settings)
         else:
-            declared = declared_weights(self.node, container, self.policy.settings)
+            declared = declaration_of(self.node, container, self.policy.settings)
             known = pull_of(self.node, peers, declared, self.options.declared_weight)
         if self.affinity is None or known is None:
             return self.affinity or known
         return Combined(self.affinity, known)
+
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        """How badly what annotations declare for a container is kept on some CPUs, by the books as they are."""
+        if not declares_any(self.node, self.policy.settings):
+            return 0
+        declaration = declaration_of(self.node, container, self.policy.settings)
+        return HeldPlaces(self.node.topology, declaration).fault(cpus)
+
+    def is_kept_worse(self, container: Container, cpus: frozenset[int], than: frozenset[int]) -> bool:
+        """Whether it is kept worse on some CPUs than on others: no move that can be left out is to do that."""
+        return self.fault(container, cpus) > self.fault(container, than)
 
     def request(
         self, container: Container, constraint: Constraint, key: str = "", **more: Any

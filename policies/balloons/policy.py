@@ -312,7 +312,9 @@ class Balloons(Policy):
         if most < len(balloon.cpus) and not balloon.group and ask.inside is None:
             return self._cpus.shrunk(balloon.kind, balloon.cpus, most)
         graph = affinity or NoAffinity()
-        cost: Optional[Cost] = None if affinity is None else (lambda cpus: (graph.cost(ask.container, cpus),))
+        cost: Optional[Cost] = None
+        if affinity is not None:
+            cost = lambda cpus: (graph.fault(ask.container, cpus), graph.cost(ask.container, cpus))  # noqa: E731
         # CPUs that the container may use come first; a balloon that has none of them yet gets no others.
         if ask.inside is not None:
             own = self._grown(node, found, balloon, wanted, found.idle & ask.inside, cost)

@@ -40,6 +40,7 @@ from policies.model import (
     Constraint,
     Container,
     Decision,
+    NoAffinity,
     Placement,
     PlacementRefused,
     PlacementRequest,
@@ -60,7 +61,7 @@ RANKS = {
 #: How CPUs are counted for a claim that does not take every free one, by its ``smt``.
 COUNTED = {"full-core": " in whole cores", "hide": " in whole cores", "spread": ", one thread a core"}
 #: As much of a claim's cost comes before what others lose of the CPUs they want.
-BEFORE_LOSS = 6
+BEFORE_LOSS = 7
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,11 @@ class Owning:
         fixed = frozenset().union(*[need.cpus for need in needs_of(node) if need.is_fixed])
 
         def cost(cpus: frozenset[int]) -> tuple[float, ...]:
-            pull = affinity.cost(container, cpus) if affinity is not None else 0.0
+            pull, fault = 0.0, 0
+            if affinity is not None:
+                pull, fault = affinity.cost(container, cpus), affinity.fault(container, cpus)
             missed = missed_hints(hinted, self.topology.nodes_of(cpus)) if hinted else 0
-            return (len(fixed & cpus), pull, missed, *squeeze(cpus))
+            return (len(fixed & cpus), fault, pull, missed, *squeeze(cpus))
 
         return Claim(
             ask.full,
@@ -296,7 +299,9 @@ class Owning:
         inside = frozenset().union(*[self.topology.leaves[i].cpus for i in leaves])
         within = pick(self.topology, free & inside, claim)
         if within is not None and RANKS[within.level] <= RANKS[anywhere.level]:
-            return within
+            graph = affinity or NoAffinity()
+            is_kept = graph.fault(container, within.cpus) <= graph.fault(container, anywhere.cpus)
+            return within if is_kept else anywhere
         return anywhere
 
     def _not_owned(self, container: Container, claim: Claim, free: frozenset[int]) -> str:

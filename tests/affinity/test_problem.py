@@ -16,7 +16,7 @@ from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
 from policies.affinity.graph.traffic import Edge, Traffic
 from policies.affinity.planner.planner import plan
-from policies.affinity.planner.problem import BlockedMove, Proposal, ProposedMove, Vertex
+from policies.affinity.planner.problem import BlockedMove, HeldPair, Proposal, ProposedMove, Vertex
 from policies.hygon import TopologyAware
 from policies.machine.cpus import parse_cpus
 from policies.model import (
@@ -203,18 +203,33 @@ def test_every_machine_can_be_asked_about(name) -> None:
 # ---------------------------------------------------------------------- who pulls whom
 
 
-def test_what_is_declared_counts_beside_what_was_seen(engine) -> None:
-    term = AffinityTerm(MatchExpression("", "AlwaysTrue"), MatchExpression("name", "In", ("b",)), -2)
-    put(
-        engine,
-        "a",
-        CCX[0],
-        replace(make_container("a", limit=1), preferences=PlacementPreferences(affinity=(term,))),
-    )
+def put_pair(engine: Engine, weight: int, required: bool = False) -> None:
+    match = MatchExpression("name", "In", ("b",))
+    term = AffinityTerm(MatchExpression("", "AlwaysTrue"), match, weight, required)
+    preferences = PlacementPreferences(affinity=(term,))
+    put(engine, "a", CCX[0], replace(make_container("a", limit=1), preferences=preferences))
     put(engine, "b", CCX[1])
+
+
+def test_what_is_declared_counts_beside_what_was_seen(engine) -> None:
+    put_pair(engine, 2)
     traffic = both_ways(("a", "b", 5000.0))
-    assert ask(engine, traffic, declared_weight=1000.0).problem.edges == ((0, 1, 3000.0),)
-    assert ask(engine, traffic, enabled=False).problem.edges == ((0, 1, -20_000.0),)
+    assert ask(engine, traffic, declared_weight=1000.0).problem.edges == ((0, 1, 7000.0),)
+    assert ask(engine, traffic, enabled=False).problem.edges == ((0, 1, 20_000.0),)
+    assert ask(engine, traffic).problem.held == ()
+
+
+def test_between_those_that_are_declared_to_be_apart_traffic_does_not_count(engine) -> None:
+    put_pair(engine, -2)
+    problem = ask(engine, both_ways(("a", "b", 5e9)), declared_weight=1000.0).problem
+    assert problem.edges == ((0, 1, -2000.0),)
+    assert problem.held == (HeldPair(0, 1, 2),)
+
+
+def test_required_nearness_is_held(engine) -> None:
+    put_pair(engine, 1000, required=True)
+    problem = ask(engine, both_ways(("a", "b", 1.0))).problem
+    assert problem.held == (HeldPair(0, 1, 1000, is_near=True),)
 
 
 def test_the_traffic_of_a_pod_is_divided_over_its_containers(engine) -> None:

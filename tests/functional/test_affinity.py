@@ -74,6 +74,24 @@ async def test_containers_that_talk_are_moved_into_one_l3_by_command(start_agent
         assert "(same L3)" in out
 
 
+async def test_traffic_does_not_bring_together_what_is_declared_to_be_apart(start_agent, runtime) -> None:
+    terms = "app: [{scope: {key: pod/name, operator: Equals, values: [cache]}, match: {key: name, operator: Exists}}]"
+    apart = {"cri-resmgr.io/anti-affinity": terms}
+    flows = [flow("web", "cache"), flow("web", "hub"), flow("cache", "hub")]
+    heavy = [{**each, "bytes_ab": 1e12, "messages": 1e9} for each in flows]
+    agent = await start_agent(**MANUAL)
+    async with CriClient(agent.socket) as client, ObserverProcess(agent, heavy):
+        web = await create(client, "web", annotations=apart)
+        cache, hub = [await create(client, name) for name in ("cache", "hub")]
+        assert cpus_of(runtime, web) != cpus_of(runtime, cache)
+        await edges(agent, 3)
+        await agent.ask("rebalance")
+        assert cpus_of(runtime, web) != cpus_of(runtime, cache)
+        assert cpus_of(runtime, hub) in (cpus_of(runtime, web), cpus_of(runtime, cache))
+        _, out, _ = await agent.cli("explain", "default/web/app")
+        assert "  declared to be apart from default/cache/app: kept in different " in out
+
+
 async def test_a_move_is_told_of_both_sides_also_by_the_next_daemon(start_agent, runtime) -> None:
     agent = await start_agent(**MANUAL)
     async with CriClient(agent.socket) as client, ObserverProcess(agent, [flow("web", "db")]):

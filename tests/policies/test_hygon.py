@@ -334,6 +334,9 @@ class Pull:
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return 0.0 if self.cpu in cpus else 100.0
 
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        return 0
+
 
 def test_peers_pull_a_container_to_their_ccx() -> None:
     decision = Scene(HYGON_7285_2S).place(make_container(limit=2), affinity=Pull(50))

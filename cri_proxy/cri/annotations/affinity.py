@@ -3,7 +3,8 @@
     peter:                        the container whose terms these are
     - scope: {key: pod/namespace, operator: Matches, values: ["prod-*"]}      default: the same pod
       match: {key: name, operator: Equals, values: [sheep]}
-      weight: 5                   default 1, at most 1000; an anti-affinity's counts the other way round
+      weight: 5                   default 1, at most 1000; an anti-affinity's counts the other way round;
+                                  in our own annotation also ``required``: 1000, and traffic does not outvote it
     paul: [ mary, joseph ]        short: containers of the same pod, by name
 
 A term that cannot be understood is left out, with a note that says where it stands; it never fails a container.
@@ -20,6 +21,8 @@ from policies.frozen import frozen
 from policies.model import AffinityTerm, MatchExpression, Pod
 
 MAX_WEIGHT = 1000
+#: The weight of a term that holds against traffic; an anti-affinity does so with any.
+REQUIRED = "required"
 #: Terms and values that are looked at, against annotations that would make every placement slow.
 MAX_TERMS, MAX_CONDITION_VALUES = 64, 64
 
@@ -36,8 +39,9 @@ class Terms:
     notes: tuple[str, ...] = ()
 
 
-def read_affinity(text: str, container: str, pod: Pod, sign: int) -> Terms:
-    """The terms of one container. ``sign``: +1 for an affinity, -1 for an anti-affinity.
+def read_affinity(text: str, container: str, pod: Pod, sign: int, may_require: bool = False) -> Terms:
+    """The terms of one container. ``sign``: +1 for an affinity, -1 for an anti-affinity. ``may_require``: a weight can be
+    ``required``, which the originals do not know.
 
     :raises BadAnnotation: the text as a whole cannot be read.
     """
@@ -56,7 +60,7 @@ def read_affinity(text: str, container: str, pod: Pod, sign: int) -> Terms:
             if isinstance(item, str):
                 names.append(_name(item))
             else:
-                terms.append(_term(item, same_pod, sign))
+                terms.append(_term(item, same_pod, sign, may_require))
         except BadAnnotation as error:
             notes.append(f"term {index + 1} of {quote(container)}: {error}")
     if names:
@@ -75,14 +79,17 @@ def _name(item: str) -> str:
     return item
 
 
-def _term(item: Value, same_pod: MatchExpression, sign: int) -> AffinityTerm:
+def _term(item: Value, same_pod: MatchExpression, sign: int, may_require: bool) -> AffinityTerm:
     if not isinstance(item, dict):
         raise BadAnnotation(f"found {kind_of(item)}, expected a mapping or the name of a container")
     _expect_keys(item, _TERM_KEYS)
     if not item.get("match"):
         raise BadAnnotation("match is missing, expected a condition")
     scope = read_condition(item["scope"], "scope") if item.get("scope") else same_pod
-    return AffinityTerm(scope, read_condition(item["match"], "match"), sign * _weight(item.get("weight", "")))
+    match, given = read_condition(item["match"], "match"), item.get("weight", "")
+    if may_require and isinstance(given, str) and given.lower() == REQUIRED:
+        return AffinityTerm(scope, match, sign * MAX_WEIGHT, required=sign > 0)
+    return AffinityTerm(scope, match, sign * _weight(given))
 
 
 def _weight(given: Value) -> int:

@@ -119,7 +119,7 @@ class _Reading:
                 continue
             name, text = found
             try:
-                read = read_affinity(text, self.container, self.pod, sign)
+                read = read_affinity(text, self.container, self.pod, sign, may_require=namespace == OURS)
             except BadAnnotation as error:
                 self._fault(name, "", str(error), False)
                 continue

@@ -1,6 +1,7 @@
 """A placement that is being worked on: where every vertex is, and how full that makes the leaves.
 
-Its rule: a change ``fits`` if no leaf is fuller afterwards than it may be, or than it was.
+Its rule: a change ``fits`` if no leaf is fuller afterwards than it may be, or than it was, and no declared pair is kept
+worse than at present, or than before.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Arrangement:
 
     def fits(self, vertex: int, site: int) -> bool:
         """Whether a vertex can go to a site."""
+        if self.instance.held[vertex] and not self.keeps(((vertex, site),)):
+            return False
         leaf = self.instance.single[site]
         source = self.at[vertex]
         if leaf >= 0 and (source < 0 or self.instance.single[source] >= 0):
@@ -54,11 +57,55 @@ class Arrangement:
             return not size or source == site or self.load[leaf] + size <= self.limits[leaf]
         return self.allows(((vertex, site),))
 
-    def allows(self, moves: Iterable[tuple[int, int]]) -> bool:
+    def allows(self, moves: Sequence[tuple[int, int]]) -> bool:
         """Whether several moves fit when they are made at once."""
+        if self.instance.holding and not self.keeps(moves):
+            return False
         limits, load = self.limits, self.load
         changes = self._changes(moves)
         return all(change <= 0 or load[leaf] + change <= limits[leaf] for leaf, change in changes.items())
+
+    def keeps(self, moves: Iterable[tuple[int, int]]) -> bool:
+        """Whether several moves at once leave each declared pair kept as well as before (as at present, if one was
+        nowhere)."""
+        at, held, then = self.at, self.instance.held, dict(moves)
+        for vertex, site in then.items():
+            here = at[vertex]
+            for other, _, faults, most in held[vertex]:
+                there = at[other]
+                target = then.get(other, there)
+                limit = faults[here][there] if here >= 0 and there >= 0 else most
+                if target >= 0 and faults[site][target] > limit:
+                    return False
+        return True
+
+    def keeps_all(self) -> bool:
+        """Whether each declared pair is kept as well as at present."""
+        return all(fault <= most for fault, _, most in self._faults())
+
+    def broken(self) -> int:
+        """How badly all declared pairs are kept, by their weights; 0 = each is."""
+        return sum([fault * weight for fault, weight, _ in self._faults()])
+
+    def broken_at(self, vertex: int, site: int) -> int:
+        """The same of the pairs of one vertex, were it at a site."""
+        at = self.at
+        return sum(
+            [
+                weight * faults[site][at[o]]
+                for o, weight, faults, _ in self.instance.held[vertex]
+                if at[o] >= 0
+            ]
+        )
+
+    def _faults(self) -> list[tuple[int, int, int]]:
+        at = self.at
+        return [
+            (faults[at[u]][at[other]], weight, most)
+            for u in self.instance.holding
+            for other, weight, faults, most in self.instance.held[u]
+            if u < other and at[u] >= 0 and at[other] >= 0
+        ]
 
     def on(self, leaves: Iterable[int]) -> list[int]:
         """The vertices of the sites that have one of these leaves, by site."""

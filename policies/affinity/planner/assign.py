@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.instance import LEAST_SIZE, Instance
@@ -23,6 +24,7 @@ def assign(arrangement: Arrangement, vertices: Sequence[int], fill: float, expon
     edges = [(rank[a], rank[b], weight) for a, b, weight in instance.problem.edges if a in rank and b in rank]
     sizes = [max(LEAST_SIZE, instance.sizes[vertex]) for vertex in vertices]
     clustering = Clustering(sizes, edges, exponent)
+    clustering.part([(rank[a], rank[b]) for a, b in instance.parted if a in rank and b in rank])
     # 1. Bottom-up: clusters of the size of a leaf; remember them, and merge on to families.
     limits = _limits(instance)
     clustering.merge(int(limits[0] * fill))
@@ -92,6 +94,8 @@ def best_site(arrangement: Arrangement, members: Sequence[int], size: int, sites
         parts = instance.parts(size, site)
         if any(part > room[leaf] for leaf, part in parts) and size:
             continue
+        if instance.holding and not arrangement.keeps([(member, site) for member in members]):
+            continue
         leaf = parts[0][0]
         key = (costs[site], -sockets[leaves[leaf].socket], -nodes[leaves[leaf].node], -room[leaf], site)
         if best is None or key < best:
@@ -138,6 +142,11 @@ class Clustering:
         self._near: list[dict[int, float]] = [{} for _ in sizes]
         for a, b, weight in edges:
             self._near[a][b] = self._near[b][a] = self._near[a].get(b, 0.0) + weight
+
+    def part(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """No cluster is to hold both of a pair: nothing that is added to this weight makes it worth a merge."""
+        for a, b in pairs:
+            self._near[a][b] = self._near[b][a] = -inf
 
     def size(self, cluster: int) -> int:
         """The sizes of its items, in all."""

@@ -12,7 +12,7 @@ it fetches past its L3 are spread over the L3s of its site in the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from policies.affinity.planner.problem import Problem, Vertex
 
@@ -21,12 +21,26 @@ NANOSECOND = 1e-9
 _MICRO = 1000
 #: What a container counts at least when clusters are made: those without a request are no free ride.
 LEAST_SIZE = 10 * _MICRO
+#: How far from being in one L3 two sites can be: not at all, in one NUMA node, in one socket, in none.
+_STEPS_APART = 3
+
+
+class Held(NamedTuple):
+    """What is declared for a vertex and an ``other`` one. ``faults``: by both sites, how badly it is kept there, 0 = it is;
+    ``most``: as badly as it is kept at present."""
+
+    other: int
+    weight: int
+    faults: list[list[int]]
+    most: int
 
 
 class Instance:
     """One problem. Lists by vertex: ``sizes``, ``sites`` (those it may have), ``near`` (neighbour, lines a second);
     by site: ``rows`` (distance in seconds to every site), ``leaves``, ``single`` (its only leaf, or -1);
     by leaf: ``capacities``. ``connected``: vertices with edges, or with fills; ``movable``: those with a choice.
+    ``held``: by vertex, its declared pairs; ``holding``: vertices with some; ``parted``: pairs that are to be apart;
+    ``bound``: vertices required to be near another, which plans move alone or not at all.
 
     ``fills``: by vertex, lines a second past its L3, all 0 where containers do not push each other apart; ``filling``:
     those with some; ``caches``: how many L3s there are; ``repel_s``: what each line beyond saturation costs."""
@@ -68,6 +82,12 @@ class Instance:
         self._fill_parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._farthest = max([max(row) for row in self.rows])
+        self.held: list[list[Held]] = [[] for _ in problem.vertices]
+        self.parted = [(pair.a, pair.b) for pair in problem.held if not pair.is_near]
+        self.bound = frozenset([end for pair in problem.held if pair.is_near for end in (pair.a, pair.b)])
+        if problem.held:
+            self._hold()
+        self.holding = [u for u, held in enumerate(self.held) if held]
 
     def merged(self, members: Sequence[Sequence[int]], free: frozenset[int]) -> tuple[Instance, list[int]]:
         """The same with vertices merged, and by vertex its merged one; ``free``: the movable ones.
@@ -90,6 +110,12 @@ class Instance:
         coarse.movable = [group[0] in free and self.movable[group[0]] for group in members]
         coarse.near = [list(each.items()) for each in near]
         coarse.fills = [sum([self.fills[vertex] for vertex in group]) for group in members]
+        coarse.held = [[] for _ in members]
+        for u in self.holding:
+            for held in self.held[u]:
+                if owner[u] != owner[held.other]:
+                    coarse.held[owner[u]].append(held._replace(other=owner[held.other]))
+        coarse.holding = [u for u, each in enumerate(coarse.held) if each]
         coarse._connect()
         return coarse, owner
 
@@ -171,6 +197,34 @@ class Instance:
         self.rows, self.nodes, self._farthest = fine.rows, fine.nodes, fine._farthest
         self.caches, self._cache_shares = fine.caches, fine._cache_shares
         self._parts, self._fill_parts = fine._parts, fine._fill_parts
+        self.parted, self.bound = fine.parted, fine.bound
+
+    def _hold(self) -> None:
+        """Each declared pair at both of its ends."""
+        tree = self.problem.tree.leaves
+        boxes = [
+            (
+                frozenset([tree[leaf].cache if tree[leaf].cache >= 0 else -1 - leaf for leaf in site]),
+                nodes,
+                frozenset([tree[leaf].socket for leaf in site]),
+            )
+            for site, nodes in zip(self.leaves, self.nodes)
+        ]
+        # By both sites: the first of L3, NUMA node and socket that they have in common.
+        steps = [
+            [
+                next((i for i, (a, b) in enumerate(zip(mine, theirs)) if not a.isdisjoint(b)), _STEPS_APART)
+                for theirs in boxes
+            ]
+            for mine in boxes
+        ]
+        together = [[int(not step) for step in row] for row in steps]
+        for pair in self.problem.held:
+            faults = steps if pair.is_near else together
+            here, there = self.problem.vertices[pair.a].at, self.problem.vertices[pair.b].at
+            most = faults[here][there] if here >= 0 and there >= 0 else 0
+            self.held[pair.a].append(Held(pair.b, pair.weight, faults, most))
+            self.held[pair.b].append(Held(pair.a, pair.weight, faults, most))
 
     def _connect(self) -> None:
         self.filling = [u for u, fills in enumerate(self.fills) if fills]

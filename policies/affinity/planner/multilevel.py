@@ -18,7 +18,7 @@ from policies.affinity.planner.arrangement import Arrangement
 from policies.affinity.planner.assign import Clustering, least_overfull, usual_leaf
 from policies.affinity.planner.instance import LEAST_SIZE, Instance
 from policies.affinity.planner.refine import Refinement
-from policies.affinity.planner.repair import repair
+from policies.affinity.planner.repair import repair, restore
 
 
 class Chance:
@@ -111,6 +111,7 @@ def _coarsened(
     ]
     sizes = [max(LEAST_SIZE, instance.sizes[vertex]) for vertex in vertices]
     clustering = Clustering(sizes, edges, exponent)
+    clustering.part([(rank[a], rank[b]) for a, b in instance.parted if a in rank and b in rank])
     staying: dict[int, list[int]] = {}
     for vertex, site in enumerate(at):
         if vertex not in rank:
@@ -146,6 +147,7 @@ def _refined(
             Arrangement(instance, [result[each[0]] for each in members]), rows, 1e-15, deep=True
         )
         repair(refinement)
+        restore(refinement)
         refinement.run(instance.connected, max(0, most_work - spent))
         spent += refinement.work
         result = [refinement.arrangement.at[vertex] for vertex in owner]

@@ -2,7 +2,8 @@
 
 It may be stopped at after any move, or exchange: what is made until then is never dearer than the start, and no NUMA node
 is given more memory than it has free. A move that costs more than those before it have saved waits for others that
-save, or is made at once with the moves that it is for. Only what makes overfull leaves less so may cost more.
+save, or is made at once with the moves that it is for. Only what makes overfull leaves less so, or keeps more of what
+is declared, may cost more.
 
 A move whose place is still taken waits until another leaves it. If all that are left wait for each other (a swap,
 a ring), one that is in the way goes to a third place first and on, or back, later: one whose leaving lets another in
@@ -75,7 +76,9 @@ class Order:
         self.saved = 0.0
         self.dear: list[int] = []
         self.least = _ROUNDING * instance.cost(present)
-        self.repairs = self.arrangement.excess() > 0
+        broken = self.arrangement.broken()
+        keeps_more = bool(broken) and Arrangement(instance, wanted).broken() < broken
+        self.repairs = keeps_more or self.arrangement.excess() > 0
 
     def run(self) -> None:
         while True:
@@ -225,7 +228,8 @@ class Order:
                 break
             self.tried += 1
             chain = self._chain(first)
-            in_turn = chain and self._in_turn(chain)
+            keeps = chain and self.arrangement.keeps([(vertex, self.wanted[vertex]) for vertex in chain])
+            in_turn = chain and keeps and self._in_turn(chain)
             if not in_turn:
                 self.failed[first] = self.failed.get(first, 0) + 1
             else:

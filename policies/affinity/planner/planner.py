@@ -8,13 +8,14 @@ NP-hard; the methods used instead of an exact one, and their sources, stand in `
 
 A plan is accepted
 
-* if no leaf holds more above its capacity afterwards than now, and it saves more than the hysteresis (a part of all
-  cost) *and* than the price of its moves: cache that is filled again, memory that follows to another NUMA node, and
-  ``kappa`` of a mean container's traffic for each, all over the horizon; or
-* if a leaf is overfull now, and it makes that less. Then it need not pay; if the better placement does not pay as a
-  whole, only the repair is done, or all of it where that leaves less above the capacities.
+* if no leaf holds more above its capacity afterwards than now, no declared pair (``HeldPair``) is kept worse, and it
+  saves more than the hysteresis (a part of all cost) *and* than the price of its moves: cache that is filled again,
+  memory that follows to another NUMA node, and ``kappa`` of a mean container's traffic for each, all over the horizon; or
+* if a leaf is overfull now, or what is declared is not kept, and it makes that less. Then it need not pay; if the better
+  placement does not pay as a whole, only the repair is done, or all of it where that leaves less to repair.
 
-So every plan makes (CPUs above the capacities, cost) less, in this order, and the cost by the hysteresis at least:
+So every plan makes (CPUs above the capacities, what is not kept, cost) less, in this order, and the cost by the hysteresis
+at least:
 with frozen weights plans come to an end, after ln(C0 / Cmin) / -ln(1 - hysteresis) at most, and never come back.
 The same problem gives the same plan, to the bit: no clock, no chance, no order of sets.
 """
@@ -29,7 +30,7 @@ from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.order import Step, ordered
 from policies.affinity.planner.problem import NOTHING_BETTER, BlockedMove, Problem, Proposal, ProposedMove
 from policies.affinity.planner.refine import Refinement
-from policies.affinity.planner.repair import repair_or_pack
+from policies.affinity.planner.repair import repair_or_pack, restore
 from policies.affinity.planner.search import Search
 from policies.reasons import with_figures
 
@@ -52,7 +53,7 @@ def plan(problem: Problem) -> Proposal:
     paying, held, blocked, why = _accepted(instance, present, search, before)
     steps, said = _with_repairs(instance, present, bias, paying, why)
     # 3. Repairs go leaf by leaf: where they end short of what the search has found, that is the repair.
-    if held and _excess(instance, present, held) < _excess(instance, present, steps):
+    if held and _faults(instance, present, held) < _faults(instance, present, steps):
         repair = _repair_text(instance, present, held)
         steps, said = _with_repairs(instance, present, bias, held, f"{repair}; beside that, {why}")
         held = []
@@ -158,7 +159,7 @@ def _with_repairs(
     """The moves, and after them those for leaves that are overfull still: places are free then that were taken."""
     for _ in range(_MOST_REPAIRS):
         reached = _reached(present, steps)
-        if not Arrangement(instance, reached).excess():
+        if _faults(instance, reached, ()) == (0, 0):
             break
         more, why = _repaired(instance, reached, bias, steps, why)
         if not more:
@@ -175,24 +176,36 @@ def _repaired(
     instance: Instance, present: list[int], bias: list[list[float]], made: list[Step], why: str
 ) -> tuple[list[Step], str]:
     refinement = Refinement(Arrangement(instance, present), bias, 0.0)
-    before = refinement.arrangement.excess()
+    before = _faults(instance, present, ())
     repair_or_pack(refinement)
+    restore(refinement)
     refinement.run([vertex for vertex, _ in refinement.journal], instance.problem.settings.work)
     steps, _ = ordered(instance, present, refinement.arrangement.at, made)
-    if _excess(instance, present, steps) >= before:
-        return [], f"{before / 1e6:.3g} CPUs are above capacity and no move makes it less; {why}"
+    if _faults(instance, present, steps) >= before:
+        if not before[0]:
+            return [], why
+        return [], f"{before[0] / 1e6:.3g} CPUs are above capacity and no move makes it less; {why}"
     return steps, f"{_repair_text(instance, present, steps)}; beside that, {why}"
 
 
 def _repair_text(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> str:
     before, after = _excess(instance, present, ()), _excess(instance, present, steps)
+    moves = "1 move" if len(steps) == 1 else f"{len(steps)} moves"
+    if before == after:
+        return f"{moves}, without hysteresis, for what annotations declare to be apart or near"
     gain = f"{len(steps)} moves take {(before - after) / 1e6:.3g} of {before / 1e6:.3g} CPUs"
     return f"repair, without hysteresis: {gain} above capacity away"
 
 
 def _excess(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> int:
     """The load of leaves above their capacities once the moves are made, in micro-CPUs."""
-    return Arrangement(instance, _reached(present, steps)).excess()
+    return _faults(instance, present, steps)[0]
+
+
+def _faults(instance: Instance, present: Sequence[int], steps: Sequence[Step]) -> tuple[int, int]:
+    """The same, and how badly what is declared is kept then."""
+    arrangement = Arrangement(instance, _reached(present, steps))
+    return arrangement.excess(), arrangement.broken()
 
 
 def _reached(present: Sequence[int], steps: Sequence[Step]) -> list[int]:

@@ -66,6 +66,17 @@ class Vertex:
 
 
 @dataclass(frozen=True)
+class HeldPair:
+    """Two containers, indices of vertices, that annotations declare to be apart (in no L3 together) or, ``is_near``, that
+    are required to be near (in one L3, else NUMA node, else socket). No plan makes it worse, whatever it saves."""
+
+    a: int
+    b: int
+    weight: int
+    is_near: bool = False
+
+
+@dataclass(frozen=True)
 class PlanSettings:
     """How the planner weighs. Times in seconds, rates per second.
 
@@ -96,12 +107,13 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class Problem:
-    """``edges``: (index of vertex, index of vertex, lines a second), each pair once; negative = keep apart."""
+    """``edges``: (index of vertex, index of vertex, lines a second), each pair once; negative = better far away."""
 
     tree: Tree
     vertices: tuple[Vertex, ...]
     edges: tuple[tuple[int, int, float], ...]
     settings: PlanSettings = field(default_factory=PlanSettings)
+    held: tuple[HeldPair, ...] = ()
 
 
 @dataclass(frozen=True)

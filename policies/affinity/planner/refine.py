@@ -161,7 +161,9 @@ class Refinement:
                 if total <= best_gain:
                     continue
                 if target == here and both_single:
-                    fits = sizes[other] <= room
+                    fits = sizes[other] <= room and (
+                        not instance.holding or arrangement.keeps(((other, target), (vertex, site)))
+                    )
                 else:
                     fits = arrangement.allows(((other, target), (vertex, site)))
                 if fits:

@@ -37,6 +37,7 @@ def relabel(instance: Instance, plan: Sequence[int], present: Sequence[int]) -> 
         and single[site] >= 0
         and present[u] >= 0
         and everywhere[instance.sites[u]]
+        and u not in instance.bound
     ]
     count = len(instance.capacities)
     saved = [[0.0] * count for _ in range(count)]

@@ -51,7 +51,7 @@ def _best_step(refinement: Refinement) -> Optional[list[Move]]:
                 continue
             looked_at += 1
             change = arrangement.excess_change(((vertex, site),))
-            if change < 0:
+            if change < 0 and arrangement.keeps(((vertex, site),)):
                 key = (change > -_due(arrangement, here), row[site] - row[here], change, vertex, site)
                 if best is None or key < best:
                     best, found = key, [(vertex, site)]
@@ -66,7 +66,7 @@ def _best_step(refinement: Refinement) -> Optional[list[Move]]:
                 looked_at += 1
                 moves = [(other, here), (vertex, site)]
                 change = arrangement.excess_change(moves)
-                if change < 0:
+                if change < 0 and arrangement.keeps(moves):
                     theirs = refinement.row(other)
                     cost = row[site] - row[here] + theirs[here] - theirs[site]
                     key = (change > -_due(arrangement, here), cost, change, vertex, other)
@@ -74,6 +74,52 @@ def _best_step(refinement: Refinement) -> Optional[list[Move]]:
                         best, found = key, moves
             if looked_at > _MOST_LOOKED_AT:
                 return found
+    return found
+
+
+def restore(refinement: Refinement) -> None:
+    """Move containers so that what is declared is kept better, as far as there is room; each time the change that does most
+    for the weights, and of those the cheapest."""
+    for _ in range(_MOST_STEPS):
+        step = _best_restoring(refinement)
+        if not step:
+            return
+        for vertex, site in step:
+            refinement.move(vertex, site)
+
+
+def _best_restoring(refinement: Refinement) -> list[Move]:
+    arrangement = refinement.arrangement
+    instance, at = arrangement.instance, arrangement.at
+    broken = [u for u in instance.holding if at[u] >= 0 and arrangement.broken_at(u, at[u])]
+    best: Optional[tuple[int, float, int, int, int]] = None
+    found: list[Move] = []
+    looked_at = 0
+    for vertex in broken:
+        here = at[vertex]
+        now, row = arrangement.broken_at(vertex, here), refinement.row(vertex)
+        for site in instance.sites[vertex] if instance.movable[vertex] else ():
+            change = arrangement.broken_at(vertex, site) - now
+            if change >= 0:
+                continue
+            looked_at += 1
+            cost = row[site] - row[here]
+            if arrangement.fits(vertex, site):
+                key = (change, cost, vertex, site, -1)
+                if best is None or key < best:
+                    best, found = key, [(vertex, site)]
+                continue
+            # Full: with another container that goes where this one has been.
+            for other in arrangement.members[site] if looked_at <= _MOST_LOOKED_AT else ():
+                looked_at += 1
+                moves = [(other, here), (vertex, site)]
+                if not instance.movable[other] or here not in instance.sites[other]:
+                    continue
+                theirs = refinement.row(other)
+                both = change + arrangement.broken_at(other, here) - arrangement.broken_at(other, site)
+                key = (both, cost + theirs[here] - theirs[site], vertex, site, other)
+                if both < 0 and (best is None or key < best) and arrangement.allows(moves):
+                    best, found = key, moves
     return found
 
 

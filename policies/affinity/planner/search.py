@@ -1,8 +1,9 @@
 """The search for a better placement: several starts, then the best of them shaken and refined again.
 
-Minimised first: the CPUs that leaves hold above their capacity; then the cost of communication and the price of the
-moves, per second of the horizon. So a move that does not pay for itself is not in the result, and a container that stays
-for the price of its move today stays tomorrow (the price is a metric: moving on costs no less than moving there at once).
+Minimised first: the CPUs that leaves hold above their capacity; then what is declared and not kept; then the cost of
+communication and the price of the moves, per second of the horizon. So a move that does not pay for itself is not in the
+result, and a container that stays for the price of its move today stays tomorrow (the price is a metric: moving on costs no
+less than moving there at once). What keeps a declared pair worse than at present is no result.
 
 Everything is counted in work, not in time, and chance is a fixed sequence: the same problem gives the same plan.
 """
@@ -18,7 +19,7 @@ from policies.affinity.planner.instance import Instance
 from policies.affinity.planner.multilevel import Chance, combined, divided
 from policies.affinity.planner.refine import Refinement
 from policies.affinity.planner.relabel import relabel
-from policies.affinity.planner.repair import repair_or_pack
+from policies.affinity.planner.repair import repair_or_pack, restore
 
 #: Heavy-edge clusters packed (``assign``: part of a leaf that one may fill, in units of ``fill``; exponent of the size in
 #: an edge's worth), or a multilevel division (``divided``: part of a leaf that the largest cluster may have, the same
@@ -52,7 +53,8 @@ _ROUNDING = 1e-9
 
 class Search:
     """One search. ``present``: where each is, none nowhere; ``cost``: what that costs; ``bias``: by vertex, what
-    each site costs beside communication. The result: ``best``, its ``value`` (excess, cost with prices), ``start``."""
+    each site costs beside communication. The result: ``best``, its ``value`` (excess, what is not kept, cost with prices),
+    ``start``."""
 
     def __init__(
         self, instance: Instance, present: Sequence[int], bias: Sequence[Sequence[float]], cost: float
@@ -67,7 +69,8 @@ class Search:
         self.deep = count * len(instance.rows) <= _DEEP
         self.best = list(present)
         # There are no moves yet that would have a price.
-        self.value = (Arrangement(instance, present).excess(), cost)
+        arrangement = Arrangement(instance, present)
+        self.value = (arrangement.excess(), arrangement.broken(), cost)
         self.start = "the present placement"
         part = min(1.0, max(0.0, (_LARGE - count * len(instance.rows)) / (_LARGE - _MIDDLE)))
         self.work = int(instance.problem.settings.work * (1 + (_MORE - 1) * part))
@@ -107,6 +110,7 @@ class Search:
         """Refine a placement and keep it if it is the best; what became of it."""
         refinement = self._refinement(Arrangement(self.instance, at))
         repair_or_pack(refinement)
+        restore(refinement)
         # Vertices without pull are looked at only if they had to make room: they may go home.
         vertices = range(len(at)) if refinement.journal else self.instance.connected
         refinement.run(vertices, max(len(at), self.left))
@@ -125,12 +129,17 @@ class Search:
         """The vertices that starts place anew."""
         instance = self.instance
         return [
-            u for u in instance.connected if instance.movable[u] and instance.single[self.present[u]] >= 0
+            u
+            for u in instance.connected
+            if instance.movable[u] and instance.single[self.present[u]] >= 0 and u not in instance.bound
         ]
 
-    def _take(self, arrangement: Arrangement, value: tuple[int, float], start: str) -> bool:
-        excess, cost = self.value
-        if value[0] > excess or (value[0] == excess and value[1] >= cost - self.least):
+    def _take(self, arrangement: Arrangement, value: tuple[int, int, float], start: str) -> bool:
+        if value[:2] > self.value[:2] or (
+            value[:2] == self.value[:2] and value[2] >= self.value[2] - self.least
+        ):
+            return False
+        if self.instance.holding and not arrangement.keeps_all():
             return False
         self.best, self.value, self.start = list(arrangement.at), value, start
         return True
@@ -155,7 +164,7 @@ class Search:
         """Move a few containers at random, refine around them, keep it if it is better: an iterated local search."""
         instance = self.instance
         vertices = [u for u in instance.connected if instance.movable[u]]
-        if len(vertices) < 2 or self.value[1] <= self.least:
+        if len(vertices) < 2 or self.value[2] <= self.least:
             return
         chance = Chance(instance.problem.settings.seed)
         refinement = self._refinement(Arrangement(instance, self.best))
@@ -170,7 +179,8 @@ class Search:
                 shaken += self._shaken(refinement, vertices, chance)
             around = dict.fromkeys([v for u in shaken for v in [u, *[o for o, _ in instance.near[u]]]])
             refinement.run(around, most)
-            value = (arrangement.excess(), self.value[1] - (refinement.gained - gained))
+            cost = self.value[2] - (refinement.gained - gained)
+            value = (arrangement.excess(), arrangement.broken(), cost)
             if not self._take(arrangement, value, f"{self.start.partition(', shaken')[0]}, shaken"):
                 refinement.undo(count)
 
@@ -201,6 +211,6 @@ class Search:
     def _refinement(self, arrangement: Arrangement) -> Refinement:
         return Refinement(arrangement, self.bias, self.least, self.deep)
 
-    def _value(self, arrangement: Arrangement) -> tuple[int, float]:
+    def _value(self, arrangement: Arrangement) -> tuple[int, int, float]:
         price = sum([row[site] for row, site in zip(self.bias, arrangement.at)])
-        return arrangement.excess(), self.instance.cost(arrangement.at) + price
+        return arrangement.excess(), arrangement.broken(), self.instance.cost(arrangement.at) + price

@@ -7,6 +7,9 @@ says so (``colocate_pods``, ``colocate_namespaces``).
 The cost of a place is the sum, over the peers, of weight times distance: from a CPU of the place, in the mean,
 to the nearest CPU of the peer. Distance is 0 in one leaf (an L3), 1 in one NUMA node, and a tenth of the SLIT
 distance between nodes: 1.6 to 3.2 as a rule. An anti-affinity's weight is negative: far away costs less.
+
+Before any cost comes what holds: a place is at fault where the weights declared for the containers in its L3s are below
+0 in all, and by how far it is from those that are required to be near.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from collections.abc import Iterable, Mapping
 from typing import Callable, Optional
 
 from policies.affinity.pull.expressions import predicate_of
+from policies.frozen import dataclass
 from policies.machine.topology import LOCAL_DISTANCE, Topology
-from policies.model import Affinity, AffinityTerm, Container, MatchExpression, Resident
+from policies.model import Affinity, AffinityTerm, Container, MatchExpression
 from policies.node import Node
 from policies.settings import PlacementSettings
 
@@ -25,10 +29,75 @@ from policies.settings import PlacementSettings
 COLOCATION_WEIGHT = 10
 
 
-class DeclaredAffinity:
-    """The pull of one container's peers. ``weights``: by the CPUs a peer runs on, how much it pulls, summed up."""
+@dataclass(frozen=True)
+class Declaration:
+    """What is declared between a container and those in the books. ``weights``: by the CPUs that peers run on, how much
+    they pull it, or push it away; ``required``: of those that it is to be near in any case. Keys in the books, ``apart``: of
+    those that push it away; ``near``: of the required ones."""
 
-    def __init__(self, topology: Topology, weights: Iterable[tuple[frozenset[int], int]]) -> None:
+    weights: Mapping[frozenset[int], int]
+    required: Mapping[frozenset[int], int]
+    apart: frozenset[str]
+    near: frozenset[str]
+
+
+class HeldPlaces:
+    """How badly what is declared for a container is kept on some CPUs."""
+
+    def __init__(self, topology: Topology, declaration: Declaration) -> None:
+        self._topology = topology
+        self._known: dict[frozenset[int], int] = {}
+        #: Whether anything is declared that traffic does not outvote; else no place is at fault.
+        self._holds = bool(declaration.apart or declaration.required)
+        weights = declaration.weights if self._holds else {}
+        self._weights = [(self._l3s(cpus), weight) for cpus, weight in weights.items()]
+        self._required = list(declaration.required.items())
+
+    def fault(self, cpus: frozenset[int]) -> int:
+        """0 = all of it is kept."""
+        if not self._holds:
+            return 0
+        found = self._known.get(cpus)
+        if found is None:
+            here = self._l3s(cpus)
+            total = sum([weight for l3s, weight in self._weights if not here.isdisjoint(l3s)])
+            far = sum(
+                [weight * steps_apart(self._topology, cpus, theirs) for theirs, weight in self._required]
+            )
+            found = self._known[cpus] = max(0, -total) + far
+        return found
+
+    def _l3s(self, cpus: frozenset[int]) -> frozenset[int]:
+        caches = enumerate(self._topology.caches)
+        return frozenset([index for index, cache in caches if not cache.cpus.isdisjoint(cpus)])
+
+
+#: The domains that two containers can have in common, nearest first.
+STEPS = ("l3", "numa", "socket")
+
+
+def steps_apart(topology: Topology, cpus: frozenset[int], others: frozenset[int]) -> int:
+    """The first of ``STEPS`` that some CPUs have in common, by its index; as many as there are = none."""
+    if not cpus or not others:
+        return 0
+    for index, level in enumerate(STEPS):
+        boxes = topology.caches if level == "l3" else topology.at(level)
+        if any(not box.cpus.isdisjoint(cpus) and not box.cpus.isdisjoint(others) for box in boxes):
+            return index
+    return len(STEPS)
+
+
+class DeclaredAffinity:
+    """The pull of one container's peers. ``weights``: by the CPUs a peer runs on, how much it pulls, summed up; ``held``:
+    what holds whatever they are."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        weights: Iterable[tuple[frozenset[int], int]],
+        held: Optional[HeldPlaces] = None,
+    ) -> None:
+        self._held = held
         leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
         pull = _pull_by_leaf(topology, leaf_of, weights)
         self._pull = {cpu: pull[index] for cpu, index in leaf_of.items()}
@@ -38,6 +107,10 @@ class DeclaredAffinity:
         pull = self._pull
         # Whole numbers until the end: the order of the CPUs makes no difference.
         return sum([pull.get(cpu, 0) for cpu in cpus]) / (len(cpus) * LOCAL_DISTANCE) if cpus else 0.0
+
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        """How badly what holds is kept on these CPUs."""
+        return 0 if self._held is None else self._held.fault(cpus)
 
 
 class Combined:
@@ -50,36 +123,56 @@ class Combined:
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return self.first.cost(container, cpus) + self.second.cost(container, cpus)
 
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        return self.first.fault(container, cpus) + self.second.fault(container, cpus)
+
 
 def peers_of(node: Node, container: Container, settings: PlacementSettings) -> Optional[Affinity]:
     """The pull of those in the books on a container that is not (or on its next attempt); None = there is none."""
-    weights = declared_weights(node, container, settings)
-    return DeclaredAffinity(node.topology, weights.items()) if weights else None
+    declaration = declaration_of(node, container, settings)
+    if not declaration.weights:
+        return None
+    return DeclaredAffinity(
+        node.topology, declaration.weights.items(), HeldPlaces(node.topology, declaration)
+    )
 
 
-def declared_weights(
-    node: Node, container: Container, settings: PlacementSettings
-) -> dict[frozenset[int], int]:
-    """By the CPUs that peers run on: how much they pull a container by declaration, or push it away."""
-    weights: dict[frozenset[int], int] = {}
-    # 1. Containers that its own terms mean; without terms, those of its pod or namespace.
-    for resident, weight in _meant(node, container, settings):
-        weights[resident.cpus] = weights.get(resident.cpus, 0) + weight
-    # 2. Containers with terms that mean it.
-    for resident, weight in _meaning(node, container):
-        weights[resident.cpus] = weights.get(resident.cpus, 0) + weight
+def declaration_of(node: Node, container: Container, settings: PlacementSettings) -> Declaration:
+    """What is declared between a container and those in the books that run somewhere."""
+    by_key: dict[str, int] = {}
+    required: dict[frozenset[int], int] = {}
+    near: set[str] = set()
+    # 1. Containers that its own terms mean; without terms, those of its pod or namespace. 2. Those with terms that
+    #    mean it.
+    for key, term in (*_meant(node, container, settings), *_meaning(node, container)):
+        cpus = node.residents[key].cpus
+        if cpus:
+            by_key[key] = by_key.get(key, 0) + term.weight
+            if term.required:
+                required[cpus] = required.get(cpus, 0) + term.weight
+                near.add(key)
     # 3. A place that draws and pushes a container alike does not move it.
-    return {cpus: weight for cpus, weight in weights.items() if weight and cpus}
+    weights: dict[frozenset[int], int] = {}
+    for key, weight in by_key.items():
+        cpus = node.residents[key].cpus
+        weights[cpus] = weights.get(cpus, 0) + weight
+    return Declaration(
+        {cpus: weight for cpus, weight in weights.items() if weight},
+        required,
+        frozenset([key for key, weight in by_key.items() if weight < 0]),
+        frozenset(near),
+    )
 
 
-def _meant(node: Node, container: Container, settings: PlacementSettings) -> Iterable[tuple[Resident, int]]:
+def _meant(
+    node: Node, container: Container, settings: PlacementSettings
+) -> Iterable[tuple[str, AffinityTerm]]:
     for term in terms_of(container, settings):
         matches = predicate_of(term.match)
         for key in in_scope(node, term.scope):
-            resident = node.residents[key]
-            peer = resident.container
+            peer = node.residents[key].container
             if peer is not None and matches(peer) and not is_same(peer, container):
-                yield resident, term.weight
+                yield key, term
 
 
 def terms_of(container: Container, settings: PlacementSettings) -> tuple[AffinityTerm, ...]:
@@ -98,7 +191,7 @@ def in_scope(node: Node, scope: MatchExpression) -> list[str]:
     return [key for key, peer in found if is_in(peer)]
 
 
-def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]:
+def _meaning(node: Node, container: Container) -> Iterable[tuple[str, AffinityTerm]]:
     # Replicas repeat each other's terms: a condition is held against the container once.
     known: dict[MatchExpression, bool] = {}
 
@@ -107,20 +200,20 @@ def _meaning(node: Node, container: Container) -> Iterable[tuple[Resident, int]]
             known[condition] = predicate_of(condition)(container)
         return known[condition]
 
-    for resident, peer, terms in _with_terms(node):
+    for key, peer, terms in _with_terms(node):
         for term in terms:
             if (
                 _scope_has(term.scope, container, means)
                 and means(term.match)
                 and not is_same(peer, container)
             ):
-                yield resident, term.weight
+                yield key, term
 
 
-def _with_terms(node: Node) -> list[tuple[Resident, Container, tuple[AffinityTerm, ...]]]:
+def _with_terms(node: Node) -> list[tuple[str, Container, tuple[AffinityTerm, ...]]]:
     return [
-        (resident, resident.container, resident.container.preferences.affinity)
-        for resident in node.with_terms.values()
+        (key, resident.container, resident.container.preferences.affinity)
+        for key, resident in node.with_terms.items()
         if resident.container is not None
     ]
 
@@ -194,6 +287,8 @@ def _distance(topology: Topology, mine: frozenset[int], theirs: frozenset[int]) 
 
 #: A term that means more containers than this says little about any place, and would make edges by the square.
 MOST_MEANT = 50
+#: The same of a term that traffic does not outvote.
+MOST_HELD = 200
 
 
 class DeclaredEdges:
@@ -206,6 +301,7 @@ class DeclaredEdges:
         # Replicas repeat each other's terms: what one means is found out once.
         self._means: dict[tuple[MatchExpression, MatchExpression], list[tuple[str, Container]]] = {}
         self._found: dict[tuple[str, str], int] = {}
+        self._required: dict[tuple[str, str], int] = {}
         self._by_configuration: set[tuple[str, str, MatchExpression]] = set()
 
     def add(self, key: str) -> None:
@@ -215,7 +311,8 @@ class DeclaredEdges:
             name = (term.scope, term.match)
             if name not in self._means:
                 self._means[name] = _meant_among(self._node, self._known, *name)
-            if container is None or len(self._means[name]) > MOST_MEANT:
+            most = MOST_HELD if term.required or term.weight < 0 else MOST_MEANT
+            if container is None or len(self._means[name]) > most:
                 continue
             for other, peer in self._means[name]:
                 if not is_same(peer, container):
@@ -229,6 +326,13 @@ class DeclaredEdges:
                 return
             self._by_configuration.add((*pair, term.scope))
         self._found[pair] = self._found.get(pair, 0) + term.weight
+        if term.required:
+            self._required[pair] = self._required.get(pair, 0) + term.weight
+
+    @property
+    def required(self) -> dict[tuple[str, str], int]:
+        """The pairs that are required to be near, in the same way."""
+        return dict(sorted(self._required.items()))
 
     @property
     def weights(self) -> dict[tuple[str, str], int]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Optional
 
 from policies.affinity.graph.traffic import POD_PREFIX, Edge, Traffic
-from policies.affinity.pull.declared import DeclaredAffinity, is_same
+from policies.affinity.pull.declared import Declaration, DeclaredAffinity, HeldPlaces, is_same
 from policies.affinity.pull.owners import owner_of
 from policies.frozen import dataclass
 from policies.model import Container
@@ -135,14 +135,17 @@ def _others(node: Node, keys: Iterable[str], container: Container) -> list[str]:
 def pull_of(
     node: Node,
     peers: Iterable[Peer],
-    declared: Mapping[frozenset[int], int],
+    declared: Declaration,
     declared_weight: float,
 ) -> Optional[DeclaredAffinity]:
-    """Observed and declared weights as one affinity; a declared weight of 1 counts ``declared_weight``."""
-    weights = {cpus: round(weight * declared_weight) for cpus, weight in declared.items()}
+    """Observed and declared weights as one affinity; a declared weight of 1 counts ``declared_weight``.
+
+    Those that are declared to be apart do not draw each other, whatever they say to each other.
+    """
+    weights = {cpus: round(weight * declared_weight) for cpus, weight in declared.weights.items()}
     for peer in peers:
         cpus = node.residents[peer.key].cpus
-        if cpus:
+        if cpus and peer.key not in declared.apart:
             weights[cpus] = weights.get(cpus, 0) + max(1, round(peer.weight))
     pulls = [(cpus, weight) for cpus, weight in weights.items() if weight]
-    return DeclaredAffinity(node.topology, pulls) if pulls else None
+    return DeclaredAffinity(node.topology, pulls, HeldPlaces(node.topology, declared)) if pulls else None

@@ -41,6 +41,17 @@ def test_the_scope_is_the_same_pod_if_none_is_given() -> None:
     assert terms(FULL, "wolf") == (AffinityTerm(SAME_POD, SHEEP, 1),)
 
 
+def test_required_is_a_weight_of_our_own_annotation() -> None:
+    text = "app: [{match: {key: name, operator: Equals, values: [sheep]}, weight: required}]"
+    near = read_affinity(text, "app", POD, 1, may_require=True)
+    assert near.terms == (AffinityTerm(SAME_POD, SHEEP, 1000, required=True),)
+    far = read_affinity(text, "app", POD, -1, may_require=True)
+    assert far.terms == (AffinityTerm(SAME_POD, SHEEP, -1000),), "it holds with any weight"
+    theirs = read_affinity(text, "app", POD, 1)
+    assert theirs.terms == ()
+    assert 'weight is "required", expected a whole number' in theirs.notes[0]
+
+
 def test_only_the_containers_own_terms_count() -> None:
     assert terms(FULL, "sheep") == ()
 

@@ -48,6 +48,9 @@ class Pull:
     def cost(self, container: Container, cpus: frozenset[int]) -> float:
         return float(len(cpus - self._cpus))
 
+    def fault(self, container: Container, cpus: frozenset[int]) -> int:
+        return 0
+
 
 class Scene:
     """The machine above, with containers on it."""

@@ -8,6 +8,7 @@ from typing import Optional
 import pytest
 
 from policies.affinity.graph.traffic import Edge, Traffic
+from policies.affinity.pull.declared import Declaration
 from policies.affinity.pull.observed import Observed, Peer, pull_of
 from policies.machine.cpus import parse_cpus
 from policies.model import Container, Pod, Resident
@@ -15,6 +16,7 @@ from policies.node import Node
 from tests.machines import HYGON_7285_2S
 from tests.scenes import make_container, make_pod, node_of
 
+NOTHING = Declaration({}, {}, frozenset(), frozenset())
 HASH = "5d4f8c7b9d"
 
 
@@ -121,12 +123,27 @@ def test_the_strongest_comes_first_and_equals_by_their_keys() -> None:
 def test_a_declaration_counts_beside_traffic_by_its_weight(declared: int, nearer: str) -> None:
     books = Books(d1=(DB, "4-7"), d2=(DB2, "8-11"))
     weights = {parse_cpus("8-11"): declared} if declared else {}
-    pull = pull_of(books.node, [Peer("d1", 20_000.0)], weights, 10_000.0)
+    apart = frozenset({"d2"} if declared < 0 else ())
+    declaration = Declaration(weights, {}, apart, frozenset())
+    pull = pull_of(books.node, [Peer("d1", 20_000.0)], declaration, 10_000.0)
     assert pull is not None
     costs = {cpus: pull.cost(WEB, parse_cpus(cpus)) for cpus in ("4-7", "8-11")}
     assert min(costs, key=lambda cpus: costs[cpus]) == nearer
 
 
+def test_traffic_does_not_draw_those_that_are_declared_to_be_apart() -> None:
+    books = Books(d1=(DB, "4-7"), d2=(DB2, "8-11"))
+    declaration = Declaration({parse_cpus("4-7"): -1}, {}, frozenset({"d1"}), frozenset())
+    peers = [Peer("d1", 1e12), Peer("d2", 1e9)]
+    pull = pull_of(books.node, peers, declaration, 10_000.0)
+    assert pull is not None
+    assert pull.fault(WEB, parse_cpus("4-7")) == 1
+    assert pull.fault(WEB, parse_cpus("8-11")) == 0
+    alone = pull_of(books.node, peers[:1], declaration, 10_000.0)
+    assert alone is not None
+    assert alone.cost(WEB, parse_cpus("4-7")) > alone.cost(WEB, parse_cpus("8-11")), "far is still better"
+
+
 def test_without_anybody_there_is_no_pull() -> None:
-    nothing: Optional[object] = pull_of(Books().node, [], {}, 1.0)
+    nothing: Optional[object] = pull_of(Books().node, [], NOTHING, 1.0)
     assert nothing is None
