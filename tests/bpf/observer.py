@@ -55,6 +55,8 @@ class ObserverProcess:
             "provider": "declared",
             "interval_s": 0.1,
             "half_life_s": 0.5,
+            # On a busy machine, too, tests see by the provider that they are about.
+            "compile_patience_s": 120,
             **options,
         }
         if not recording.exists():
