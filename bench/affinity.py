@@ -2,7 +2,7 @@
 
 1. Against the exact optimum, where that can be found. 2. Against others' ways on all graphs: distance per byte in
 steps (0 = same L3, 1 = same NUMA node, 2 = same socket, 4 = across) and overfull leaves. 3. Time. 4. Whether moves come
-to an end, in simulated hours.
+to an end, in simulated hours, of flows that burst, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.affinity_graphs import (
     small,
     thousand,
 )
-from bench.affinity_hours import simulate
+from bench.affinity_hours import HOUR_S, KINDS, STEADY, simulate
 from bench.affinity_optimum import optimum
 from bench.figures import machine_line
 from policies.affinity.planner.instance import Instance
@@ -43,7 +43,7 @@ _ROUNDING = 1e-9
 NODES = {"hygon": HYGON, "epyc": EPYC, "kunpeng": KUNPENG}
 #: What a plan of simulated hours may look at: a fifth of the daemon's, as there are 240 plans in four hours.
 HOURS_WORK = 8000
-TABLES = ("optimum", "full", "partitioners", "others", "time", "hours")
+TABLES = ("optimum", "full", "partitioners", "others", "time", "hours", "kinds")
 
 
 def planned(case: Case) -> list[int]:
@@ -289,12 +289,39 @@ def hours(machine: Machine, first: int, count: int, length: float, work: int) ->
             print(f"| {machine.name} | {filled:.0%} | {said} | {' | '.join(figures)} |", flush=True)
 
 
+def kinds(machine: Machine, first: int, count: int, length: float, work: int) -> None:
+    """What bursts, waves and flips of rates cost, in the second half of hours in which they keep their pattern."""
+    print(
+        f"\n## {length:g} simulated hours of flows of all kinds, the second half (seeds {first} to {first + count - 1}, "
+        f"a plan may look at {work:,})\n"
+    )
+    print(
+        "| machine | full | flows | moves in all | a minute (worst) | missed of what knowing the means saves (worst) |"
+    )
+    print("|---" * 6 + "|")
+    for filled in (0.75, 0.9):
+        for kind in KINDS:
+            if kind == STEADY:
+                continue
+            runs = [
+                simulate(machine, filled, False, first + number, length, length * HOUR_S / 2, work, kind)
+                for number in range(count)
+            ]
+            paces, missed = [run.moves_a_minute for run in runs], [run.missed for run in runs]
+            figures = [
+                f"{sum([run.moves for run in runs]) / count:.0f}",
+                f"{sum(paces) / count:.2f} ({max(paces):.2f})",
+                f"{sum(missed) / count:.1%} ({max(missed):.1%})",
+            ]
+            print(f"| {machine.name} | {filled:.0%} | {kind} | {' | '.join(figures)} |", flush=True)
+
+
 @click.command()
 @click.option(
     "--seeds",
     default="9000:30",
-    help="First seed and number of the small cases, those on full nodes, the larger ones and, with --only hours, the "
-    "hours; the search was tuned on small ones from 0 to 29 and larger ones from 2000 to 2029.",
+    help="First seed and number of the small cases, those on full nodes, the larger ones and, with --only hours or "
+    "kinds, the hours; the search was tuned on small ones from 0 to 29 and larger ones from 2000 to 2029.",
     show_default=True,
 )
 @click.option("--hours", "length", default=4.0, help="How long the simulated time is.", show_default=True)
@@ -319,6 +346,7 @@ def main(seeds: str, length: float, work: int, machine: str, only: Optional[str]
         against_others,
         timing,
         lambda: hours(NODES[machine], first, count if only else 1, length, work),
+        lambda: kinds(NODES[machine], first, count if only else 1, length, work),
     )
     for name, table in zip(TABLES, tables):
         if only in (None, name):

@@ -5,12 +5,14 @@ Nothing sleeps; all else is the real code: flows go into the observer's graph ev
 an engine, questions are made of its books, and plans are carried out at the pace of the options' defaults. The rates are
 steady in the mean and noisy in every sample: a flow is busy half of the time, and what it sends then is lognormal. In the
 middle every flow gets the rate of another one. With churn a container ends every minute and its successor comes 20
-seconds later. The noise is invented.
+seconds later. The noise is invented. Other kinds of flows (``KINDS``) keep their pattern, and what is missed is held against
+knowing their mean rates.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import pi, sin
 from random import Random
 from typing import Optional
 
@@ -48,6 +50,31 @@ CHURN_S, SUCCESSOR_S, PROBE_S = 60, 20, 600
 #: A plan answers a change if it saves this part of what the traffic truly costs.
 ANSWER = 0.1
 GIB = 1 << 30
+DAY_S = 24 * HOUR_S
+#: How much above and below its mean a daily flow is, as a part of it.
+DAILY = 0.8
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How rates change. ``one_in``: a flow talks one minute in so many, each at a phase of its own. ``flips_s``: after so
+    long every flow has the rate of another one, and after so long again its own. ``is_daily``: a wave of a day, each flow
+    at a phase of its own."""
+
+    one_in: int = 1
+    flips_s: int = 0
+    is_daily: bool = False
+
+
+STEADY = "steady"
+KINDS = {
+    STEADY: Kind(),
+    "bursty, 1 minute in 10": Kind(one_in=10),
+    "bursty, 1 minute in 30": Kind(one_in=30),
+    "daily": Kind(is_daily=True),
+    "flips every 2 minutes": Kind(flips_s=120),
+    "flips every 10 minutes": Kind(flips_s=600),
+}
 
 
 @dataclass
@@ -85,10 +112,18 @@ class Outcome:
 class Hours:
     """One node. ``key``: by number of a service its container, "" while there is none."""
 
-    def __init__(self, case: Case, topology: Topology, seed: int, work: int) -> None:
+    def __init__(
+        self, case: Case, topology: Topology, seed: int, work: int, kind: Kind = KINDS[STEADY]
+    ) -> None:
         self._random = Random(f"hours {seed}")
+        #: Of its own, so that steady flows are the same whatever other kinds there are.
+        kinds = Random(f"kinds {seed}")
+        self._kind = kind
         self._case, self._settings, self._work = case, AffinitySettings(), work
         self.rates = [HEAVIER * weight for _, _, weight in case.problem.edges]
+        self._phases = [kinds.random() for _ in self.rates]
+        self._others = self.rates[:]
+        kinds.shuffle(self._others)
         self._busy = [self._random.random() < BUSY for _ in self.rates]
         host = Host(topology, topology.online, topology.memory_nodes, topology.online)
         self.engine = Engine(host, Hygon(topology, PlacementSettings()), EngineOptions())
@@ -106,18 +141,18 @@ class Hours:
         for service in order:
             self._begin(service, 0)
 
-    def run(self, hours: float, churn: bool, settles_s: float = HOUR_S) -> Outcome:
-        """All of it; ``settles_s``: for how long a pattern is new."""
-        end, changed = round(hours * HOUR_S), round(hours * HOUR_S / 2)
+    def run(self, hours: float, churn: bool, settles_s: float = HOUR_S, changes: bool = True) -> Outcome:
+        """All of it; ``settles_s``: for how long a pattern is new; ``changes``: there is another one in the middle."""
+        end, changed = round(hours * HOUR_S), round(hours * HOUR_S / 2) if changes else round(hours * HOUR_S)
         changed -= changed % SAMPLE_S
         plans_since = 0
         for now in range(SAMPLE_S, end + 1, SAMPLE_S):
-            if now == changed:
+            if changes and now == changed:
                 self._random.shuffle(self.rates)
                 self._note_blind(now)
             if churn:
                 self._come_and_go(now)
-            self.graph.observe(SAMPLE_S, self._flows(), self.identities)
+            self.graph.observe(SAMPLE_S, self._flows(now), self.identities)
             is_settled = now % changed >= settles_s
             if self._rest is None and now >= self._plan_at_s:
                 if not self.outcome.blind:
@@ -171,16 +206,36 @@ class Hours:
             del self.identities[key]
             self.graph.forget([key])
 
-    def _flows(self) -> list[Flow]:
-        random, flows = self._random, []
+    def _flows(self, now: int) -> list[Flow]:
+        random, flows, busy = self._random, [], 1.0 if self._kind.one_in > 1 else BUSY
         for index, (a, b, _) in enumerate(self._case.problem.edges):
             if random.random() < CHANGES:
                 self._busy[index] = random.random() < BUSY
-            if not self._busy[index] or not self.key[a] or not self.key[b]:
+            rate = self._rate(index, now)
+            is_busy = self._busy[index] if busy < 1.0 else rate > 0.0
+            if not is_busy or not self.key[a] or not self.key[b]:
                 continue
-            lines = self.rates[index] * random.lognormvariate(-SIGMA * SIGMA / 2, SIGMA) / BUSY
+            lines = rate * random.lognormvariate(-SIGMA * SIGMA / 2, SIGMA) / busy
             flows.append(Flow(self.key[a], self.key[b], "tcp", int(lines * LINE_BYTES * SAMPLE_S)))
         return flows
+
+    def _rate(self, index: int, now: int) -> float:
+        """What a flow has in the sample that ends now, before noise."""
+        kind, rate, phase = self._kind, self.rates[index], self._phases[index]
+        begun = now - SAMPLE_S
+        if kind.one_in > 1:
+            return rate * kind.one_in if (begun / MINUTE_S + phase * kind.one_in) % kind.one_in < 1 else 0.0
+        if kind.flips_s and begun // kind.flips_s % 2:
+            return self._others[index]
+        return rate * self._of_day(index, now)
+
+    def _of_day(self, index: int, now: int) -> float:
+        return 1.0 + DAILY * sin(2 * pi * (now / DAY_S + self._phases[index])) if self._kind.is_daily else 1.0
+
+    def _mean(self, index: int, now: int) -> float:
+        """What placements are held against: its mean over bursts and flips, in this part of the day."""
+        rate = self.rates[index]
+        return (rate + self._others[index]) / 2 if self._kind.flips_s else rate * self._of_day(index, now)
 
     # ------------------------------------------------------------------ plans
 
@@ -193,7 +248,7 @@ class Hours:
         if not proposal.accepted:
             return False
         self._rest = (question, proposal)
-        true = Instance(self._true(question.problem))
+        true = Instance(self._true(question.problem, now))
         return true.cost(_reached(question.problem, proposal)) < (1 - ANSWER) * true.cost(
             _at(question.problem)
         )
@@ -219,7 +274,7 @@ class Hours:
     def _probe(self, now: int) -> None:
         """Hold the placement against the best one for the true rates, in which every container may move."""
         free = replace(self._settings, minimum_age_s=0.0, cooldown_s=0.0)
-        problem = self._true(snapshot_of(self.engine, free, float(now)).problem)
+        problem = self._true(snapshot_of(self.engine, free, float(now)).problem, now)
         proposal = plan(self._searched(replace(problem, settings=FREE)))
         self.outcome.held.append(proposal.cost_before)
         self.outcome.best.append(proposal.cost_after)
@@ -228,16 +283,16 @@ class Hours:
         return replace(problem, settings=replace(problem.settings, work=self._work))
 
     def _note_blind(self, now: int) -> None:
-        problem = self._true(snapshot_of(self.engine, self._settings, float(now)).problem)
+        problem = self._true(snapshot_of(self.engine, self._settings, float(now)).problem, now)
         self.outcome.blind.append(Instance(problem).cost(_at(problem)))
 
-    def _true(self, problem: Problem) -> Problem:
+    def _true(self, problem: Problem, now: int) -> Problem:
         index = {vertex.key: number for number, vertex in enumerate(problem.vertices)}
         edges = []
-        for (a, b, _), rate in zip(self._case.problem.edges, self.rates):
+        for flow, (a, b, _) in enumerate(self._case.problem.edges):
             ends = index.get(self.key[a]), index.get(self.key[b])
             if ends[0] is not None and ends[1] is not None:
-                edges.append((ends[0], ends[1], rate))
+                edges.append((ends[0], ends[1], self._mean(flow, now)))
         return replace(problem, edges=tuple(edges))
 
 
@@ -271,7 +326,9 @@ def simulate(
     hours: float,
     settles_s: float = HOUR_S,
     work: int = PlanSettings.work,
+    kind: str = STEADY,
 ) -> Outcome:
-    """One run on one machine; ``work``: how much a plan's search may look at."""
+    """One run on one machine; ``work``: how much a plan's search may look at. Only steady flows get another pattern."""
     case = applications(machine, 1, seed, filled)
-    return Hours(case, topology_of(machine), seed, work).run(hours, churn, settles_s)
+    found = Hours(case, topology_of(machine), seed, work, KINDS[kind])
+    return found.run(hours, churn, settles_s, changes=kind == STEADY)

@@ -2,14 +2,16 @@
 
 *Weight*: cache lines a second that must cross, bytes / 64 + K x messages. *Smoothing*: each sample of s seconds
 moves a rate by the part 1 - 2^(-s / half-life) of the way to the seen rate, so that a flow that has stopped counts half
-after a half-life, and a burst of one sample counts little. *Expiry*: an edge on which nothing was seen for 10
-half-lives is gone; one whose container has ended is gone at once. *Which edges count*: traffic.py. *Owners*:
-owner_memory.py, which outlives the containers.
+after a half-life, and a burst of one sample counts little. *Sleep*: an edge on which nothing was seen for 10
+half-lives has no rates any more, but a steady weight. *Expiry*: after 100 half-lives it is gone; one whose container has
+ended is gone at once, and of more than ``MOST_EDGES`` those asleep that are lightest. *Which edges count*: traffic.py.
+*Owners*: owner_memory.py, which outlives the containers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import log
 from typing import Any, Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 
 from policies.affinity.graph.owner_memory import OwnerMemory
@@ -25,7 +27,10 @@ from policies.affinity.graph.traffic import (
 )
 from policies.frozen import dataclass
 
-EXPIRES_AFTER_HALF_LIVES = 10
+SLEEPS_AFTER_HALF_LIVES, EXPIRES_AFTER_HALF_LIVES = 10, 100
+#: An edge asleep is looked at once in so many half-lives, so that it costs next to nothing.
+SLEEPS_FOR_HALF_LIVES = 1.0
+MOST_EDGES = 10_000
 #: A reader is told of an edge again when its weight has changed by more than this part.
 LEAST_CHANGE = 0.01
 
@@ -108,57 +113,186 @@ class GraphChanges:
 
 
 class _Rates:
-    """The rates of an edge, smoothed; ``silent_s``: for how long nothing was seen on it."""
+    """The rates of an edge, smoothed; ``silent_s``: for how long nothing was seen on it; ``owed_s``: of that, what
+    the steady weight of an edge asleep has not taken in yet."""
 
-    __slots__ = ("ab", "ba", "kinds", "messages", "silent_s", "steady")
+    __slots__ = ("ab", "ba", "kinds", "messages", "owed_s", "silent_s", "steady")
 
     def __init__(self, ab: float = 0.0, ba: float = 0.0, messages: float = 0.0) -> None:
         self.ab = ab
         self.ba = ba
         self.messages = messages
         self.kinds: frozenset[str] = frozenset()
-        self.silent_s = 0.0
+        self.silent_s = self.owed_s = 0.0
         self.steady = SteadyWeight()
 
 
-# *Steady weight*, which placements go by: a mean over a long window while a flow is steady, the fast one once it changes.
-# The rates of the graph forget half within a half-life of about a minute, so that they follow a change; of a flow that
-# comes in bursts they are off by half at any moment, and plans made from them would never come to an end. So:
+# *Steady weight*, which placements go by: the mean of a flow's rates for as long as its pattern lasts, over two hours at
+# most. The rates of the graph forget half within a half-life of about a minute, so that they follow a change; of a flow
+# that talks one minute in ten they are never right. What is a change is told by the pair's own past, at two scales:
 #
-# 1. A flow that is new, or has just changed, has the fast one, for ``FOLLOWING`` half-lives of it.
-# 2. After that it has the mean of the rates since, over ``WINDOW`` half-lives at most, exponentially.
-# 3. When the fast one is more than ``FACTOR`` times the mean, or less than one in ``FACTOR`` of it, in ``SAMPLES``
-#    samples one after another, the flow has changed: 1.
+# 1. Each scale has a rate that follows (*minutes*: the graph's own; *tens*: ten times slower) and the least and the most
+#    that this rate was, in blocks. A block is held against the past first and belongs to it a block later; the past fades
+#    with the half-life of the mean. So silence is no news of a flow that was as silent before, nor a burst of one
+#    that had such bursts, nor a rate that the flow comes back to.
+# 2. A rate that is ``factor`` times outside of that in ``SAMPLES`` samples one after another is another pattern. The
+#    scale's rate counts then, for ``FOLLOWING`` half-lives of it, and the mean begins anew with that rate's memory. Such
+#    silence counts only of a flow that was known for ``KNOWN_BLOCKS`` of its scale: a new one may have begun with a burst.
+# 3. A flow that is new has the rate of minutes, and then the mean since it began.
 
 FOLLOWING = 3.0
-WINDOW = 10.0
-FACTOR = 2.5
+#: Half-lives of the graph's rates that the one of tens has, and the mean.
+TENS, LONG = 10.0, 80.0
+#: How far outside of its past a rate is of another pattern, by scale.
+FACTOR, TENS_FACTOR = 2.5, 1.25
+#: The same for the most that a flow was which was never silent, if it is ``FACTOR`` times the mean, too.
+EVEN_FACTOR = 1.5
+#: Blocks are so many half-lives of their scale's rate long.
+BLOCK = 1.8
 SAMPLES = 3
+KNOWN_BLOCKS = 5
+#: Less than this part of the most is silence.
+SILENT = 0.01
+#: The range of rates while there was none. (No infinity, as it is written to JSON.)
+_NONE = (1e300, 0.0)
+#: The memory of a rate that fades is as long as that of a plain mean over this many half-lives.
+_MEMORY = 1.0 / log(2.0)
+
+
+class _Past:
+    """The least and the most that a pair's rate was, at one scale: ``ever``, in the block before (``last``), and in the
+    present one (``block``), which is ``filled_s`` long so far. ``blocks``: how many there were."""
+
+    __slots__ = ("apart", "block", "blocks", "ever", "filled_s", "last")
+
+    def __init__(self, blocks: float = 0.0, filled_s: float = 0.0) -> None:
+        self.blocks, self.filled_s = blocks, filled_s
+        self.ever = self.last = self.block = _NONE
+        self.apart = 0
+
+    def take(
+        self, rate: float, mean: float, factor: float, seconds: float, block_s: float, half_life_s: float
+    ) -> bool:
+        """Take in the rate after a sample; whether it is of another pattern than the past, whose mean is ``mean``."""
+        # 1. Hold it against the past.
+        least, most = self.ever
+        if least <= rate <= most:
+            self.apart = 0
+        else:
+            # What was silent has bursts, of which some are far higher than others.
+            was_silent = least <= SILENT * most
+            enough = factor * most if was_silent else max(factor * mean, min(factor, EVEN_FACTOR) * most)
+            is_above = self.blocks > 1 and rate > enough
+            # The less even a flow was, the less silence says: it is below if factor * rate < least / sqrt(most / least).
+            is_known = self.blocks >= KNOWN_BLOCKS and not was_silent
+            is_below = is_known and factor * rate * factor * rate * most < least * least * least
+            self.apart = self.apart + 1 if is_above or is_below else 0
+        # 2. Add it.
+        least, most = self.block
+        if not least <= rate <= most:
+            self.block = (min(least, rate), max(most, rate))
+        self.filled_s += seconds
+        if self.filled_s >= block_s:
+            self._end_block(half_life_s)
+        if self.apart < SAMPLES:
+            return False
+        self.apart = 0
+        return True
+
+    def _end_block(self, half_life_s: float) -> None:
+        if self.blocks == 1:
+            self.ever = self.last
+        elif self.blocks > 1:
+            keep = 2.0 ** (-self.filled_s / half_life_s)
+            (least, most), (last_least, last_most) = self.ever, self.last
+            self.ever = (
+                min(last_least, last_least + keep * (least - last_least)),
+                max(last_most, last_most + keep * (most - last_most)),
+            )
+        self.last, self.block = self.block, _NONE
+        self.blocks, self.filled_s = self.blocks + 1, 0.0
+
+    def row(self) -> list[float]:
+        """As JSON."""
+        return [self.blocks, self.filled_s, *self.ever, *self.last, *self.block]
 
 
 class SteadyWeight:
-    """Of one edge, lines a second. ``since_s``: for how long the flow has not changed; ``apart``: samples in a row in which
-    the fast weight was far from this one."""
+    """Of one edge, lines a second. ``value``: what placements go by; ``mean``: since ``since_s``, when the pattern last
+    changed; ``tens``: the slower rate, of ``known_s``; ``scale``: of the rate that told, in half-lives."""
 
-    __slots__ = ("apart", "since_s", "value")
+    __slots__ = ("known_s", "mean", "minutes_past", "scale", "since_s", "tens", "tens_past", "value")
 
     def __init__(self, value: float = 0.0, since_s: float = 0.0) -> None:
-        self.value = value
-        self.since_s = since_s
-        self.apart = 0
+        self.value = self.mean = self.tens = value
+        self.since_s = self.known_s = since_s
+        self.scale = 1.0
+        self.minutes_past, self.tens_past = _Past(), _Past()
 
-    def follow(self, fast: float, seen: float, seconds: float, half_life_s: float) -> None:
-        """Take in a sample. ``fast``: the weight after it; ``seen``: lines a second in it."""
-        self.since_s += seconds
-        if self.since_s <= FOLLOWING * half_life_s:
-            self.value = fast
-            return
-        part = max(1.0 - 2.0 ** (-seconds / (WINDOW * half_life_s)), seconds / self.since_s)
-        self.value += part * (seen - self.value)
-        is_near = fast <= FACTOR * self.value and self.value <= FACTOR * fast
-        self.apart = 0 if is_near else self.apart + 1
-        if self.apart >= SAMPLES:
-            self.value, self.since_s, self.apart = fast, 0.0, 0
+    def follow(self, minutes: float, seen: float, step: _Step) -> None:
+        """Take in a sample. ``minutes``: the graph's rate after it; ``seen``: lines a second in it."""
+        seconds, half_life_s = step.seconds, step.half_life_s
+        since_s = self.since_s = self.since_s + seconds
+        known_s = self.known_s = self.known_s + seconds
+        # 1. The means: plain at first, fading later.
+        self.tens += max(step.tens_part, seconds / known_s) * (seen - self.tens)
+        self.mean += max(step.long_part, seconds / since_s) * (seen - self.mean)
+        # 2. Is it another pattern? Not while the last one is as young as the scale's memory. A new rate of minutes begins at
+        #    0, which is no past. A change at both scales is that of minutes.
+        if known_s > step.follows_s:
+            tens_past, minutes_past, long_s = self.tens_past, self.minutes_past, step.long_s
+            is_left = tens_past.take(self.tens, self.mean, TENS_FACTOR, seconds, step.tens_block_s, long_s)
+            if is_left and since_s > TENS * step.follows_s:
+                self._begin(self.tens, TENS, half_life_s)
+            is_left = minutes_past.take(minutes, self.mean, FACTOR, seconds, step.block_s, long_s)
+            if is_left and since_s > step.follows_s:
+                self._begin(minutes, 1.0, half_life_s)
+        # 3. What counts.
+        if self.since_s > self.scale * step.follows_s:
+            self.value = self.mean
+        else:
+            self.value = minutes if self.scale == 1.0 else self.tens
+
+    def _begin(self, rate: float, scale: float, half_life_s: float) -> None:
+        self.mean, self.scale, self.since_s = rate, scale, _MEMORY * scale * half_life_s
+
+    def past(self) -> list[Any]:
+        """All but ``value`` and ``since_s``, as JSON."""
+        scales = [self.minutes_past.row(), self.tens_past.row()]
+        return [self.mean, self.tens, self.known_s, self.scale, *scales]
+
+    def restore_past(self, row: Any) -> None:
+        """Take over what ``past()`` gave."""
+        mean, tens, known_s, scale, minutes_past, tens_past = row
+        self.mean, self.tens = read_amount(mean), read_amount(tens)
+        self.known_s, self.scale = read_amount(known_s), read_amount(scale)
+        self.minutes_past = _read_past(minutes_past)
+        self.tens_past = _read_past(tens_past)
+
+
+def _read_past(row: Any) -> _Past:
+    blocks, filled_s, *ranges = map(read_amount, row)
+    past = _Past(blocks, filled_s)
+    a, b, c, d, e, f = ranges
+    past.ever, past.last, past.block = (a, b), (c, d), (e, f)
+    return past
+
+
+class _Step:
+    """What all edges have in common in a step of time."""
+
+    __slots__ = (
+        "block_s", "follows_s", "half_life_s", "long_part", "long_s", "seconds", "tens_block_s", "tens_part",
+    )  # fmt: skip
+
+    def __init__(self, seconds: float, half_life_s: float) -> None:
+        self.seconds, self.half_life_s = seconds, half_life_s
+        self.long_s = LONG * half_life_s
+        self.follows_s = FOLLOWING * half_life_s
+        self.block_s = BLOCK * half_life_s
+        self.tens_block_s = TENS * self.block_s
+        self.tens_part = 1.0 - 2.0 ** (-seconds / (TENS * half_life_s))
+        self.long_part = 1.0 - 2.0 ** (-seconds / self.long_s)
 
 
 class Graph:
@@ -214,19 +348,15 @@ class Graph:
             self.version = version
 
     def _smooth(self, seconds: float, seen: Mapping[Key, _Rates]) -> None:
-        keep = 2.0 ** (-seconds / self.settings.half_life_s)
-        expired = []
+        half_life_s = self.settings.half_life_s
+        keep = 2.0 ** (-seconds / half_life_s)
         # 1. All fade.
-        for key, rates in self._rates.items():
-            rates.ab *= keep
-            rates.ba *= keep
-            rates.messages *= keep
+        for rates in self._rates.values():
             rates.silent_s += seconds
-            if rates.silent_s > EXPIRES_AFTER_HALF_LIVES * self.settings.half_life_s:
-                expired.append(key)
-        for key in expired:
-            if key not in seen:
-                del self._rates[key]
+            if not rates.owed_s:
+                rates.ab *= keep
+                rates.ba *= keep
+                rates.messages *= keep
         # 2. The traffic seen is added.
         part = (1.0 - keep) / seconds
         for key, amounts in seen.items():
@@ -240,9 +370,38 @@ class Graph:
             if not amounts.kinds <= found.kinds:
                 found.kinds |= amounts.kinds
         # 3. And the weights that placements go by follow.
+        expired, step = [], _Step(seconds, half_life_s)
         for key, rates in self._rates.items():
-            lines = self._lines(seen[key]) / seconds if key in seen else 0.0
-            rates.steady.follow(self._lines(rates), lines, seconds, self.settings.half_life_s)
+            if key in seen:
+                if rates.owed_s:
+                    self._wake(rates)
+                lines = self._lines(seen[key]) / seconds
+                rates.steady.follow(self._lines(rates), lines, step)
+            elif rates.silent_s <= SLEEPS_AFTER_HALF_LIVES * half_life_s:
+                rates.steady.follow(self._lines(rates), 0.0, step)
+            elif rates.silent_s > EXPIRES_AFTER_HALF_LIVES * half_life_s:
+                expired.append(key)
+            else:
+                rates.ab = rates.ba = rates.messages = 0.0
+                rates.owed_s += seconds
+                if rates.owed_s >= SLEEPS_FOR_HALF_LIVES * half_life_s:
+                    self._wake(rates)
+        for key in expired:
+            del self._rates[key]
+        self._keep_the_heaviest()
+
+    def _wake(self, rates: _Rates) -> None:
+        """Let its steady weight take in the silence that it has slept through."""
+        rates.steady.follow(0.0, 0.0, _Step(rates.owed_s, self.settings.half_life_s))
+        rates.owed_s = 0.0
+
+    def _keep_the_heaviest(self) -> None:
+        many = len(self._rates) - MOST_EDGES
+        if many > 0:
+            sleeps_s = SLEEPS_AFTER_HALF_LIVES * self.settings.half_life_s
+            asleep = [(r.steady.value, key) for key, r in self._rates.items() if r.silent_s > sleeps_s]
+            for _, key in sorted(asleep)[:many]:
+                del self._rates[key]
 
     def _remember_owners(self, seconds: float, seen: Mapping[Key, _Rates]) -> None:
         lines: dict[Key, float] = {}
@@ -355,10 +514,13 @@ class Graph:
             [a, b, r.ab, r.ba, r.messages, r.silent_s, sorted(r.kinds), r.steady.value, r.steady.since_s]
             for (a, b), r in sorted(self._rates.items())
         ]
+        # Beside the edges, whose rows an older observer reads, too.
+        pasts = [[a, b, r.owed_s, *r.steady.past()] for (a, b), r in sorted(self._rates.items())]
         return {
             "version": self.version,
             "observed_s": self.observed_s,
             "edges": rows,
+            "pasts": pasts,
             "owners": self._owners.state(),
         }
 
@@ -371,13 +533,18 @@ class Graph:
         """
         try:
             rates = dict(map(_read_row, state["edges"])) if with_edges else {}
+            for a, b, owed_s, *past in state.get("pasts", ()) if rates else ():
+                found = rates[str(a), str(b)]
+                found.owed_s = read_amount(owed_s)
+                found.steady.restore_past(past)
             version, observed_s = int(state["version"]), float(state["observed_s"])
             self._owners.restore(state["owners"], elapsed_s)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not the state of a graph: {error!r}") from None
         for found in rates.values():
             found.silent_s += elapsed_s
-            found.steady.value = found.steady.value or self._lines(found)
+            if not found.steady.known_s:
+                found.steady = SteadyWeight(self._lines(found))
         expires_s = EXPIRES_AFTER_HALF_LIVES * self.settings.half_life_s
         self._rates = {key: found for key, found in rates.items() if found.silent_s <= expires_s}
         # Without edges it is young, however long it has remembered owners.

@@ -45,7 +45,7 @@ def groups_of(edges: Iterable[WeightedEdge]) -> list[TrafficGroup]:
     # 1. Join the ends of every edge that is strong for both.
     leader: dict[str, str] = {}
     for (a, b), weight in sorted(weights.items()):
-        is_strong = weight >= LEAST_OF_HEAVIEST * max(heaviest[a], heaviest[b])
+        is_strong = 0 < weight >= LEAST_OF_HEAVIEST * max(heaviest[a], heaviest[b])
         if is_strong and a not in hubs and b not in hubs:
             leader[_find(leader, a)] = _find(leader, b)
     # 2. Collect the ends with the same leader, and their traffic inside.

@@ -62,7 +62,7 @@ def test_a_file_of_the_version_before_has_no_traffic_with_other_nodes(tmp_path: 
 def test_what_would_have_expired_is_gone(tmp_path: Path, graph: Graph) -> None:
     file, again = GraphFile(f"{tmp_path}/graph.json", proc_of_boot(tmp_path, "one")), Graph()
     file.save(graph, RemoteRates(), 100.0)
-    file.restore(again, RemoteRates(), 5000.0)
+    file.restore(again, RemoteRates(), 7000.0)
     assert (again.edges, again.owner_edges) == ([], graph.owner_edges)
 
 

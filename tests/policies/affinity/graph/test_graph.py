@@ -59,13 +59,27 @@ def test_traffic_that_has_stopped_counts_half_after_a_half_life() -> None:
     assert found.edges[0].weight == pytest.approx(500.0, rel=0.02)
 
 
-def test_an_edge_expires_after_ten_half_lives() -> None:
+def test_an_edge_sleeps_after_ten_half_lives_and_expires_after_a_hundred() -> None:
     found = graph(least_weight=0.0)
     feed(found, 6000, Flow("a", "b", bytes_ab=10**12))
     feed(found, 600)
     assert weight(found) > 0
     feed(found, 10)
+    assert (found.edges[0].weight, weight(found) > 0) == (0, True)
+    feed(found, 5390)
+    assert len(found.edges) == 1
+    feed(found, 10)
     assert found.edges == []
+
+
+def test_of_too_many_edges_the_lightest_that_sleep_go(monkeypatch) -> None:
+    monkeypatch.setattr("policies.affinity.graph.graph.MOST_EDGES", 2)
+    found = graph(least_weight=0.0)
+    flows = [Flow("a", end, bytes_ab=number * 10**6) for number, end in enumerate("bcde", 1)]
+    feed(found, 60, *flows)
+    assert len(found.edges) == 4
+    feed(found, 700, flows[0])
+    assert [(edge.a, edge.b) for edge in found.edges] == [("a", "b"), ("a", "e")]
 
 
 def test_one_edge_has_no_more_influence_than_its_cap() -> None:

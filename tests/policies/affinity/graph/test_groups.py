@@ -34,3 +34,8 @@ def test_groups(weights: dict[tuple[str, str], float], expected: list[tuple[str,
 def test_the_weight_of_a_group_is_of_all_edges_inside() -> None:
     [group] = groups_of([Edge("a", "b", 4.0), Edge("b", "c", 4.0), Edge("a", "c", 0.5)])
     assert group.weight == 8.5
+
+
+def test_ends_that_were_silent_for_long_are_in_no_group() -> None:
+    assert groups_of([Edge("a", "b", 0.0), Edge("c", "d", 1.0)])[0].members == ("c", "d")
+    assert groups_of([Edge("a", "b", 0.0)]) == []

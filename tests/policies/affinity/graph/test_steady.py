@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps, loads
 from random import Random
 
 import pytest
@@ -64,6 +65,40 @@ def test_a_burst_of_one_sample_is_no_change() -> None:
     assert placed_by(fed(graph(), *[1000.0] * 360, 20_000.0, 0.0, *[1000.0] * 6)) < 1300.0
 
 
+@pytest.mark.parametrize(("one_in", "periods"), [(10, 6), (30, 4)])
+def test_of_a_flow_that_talks_one_minute_in_many_placements_see_the_mean(one_in: int, periods: int) -> None:
+    silent, found = 6 * (one_in - 1), graph()
+    pattern = [1000.0 * one_in] * 6 + [0.0] * silent
+    fed(found, *pattern * periods)
+    seen = []
+    for rate in pattern * 3:
+        seen.append(placed_by(fed(found, rate)))
+    assert 600.0 < min(seen) < max(seen) < 1700.0
+
+
+@pytest.mark.parametrize("samples", [12, 60])
+def test_of_a_flow_that_goes_to_and_fro_placements_see_the_mean(samples: int) -> None:
+    found, seen = fed(graph(), *([500.0] * samples + [5000.0] * samples) * (480 // samples)), []
+    for rate in ([500.0] * samples + [5000.0] * samples) * 2:
+        seen.append(placed_by(fed(found, rate)))
+    assert 2200.0 < min(seen) < max(seen) < 3500.0
+
+
+def test_a_bursty_flow_of_another_rate_is_another_pattern() -> None:
+    """Bursts that are higher than all before count at once; lower ones once tens of minutes have less than ever."""
+    lower, higher = graph(), graph()
+    pattern = [10_000.0] * 6 + [0.0] * 54
+    fed(lower, *pattern * 12)
+    fed(higher, *pattern * 12, *[200_000.0] * 6)
+    assert placed_by(higher) > 20_000.0
+    fed(lower, *([500.0] * 6 + [0.0] * 54) * 6)
+    assert placed_by(lower) < 300.0
+
+
+def test_a_steady_flow_that_stops_is_no_burst() -> None:
+    assert placed_by(fed(graph(), *[1000.0] * 720, *[0.0] * 18)) < 250.0
+
+
 def test_a_step_below_the_factor_is_followed_over_the_long_window() -> None:
     drifted = fed(graph(), *[1000.0] * 360, *[2000.0] * 60)
     assert 1250.0 < placed_by(drifted) < 1600.0
@@ -75,5 +110,32 @@ def test_the_steady_weight_outlives_a_restart_and_an_older_file_has_none() -> No
     state, after, older = before.state(), graph(), graph()
     after.restore(state)
     assert placed_by(after) == pytest.approx(placed_by(before))
-    older.restore({**state, "edges": [row[:7] for row in state["edges"]]})
+    older.restore({**state, "edges": [row[:7] for row in state["edges"]], "pasts": []})
     assert placed_by(older) == pytest.approx(told(before))
+
+
+@pytest.mark.parametrize("at", [3, 30, 300])
+def test_a_pattern_outlives_a_restart(at: int) -> None:
+    pattern = [30_000.0] * 6 + [0.0] * 174
+    before, after = fed(graph(), *pattern * 3, *pattern[:at]), graph()
+    after.restore(loads(dumps(before.state())))
+    rest = pattern[at:] + pattern
+    assert placed_by(fed(after, *rest)) == pytest.approx(placed_by(fed(before, *rest)), rel=1e-3)
+
+
+def test_a_file_of_the_version_before_begins_a_past() -> None:
+    before, after = fed(graph(), *[1000.0] * 360), graph()
+    state = before.state()
+    del state["pasts"]
+    after.restore(state)
+    assert placed_by(after) == pytest.approx(placed_by(before))
+
+
+@pytest.mark.parametrize(
+    "past", [["a"], ["a", "x", 0, 1, 1, 1, 1, [], []], ["a", "b", 0, 1, 1, 1, 1, [-1], []], 7]
+)
+def test_a_past_that_cannot_be_read_is_said_and_nothing_is_taken_over(past: object) -> None:
+    state, after = fed(graph(), 1000.0).state(), graph()
+    with pytest.raises(ValueError):
+        after.restore({**state, "pasts": [past]})
+    assert after.edges == []
