@@ -14,6 +14,19 @@ from tests.e2e.observer import Observer
 
 
 @pytest.fixture
+def cgroups(tmp_path: Path) -> str:
+    """A tree of cgroups without containers: those of other tests of this machine may have none of v2."""
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "cgroup" / "cgroup.controllers").touch()
+    return str(tmp_path / "cgroup")
+
+
+def new_observer(gate: Path, cgroups: str) -> Observer:
+    python = str(gate.with_name("python"))
+    return Observer(Path("/nonexistent"), python=python, compile_patience_s=0, cgroup_root=cgroups)
+
+
+@pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """A pipe that lets bcc begin once something is in it; ``python`` beside it runs it."""
     gate, python = tmp_path / "gate", tmp_path / "python"
@@ -24,10 +37,10 @@ def gate(tmp_path: Path) -> Path:
 
 
 @needs_bcc
-async def test_the_observer_starts_while_bcc_is_at_work_and_the_next_one_needs_it_no_more(gate: Path) -> None:
-    observer = Observer(
-        Path("/nonexistent"), python=str(gate.with_name("python")), compile_patience_s=0, provider="auto"
-    )
+async def test_the_observer_starts_while_bcc_is_at_work_and_the_next_one_needs_it_no_more(
+    gate: Path, cgroups: str
+) -> None:
+    observer = new_observer(gate, cgroups)
     held = os.open(gate, os.O_RDWR)
     try:
         await observer.start()
@@ -49,8 +62,8 @@ async def test_the_observer_starts_while_bcc_is_at_work_and_the_next_one_needs_i
 
 
 @needs_bcc
-async def test_an_observer_that_ends_while_bcc_is_at_work_ends_it(gate: Path) -> None:
-    observer = Observer(Path("/nonexistent"), python=str(gate.with_name("python")), compile_patience_s=0)
+async def test_an_observer_that_ends_while_bcc_is_at_work_ends_it(gate: Path, cgroups: str) -> None:
+    observer = new_observer(gate, cgroups)
     held = os.open(gate, os.O_RDWR)
     try:
         await observer.start()
