@@ -182,17 +182,31 @@ def advice_of(api: ControlPlane) -> dict[str, Any]:
 def test_bytes_between_nodes_become_fewer_with_two_rollouts_and_stay_so_over_ten(kubelets: Kubelets) -> None:
     api = kubelets.api
     where = f"/apis/apps/v1/namespaces/{SHOP}"
-    # 1. Without traffic that is known of: the scheduler spreads the replicas.
+    # 1. Without traffic that is known of, and a replica on each node, for by chance they are near already.
     api.ask("POST", f"{where}/statefulsets", workload("StatefulSet", "db", 1))
-    api.ask("POST", f"{where}/deployments", workload("Deployment", "web", REPLICAS))
+    web = workload("Deployment", "web", REPLICAS)
+    web["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": web["spec"]["selector"],
+        }
+    ]
+    api.ask("POST", f"{where}/deployments", web)
     pods = kubelets.settled()
     between = [kubelets.report(pods)]
     until(lambda: bool(advice_of(api).get("followers")))
     until(lambda: bool(followed(admitted(api, WEB))))
+    assert between == [RATE * (REPLICAS - 1)]
     targets, most = set(), []
-    # 2. Rollouts, each with the traffic of the one before.
+    # 2. Rollouts, each with the traffic of the one before; from the first on the replicas may be anywhere.
     for number in range(ROLLOUTS):
-        change = {"spec": {"template": {"metadata": {"annotations": {"rollout": str(number)}}}}}
+        template = {
+            "metadata": {"annotations": {"rollout": str(number)}},
+            "spec": {"topologySpreadConstraints": None},
+        }
+        change = {"spec": {"template": template}}
         api.ask("PATCH", f"{where}/deployments/web", change, content_type=MERGE)
         pods = kubelets.settled()
         assert all(followed(pod) for pod in pods if pod["metadata"]["name"] != "db-0")
