@@ -72,6 +72,9 @@ class PlanningSnapshot:
 NOMINAL_MILLI = 100
 #: Containers, containers with terms to read, and edges that are looked at in one slice: about a millisecond.
 SLICE, TERMS_SLICE, EDGES_SLICE = 100, 20, 1000
+#: For so long the search takes the same chances. The weights of steady flows stand still, so that with the same ones it
+#: would find the same as the last time.
+CHANCES_S = 60.0
 
 NO_SIZES: Mapping[str, int] = {}
 
@@ -383,7 +386,8 @@ def _problem(ground: _Ground, vertices: _Vertices, pulls: _Pulls, tree: Tree) ->
         for (a, b), weight in pairs.items()
         if a in index and b in index and (a in vertices.movable or b in vertices.movable)
     )
-    return Problem(tree, tuple(listed), tuple(edges), ground.settings.plan, held)
+    settings = replace(ground.settings.plan, seed=int(ground.at_s / CHANCES_S))
+    return Problem(tree, tuple(listed), tuple(edges), settings, held)
 
 
 def _near(problem: Problem) -> Slices[tuple[list[tuple[float, int]], ...]]:

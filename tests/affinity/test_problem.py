@@ -330,6 +330,13 @@ def test_a_description_has_a_row_for_each_move(apart) -> None:
     }
 
 
+def test_each_minute_the_search_takes_other_chances_and_within_it_the_same(apart) -> None:
+    first, again, later = (ask(apart, TALK, now_s).problem for now_s in (120.0, 179.0, 180.0))
+    assert first == again
+    assert later.settings.seed != first.settings.seed
+    assert replace(later, settings=first.settings) == first
+
+
 def exchanged(*steps: ProposedMove) -> Proposal:
     return Proposal(True, steps, 1, 0, 0, 0, 0, "it pays")
 
