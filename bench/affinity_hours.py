@@ -4,9 +4,9 @@ pattern is answered.
 Nothing sleeps; all else is the real code: flows go into the observer's graph every ten seconds, containers are admitted by
 an engine, questions are made of its books, and plans are carried out at the pace of the options' defaults. The rates are
 steady in the mean and noisy in every sample: a flow is busy half of the time, and what it sends then is lognormal. In the
-middle every flow gets the rate of another one. With churn a container ends every minute and its successor comes 20
-seconds later. The noise is invented. Other kinds of flows (``KINDS``) keep their pattern, and what is missed is held against
-knowing their mean rates.
+middle every flow gets the rate of another one. With churn a container ends every minute and its successor, of the same
+Deployment, comes 20 seconds later. The noise is invented. Other kinds of flows (``KINDS``) keep their pattern, and what is
+missed is held against knowing their mean rates.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ CHURN_S, SUCCESSOR_S, PROBE_S = 60, 20, 600
 #: A plan answers a change if it saves this part of what the traffic truly costs.
 ANSWER = 0.1
 GIB = 1 << 30
+#: What Deployments call their pods by, so that a successor has the owner of the container before it.
+TEMPLATE = "7f9c"
 DAY_S = 24 * HOUR_S
 #: How much above and below its mean a daily flow is, as a part of it.
 DAILY = 0.8
@@ -151,7 +153,7 @@ class Hours:
                 self._random.shuffle(self.rates)
                 self._note_blind(now)
             if churn:
-                self._come_and_go(now)
+                self.come_and_go(now)
             self.graph.observe(SAMPLE_S, self._flows(now), self.identities)
             is_settled = now % changed >= settles_s
             if self._rest is None and now >= self._plan_at_s:
@@ -180,9 +182,9 @@ class Hours:
         pod = Pod(
             id=f"s-{key}",
             uid=f"u-{key}",
-            name=f"service{service}-{self._begun}",
+            name=f"service{service}-{TEMPLATE}-{self._begun:05}",
             namespace="bench",
-            labels={"app": f"service{service}"},
+            labels={"app": f"service{service}", "pod-template-hash": TEMPLATE},
         )
         container = Container(pod, "app", 0, Qos.BURSTABLE, Resources(milli_request=milli, milli_limit=1000))
         self.engine.set_traffic(self.graph.traffic())
@@ -193,7 +195,8 @@ class Hours:
         self.key[service] = key
         self.identities[key] = EndpointIdentity(key, owner=owner_of_container(container))
 
-    def _come_and_go(self, now: int) -> None:
+    def come_and_go(self, now: int) -> None:
+        """End a container, or begin its successor, if it is time."""
         if now % CHURN_S == SUCCESSOR_S:
             for service, key in enumerate(self.key):
                 if not key:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.affinity_graphs import HYGON, Machine
-from bench.affinity_hours import simulate
+from bench.affinity_graphs import HYGON, Machine, applications
+from bench.affinity_hours import CHURN_S, SUCCESSOR_S, Hours, simulate, topology_of
 
 ONE_SOCKET = Machine("1S·1N·4C·8", 1, 1, 4, 8)
 
@@ -28,3 +28,12 @@ def test_moves_that_find_no_room_any_more_are_not_counted_and_hold_up_no_plan() 
     found = simulate(HYGON, 0.9, churn=True, seed=1, hours=0.5, settles_s=600, work=100)
     assert found.moves > 200 and found.again <= 5
     assert found.plans == 1
+
+
+def test_a_successor_has_the_owner_of_the_container_before_it() -> None:
+    hours = Hours(applications(ONE_SOCKET, 1, 4, 0.75), topology_of(ONE_SOCKET), 4, 100)
+    first = dict(hours.identities)
+    hours.come_and_go(CHURN_S)
+    hours.come_and_go(CHURN_S + SUCCESSOR_S)
+    [new], [old] = hours.identities.keys() - first.keys(), first.keys() - hours.identities.keys()
+    assert hours.identities[new].owner == first[old].owner
