@@ -36,7 +36,9 @@ async def until_gone(objects: set[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
-async def test_nothing_of_it_stays_in_the_kernel(observer: Observer, end: str) -> None:
+async def test_nothing_of_it_stays_in_the_kernel(traffic_pods: Pods, observer: Observer, end: str) -> None:
+    # Were the only containers others' that are in cgroup v1 alone, it would have nothing to see by eBPF.
+    await traffic_pods.run("client")
     await observer.start()
     assert observer.process is not None
     objects = kernel_objects_of(observer.process.pid)
