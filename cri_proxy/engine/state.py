@@ -485,14 +485,20 @@ class State:
 
     def fault(self, container: Container, cpus: frozenset[int]) -> int:
         """How badly what annotations declare for a container is kept on some CPUs, by the books as they are."""
-        if not declares_any(self.node, self.policy.settings):
-            return 0
-        declaration = declaration_of(self.node, container, self.policy.settings)
-        return HeldPlaces(self.node.topology, declaration).fault(cpus)
+        held = self._held_places(container)
+        return 0 if held is None else held.fault(cpus)
 
     def is_kept_worse(self, container: Container, cpus: frozenset[int], than: frozenset[int]) -> bool:
         """Whether it is kept worse on some CPUs than on others: no move that can be left out is to do that."""
-        return self.fault(container, cpus) > self.fault(container, than)
+        held = self._held_places(container)
+        return held is not None and held.fault(cpus) > held.fault(than)
+
+    def _held_places(self, container: Container) -> Optional[HeldPlaces]:
+        """None: nothing is declared on this node."""
+        if not declares_any(self.node, self.policy.settings):
+            return None
+        declaration = declaration_of(self.node, container, self.policy.settings)
+        return HeldPlaces(self.node.topology, declaration)
 
     def request(
         self, container: Container, constraint: Constraint, key: str = "", **more: Any
