@@ -250,7 +250,8 @@ async def answer(client: CriClient, method: str, message: bytes) -> tuple[int, s
         for reply in replies:
             reply.url = reply.url.rpartition("/")[0]
     for reply in replies:
-        for key, value in dict(getattr(reply, "info", {})).items():  # a map that is written to skips some of its keys
+        # A map that is written to skips some of its keys.
+        for key, value in dict(getattr(reply, "info", {})).items():
             with contextlib.suppress(ValueError):  # of words
                 reply.info[key] = json.dumps(settled(json.loads(value)), sort_keys=True)
         if method == "PodSandboxStatus":  # CRI-O says when it was asked

@@ -1,0 +1,186 @@
+"""Words of isolation: what a container is to others, what the kernel offers, and what is wanted of it.
+
+A *class* is what a container is to the others; a *treatment* is what the node does about it. A *domain* is the part of the
+machine that a control of the kernel acts on: of caches one L3, a CCX on Hygon and AMD, a socket on Intel.
+
+The words of resctrl are the kernel's (Documentation/filesystems/resctrl.rst): a *group* is a folder below its mount and
+takes one class of service (CLOSID), ``schemata`` has a line a resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Optional
+
+from policies.frozen import frozen
+from policies.machine.cpus import NO_CPUS
+
+#: What a container is to the others.
+PROTECTED, STANDARD, BATCH = "protected", "standard", "batch"
+CLASSES = (PROTECTED, STANDARD, BATCH)
+
+#: What a subject may do: nothing; say what it would do; do it.
+OFF, OBSERVE, ENFORCE = "off", "observe", "enforce"
+
+#: The resources of a group's schemata, and which of them are caches.
+L2, L3, MB = "L2", "L3", "MB"
+CACHES = ("L2", "L2CODE", "L2DATA", "L3", "L3CODE", "L3DATA")
+
+#: The group that is always there, and that every task begins in.
+ROOT = ""
+#: What the names of all our groups begin with.
+PREFIX = "cri-resmgr."
+
+
+# ---------------------------------------------------------------------- what the kernel offers
+
+
+@frozen
+class CacheDomain:
+    """A part of the machine that has a cache of its own, by the cache's ``id`` in sysfs."""
+
+    id: int
+    cpus: frozenset[int]
+
+
+@frozen
+class CacheInfo:
+    """What may be asked of one cache resource (``info/L3``). ``full_mask``: every bit; ``shareable``: bits that devices use.
+
+    ``is_sparse``: a mask may have gaps. ``closids``: groups there may be, the root counts.
+    """
+
+    full_mask: int
+    min_bits: int = 1
+    closids: int = 16
+    shareable: int = 0
+    is_sparse: bool = False
+
+    @property
+    def bits(self) -> int:
+        """How many bits a mask has at most."""
+        return self.full_mask.bit_length()
+
+
+#: Units of a bandwidth: a percentage (Intel), MB/s (the mount option mba_MBps), and eighths of GB/s (AMD, Hygon).
+PERCENT, MBPS, EIGHTHS = "percent", "MBps", "eighth GB/s"
+
+
+@frozen
+class BandwidthInfo:
+    """What may be asked of memory bandwidth (``info/MB``); all numbers are in ``unit``.
+
+    ``no_limit`` is the value of a group that is not limited. ``closids``: as of a cache.
+    """
+
+    minimum: int
+    step: int
+    no_limit: int
+    unit: str = PERCENT
+    closids: int = 16
+
+
+@frozen
+class ResctrlInfo:
+    """What one kernel's resctrl offers: ``caches`` and ``bandwidth`` (None = not there).
+
+    ``domains``: of each resource, those that its schemata line names.
+    ``monitors``: the files of ``mon_data``; ``rmids``: monitoring groups there may be.
+    """
+
+    caches: Mapping[str, CacheInfo] = field(default_factory=dict)
+    bandwidth: Optional[BandwidthInfo] = None
+    domains: Mapping[str, tuple[CacheDomain, ...]] = field(default_factory=dict)
+    monitors: tuple[str, ...] = ()
+    rmids: int = 0
+
+    @property
+    def closids(self) -> int:
+        """How many groups there may be, the root counts."""
+        of_bandwidth = [self.bandwidth.closids] if self.bandwidth else []
+        return min([cache.closids for cache in self.caches.values()] + of_bandwidth, default=1)
+
+
+#: Of a group: resource -> domain id -> what its schemata line has there, "ff" or "2048".
+Schemata = Mapping[str, Mapping[int, str]]
+
+
+# ---------------------------------------------------------------------- what is to be isolated
+
+
+@frozen
+class IsolatedContainer:
+    """What isolation sees of a container. ``cls``: one of ``CLASSES``; ``why``: what said so.
+
+    ``cpus``: where it may run; ``owned``: those of them that no other may. ``runs``: its processes are there.
+    ``rdt_class``: the class of the configured ``rdt`` section that it belongs to, "" = none.
+    """
+
+    key: str
+    path: str
+    cls: str
+    why: str
+    cpus: frozenset[int]
+    owned: frozenset[int] = NO_CPUS
+    rdt_class: str = ""
+    runs: bool = True
+
+
+@frozen
+class Step:
+    """What batch has in one domain where a protected container runs: parts of the whole, 0 to 1. None: as configured."""
+
+    cache: Optional[float] = None
+    bandwidth: Optional[float] = None
+
+
+# ---------------------------------------------------------------------- what is wanted
+
+
+@frozen
+class Group:
+    """A group that should be there. ``name``: "" is the root's. ``members``: the keys of the containers in it.
+
+    ``schemata`` names every domain of the resources that it names; a resource that it does not name is left alone.
+    ``why``: domain id -> the sentence that says why it is not the whole there.
+    """
+
+    name: str
+    schemata: Schemata
+    members: frozenset[str] = frozenset()
+    why: Mapping[int, str] = field(default_factory=dict)
+
+
+@frozen
+class Wanted:
+    """The groups that should be there, most important first: the last ones go without where CLOSIDs are used up.
+
+    ``notes``: sentences about what cannot be had.
+    """
+
+    groups: tuple[Group, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def group_of(self, key: str) -> str:
+        """The name of the group that a container belongs to."""
+        return next((group.name for group in self.groups if key in group.members), ROOT)
+
+
+#: What begins the place of a setting: a file of its own, or a value of a resctrl group.
+FILE, RESCTRL = "file:", "resctrl:"
+
+
+@frozen
+class Setting:
+    """One value that should be at one place, whatever it is about; what the reconciler compares with what is there.
+
+    ``subject``: the folder or module it comes from, such as "caches". ``place``: "file:/sys/…/cpu.idle", or
+    "resctrl:GROUP#L3:0" for one domain in the schemata of a group. ``keys``: the containers it is there for.
+    """
+
+    subject: str
+    place: str
+    value: str
+    why: str = ""
+    keys: tuple[str, ...] = ()
