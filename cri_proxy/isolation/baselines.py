@@ -1,0 +1,141 @@
+"""What a protected container measures where no batch runs beside it, and when it measures more. Pure.
+
+A *baseline* is learnt from windows in which the container ran and no batch ran in its domains. Windows are remembered by
+container, and by workload, so that a restarted replica has one at once. The rule, for each signal:
+
+    usual    =  median of the windows
+    high     =  their 90 % quantile, low = their 10 % quantile; of fewer than 30 windows the largest and the smallest
+    limit    =  the largest of  ratio x high,  high + least,  high + (high - low) / 2
+    excess   =  (value - usual) / (limit - usual):  0 = as usual, 1 = at the limit
+
+Ratio and least are those by which plans and moves are judged: 1.1 and 0.05 for a thousand instructions
+(affinity/effect/comparison.py), 1.5 and a tenth of the time for pressure (affinity/pressure_guard.py). Quantiles, as a
+container warms up, collects garbage, or is restarted in one window of ten. Half the spread above: of noise alone one window
+in two hundred is above the limit, and three in succession are looked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
+from typing import Optional
+
+from cri_proxy.affinity.effect.comparison import LEAST_RATIO, LEAST_RISE, WINDOWS
+from cri_proxy.affinity.pressure_guard import LEAST_RATIO as PRESSURE_RATIO
+from cri_proxy.affinity.pressure_guard import LEAST_RISE as PRESSURE_RISE
+from policies.frozen import frozen
+
+#: Windows that a baseline needs, and that are remembered.
+LEAST_WINDOWS, MOST_WINDOWS = 2 * WINDOWS, 60
+#: A container without batch is counted for so many windows, and again after so many seconds.
+SESSION, AGAIN_S = 20, 1800.0
+#: Quantiles say something from so many windows on.
+_QUANTILES_FROM = 30
+#: Workloads that are remembered after their last container is gone.
+MOST_WORKLOADS = 1000
+
+
+@frozen
+class Signal:
+    """Something that is measured of a container. ``words``: the name of its figure, for sentences.
+
+    ``ratio``, ``least``: the margin by the rule.
+    """
+
+    name: str
+    words: str
+    ratio: float
+    least: float
+
+
+CPU_PRESSURE, MEMORY_PRESSURE = (
+    Signal(f"{what}_pressure", f"share of time that tasks waited for {words}", PRESSURE_RATIO, PRESSURE_RISE)
+    for what, words in (("cpu", "CPUs"), ("memory", "memory"))
+)
+
+
+def counted(words: str) -> Signal:
+    """The signal of a counter: events for a thousand instructions."""
+    return Signal("counter", words, LEAST_RATIO, LEAST_RISE)
+
+
+@frozen
+class Baseline:
+    """``usual``, ``limit``: as in the rule. ``of_workload``: learnt from other replicas. ``windows``: from so many."""
+
+    usual: float
+    limit: float
+    windows: int
+    of_workload: bool = False
+
+    def excess(self, value: float) -> float:
+        """How far a value is above the usual one: 1 = at the limit."""
+        return (value - self.usual) / (self.limit - self.usual)
+
+
+class Baselines:
+    """The baselines of the protected containers of one node."""
+
+    def __init__(self) -> None:
+        self._own: dict[tuple[str, str], deque[float]] = {}
+        #: When the last ones were learnt.
+        self._learnt_s: dict[tuple[str, str], deque[float]] = {}
+        self._of_workload: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+        #: What was worked out of them, until there is another window.
+        self._known: dict[tuple[str, str, str], Optional[Baseline]] = {}
+
+    def learn(self, key: str, workload: str, signal: Signal, value: float, now_s: float) -> None:
+        """A window of a container without batch beside it."""
+        self._own.setdefault((key, signal.name), deque(maxlen=MOST_WINDOWS)).append(value)
+        self._learnt_s.setdefault((key, signal.name), deque(maxlen=SESSION)).append(now_s)
+        if workload:
+            at = workload, signal.name
+            self._of_workload.setdefault(at, deque(maxlen=MOST_WINDOWS)).append(value)
+            self._of_workload.move_to_end(at)
+            while len(self._of_workload) > MOST_WORKLOADS:
+                self._of_workload.popitem(last=False)
+        for known in [each for each in self._known if each[0] == key or each[1] == workload]:
+            del self._known[known]
+
+    def wants(self, key: str, signal: Signal, now_s: float) -> bool:
+        """Whether windows without batch are wanted of a container: not so many are known of the last half hour."""
+        learnt_s = self._learnt_s.get((key, signal.name), ())
+        return sum(1 for at_s in learnt_s if at_s > now_s - AGAIN_S) < SESSION
+
+    def of(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
+        """The container's own baseline, else that of its workload; None while neither has windows enough."""
+        at = key, workload, signal.name
+        if at not in self._known:
+            self._known[at] = self._worked_out(key, workload, signal)
+        return self._known[at]
+
+    def _worked_out(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
+        own = self._own.get((key, signal.name), ())
+        if len(own) >= LEAST_WINDOWS:
+            return baseline_of(own, signal)
+        others = self._of_workload.get((workload, signal.name), ())
+        return baseline_of(others, signal, of_workload=True) if len(others) >= LEAST_WINDOWS else None
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Forget the containers that are none of these; what their workloads have taught stays."""
+        for at in [at for at in self._own if at[0] not in keys]:
+            del self._own[at], self._learnt_s[at]
+        for known in [each for each in self._known if each[0] not in keys]:
+            del self._known[known]
+
+
+def baseline_of(windows: Iterable[float], signal: Signal, of_workload: bool = False) -> Baseline:
+    """The baseline by the rule, of at least one window."""
+    values = sorted(windows)
+    is_short = len(values) < _QUANTILES_FROM
+    usual = _quantile(values, 0.5)
+    low, high = (_quantile(values, part) for part in ((0.0, 1.0) if is_short else (0.1, 0.9)))
+    limit = max(signal.ratio * high, high + signal.least, high + (high - low) / 2)
+    return Baseline(usual, limit, len(values), of_workload)
+
+
+def _quantile(values: list[float], part: float) -> float:
+    at = part * (len(values) - 1)
+    below = int(at)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (values[above] - values[below]) * (at - below)
