@@ -106,6 +106,33 @@ class ResctrlInfo:
 Schemata = Mapping[str, Mapping[int, str]]
 
 
+@frozen
+class SeenGroups:
+    """What is in the kernel's tree. ``schemata``: of the root group and of ours, by name. ``others``: all other groups.
+
+    ``other_monitors``: how many monitoring groups there are that are not ours, in the root group and in ours.
+    """
+
+    schemata: Mapping[str, Schemata] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    other_monitors: int = 0
+
+
+def read_schemata(text: str) -> Schemata:
+    """The schemata of a group as the kernel prints them, with masks as in ``Group``: neither padded nor prefixed."""
+    found: dict[str, dict[int, str]] = {}
+    for line in text.splitlines():
+        resource, _, values = line.strip().partition(":")
+        pairs = (pair.partition("=") for pair in values.split(";") if "=" in pair)
+        found[resource] = {int(number): written_value(resource, value) for number, _, value in pairs}
+    return found
+
+
+def written_value(resource: str, text: str) -> str:
+    """A value as we write it: the kernel pads masks with zeros and numbers with blanks."""
+    return f"{int(text, 16):x}" if resource in CACHES else str(int(text))
+
+
 # ---------------------------------------------------------------------- what is to be isolated
 
 
