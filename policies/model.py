@@ -141,7 +141,7 @@ class PlacementPreferences:
     core). ``cfs_quota``: keep, lift.
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
-    ``balloon``: the type of balloon.
+    ``balloon``: the type of balloon. ``isolation_class``: protected, standard, batch: what it is to others.
     ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
@@ -160,6 +160,7 @@ class PlacementPreferences:
     hints_deny: tuple[str, ...] = ()
     strict_hints: bool = False
     balloon: str = ""
+    isolation_class: str = ""
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Optional
 
 from policies.balloons.types import BalloonSettings
 from policies.frozen import dataclass
@@ -40,6 +41,15 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True)
+class ClassSelectors:
+    """Which containers are protected and which are batch, where no annotation says it: ``namespace/GLOB``, ``qos/CLASS``,
+    ``balloon/TYPE``."""
+
+    protected: tuple[str, ...] = ("qos/Guaranteed",)
+    batch: tuple[str, ...] = ("qos/BestEffort",)
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """The options of the ``placement`` section that the engine reads; seconds, namespace globs, handler names."""
 
@@ -57,3 +67,5 @@ class EngineOptions:
     #: Whether traffic that was seen draws containers to each other; what a declared weight of 1 counts beside it.
     use_traffic: bool = True
     declared_weight: float = 10_000.0
+    #: What says the classes of containers; None: no subject of isolation is on, and they have none.
+    classes: Optional[ClassSelectors] = None

@@ -69,6 +69,7 @@ _PLACEMENT = (
     "exclusive",
     "zone",
     "demand",
+    "isolation",
 )
 #: Keys whose values are domains' names: node-0 is written as numa-0.
 _DOMAINS = ("name", "parent", "zone")

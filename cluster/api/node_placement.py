@@ -201,6 +201,9 @@ def _placements() -> dict[str, Any]:
             "exclusive": flag("Whether it has exclusive CPUs."),
             "zone": text("The smallest zone that holds its CPUs; empty where they span packages."),
             "demand": text("l3 or numa where it is refused without that; else empty."),
+            "isolation": text(
+                "protected, standard or batch: what it is to others; empty where isolation is off."
+            ),
         },
         ("state",),
     )

@@ -43,6 +43,8 @@ _UNITS_S = (3600.0, 60.0, 1.0, 0.001)
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: A list in the kernel's format, as schemas have it: Go's expressions.
 _RANGES = "[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
+#: A selector of containers, as schemas have it: Go's expressions.
+_SELECTOR = re.compile(r"(namespace|balloon)/[!-~]+|qos/(Guaranteed|Burstable|BestEffort)")
 _PART = r"[0-9]{1,9}(\.[0-9]{0,9})?"
 #: Texts that YAML takes for themselves without quotes.
 _PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._:-]*[A-Za-z0-9]|[A-Za-z0-9/]")
@@ -195,6 +197,21 @@ def names() -> Check:
     """A tuple of names or globs; a single one needs no list."""
     schema = list_of({"type": "string", "minLength": 1, "maxLength": 253, "pattern": r"^[!-~]+$"}, MAX_NAMES)
     return Check('a list of names or globs, such as [kube-system, "ops-*"]', _read_names, write_list, schema)
+
+
+def selectors() -> Check:
+    """A tuple of selectors of containers; a single one needs no list."""
+
+    def read(raw: Raw) -> tuple[str, ...]:
+        found = _read_names(raw)
+        bad = next((each for each in found if not _SELECTOR.fullmatch(each)), None)
+        if bad is not None:
+            raise vol.Invalid(f"{bad!r} is none" if len(found) > 1 else "")
+        return found
+
+    items = {"type": "string", "minLength": 1, "maxLength": 253, "pattern": f"^({_SELECTOR.pattern})$"}
+    expected = "a list of namespace/GLOB, qos/Guaranteed, qos/Burstable, qos/BestEffort or balloon/TYPE, or [] for none"
+    return Check(expected, read, write_list, list_of(items, MAX_NAMES))
 
 
 def path() -> Check:

@@ -34,7 +34,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.reserved import Reservation
-from policies.settings import EngineOptions, PlacementSettings
+from policies.settings import ClassSelectors, EngineOptions, PlacementSettings
 
 __all__ = [
     "BadConfig",
@@ -211,6 +211,17 @@ def balloon_settings(config: Config) -> BalloonSettings:
     return BalloonSettings(tuple(types))
 
 
+#: The subjects of isolation: containers have classes where one of them is not off.
+SUBJECTS = ("isolation.caches", "isolation.bandwidth")
+
+
+def class_selectors(config: Config) -> Optional[ClassSelectors]:
+    """What says the classes of containers; None: no subject of isolation is on."""
+    if all(config[key] in ("off", False) for key in SUBJECTS):
+        return None
+    return ClassSelectors(config["isolation.protected"], config["isolation.batch"])
+
+
 def engine_options(config: Config) -> EngineOptions:
     """What the engine reads."""
     return EngineOptions(
@@ -222,6 +233,7 @@ def engine_options(config: Config) -> EngineOptions:
         cooldown_s=config["affinity.cooldown"],
         use_traffic=config["affinity.enabled"],
         declared_weight=config.constants.affinity_declared_weight,
+        classes=class_selectors(config),
     )
 
 

@@ -129,6 +129,7 @@ class Engine(State):
         self.unshared.add(pod.id)
 
     resize_pod = _transition(requests.resize_pod)
+    follow_classes = _transition(requests.follow_classes)
 
     @_transition
     def end_pod(self, sandbox_id: str) -> None:
@@ -292,7 +293,7 @@ class Engine(State):
             self.node = self.new_node(host)
             self.node.changed_s = before[3].changed_s
             for grant in list(self.grants.values()):
-                now = self.bounded(grown(grant, old_topology, host.topology))
+                now = self.classified(self.bounded(grown(grant, old_topology, host.topology)), anew=True)
                 if now is not grant:
                     self.store(now)
                 self.node.add(grant.key, resident_of(now))

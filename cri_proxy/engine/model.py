@@ -68,7 +68,8 @@ class ContainerRecord:
     once, so that the daemon owes it if it is not there. ``runs_on_mems`` is where its memory may come from when that is
     not ``placement.mems``, as far as it was looked at; ``memory_charge``, bytes by NUMA node, is what it is charged when
     that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold. ``moved_s``:
-    when a plan has moved it last, 0 = never.
+    when a plan has moved it last, 0 = never. ``isolation``: what it is to others, protected, standard or batch, and
+    ``isolation_why`` what says so; "" where no subject of isolation is on.
     """
 
     key: str
@@ -90,6 +91,8 @@ class ContainerRecord:
     runs_on_mems: frozenset[int] = NO_CPUS
     memory_charge: tuple[tuple[int, int], ...] = ()
     moved_s: float = 0.0
+    isolation: str = ""
+    isolation_why: str = ""
 
     @property
     def cpus(self) -> frozenset[int]:

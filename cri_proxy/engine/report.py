@@ -111,6 +111,8 @@ def placement_row(topology: Topology, grant: ContainerRecord) -> dict[str, Any]:
         "pod_cpu_sharers": 0 if container.pod_share is None else container.pod_share.count,
         "why": plain(grant.why),
         "runs_in": grant.runs_in,
+        "isolation": grant.isolation,
+        "isolation_why": grant.isolation_why,
     }
 
 
@@ -607,6 +609,7 @@ def container_row(engine: Engine, grant: ContainerRecord, zones: Iterable[Zone])
         "exclusive": bool(row["exclusive"]),
         "zone": zone_around(zones, grant.cpus),
         "demand": "" if settings is None else demand_of(grant.container, settings),
+        "isolation": grant.isolation,
     }
 
 

@@ -98,6 +98,8 @@ class RecordWriter:
             "runs_on_mems": format_cpus(grant.runs_on_mems),
             "memory": grant.memory_charge,
             "moved_s": grant.moved_s,
+            "isolation": grant.isolation,
+            "isolation_why": grant.isolation_why,
         }
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
@@ -396,6 +398,8 @@ def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
         runs_on_mems=parse_cpus(document.get("runs_on_mems", "")),
         memory_charge=tuple((int(node), int(size)) for node, size, *_ in document.get("memory", ())),
         moved_s=float(document.get("moved_s", 0.0)),
+        isolation=document.get("isolation", ""),
+        isolation_why=document.get("isolation_why", ""),
     )
     return _checked(grant)
 

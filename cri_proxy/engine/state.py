@@ -224,7 +224,7 @@ class State:
 
     def put(self, grant: ContainerRecord) -> None:
         """Insert or replace a grant, in the records and in the books, inside of what its pod's cgroup allows."""
-        grant = self.bounded(grant)
+        grant = self.classified(self.bounded(grant))
         if self._lacks_charge(grant):
             self._unbook(grant.key)
             grant = altered(grant, memory_charge=self._charge(grant))
@@ -238,6 +238,28 @@ class State:
             return grant
         constraint = self.host.bounded(grant.constraint, grant.container.pod.cgroup_parent)
         return grant if constraint == grant.constraint else altered(grant, constraint=constraint)
+
+    def classified(self, grant: ContainerRecord, anew: bool = False) -> ContainerRecord:
+        """A grant with the class of its container. ``anew``: what classes follow from has changed."""
+        selectors = self.options.classes
+        if selectors is None:
+            return altered(grant, isolation="", isolation_why="") if grant.isolation else grant
+        known = self.grants.get(grant.key)
+        if (
+            not anew
+            and grant.isolation
+            and known is not None
+            and known.container is grant.container
+            and known.placement.group == grant.placement.group
+        ):
+            return grant
+        # Isolation is off by default, and then not imported.
+        from cri_proxy.isolation.classes import class_of
+
+        found = class_of(grant.container, grant.placement.group, selectors)
+        if (found.kind, found.why) == (grant.isolation, grant.isolation_why):
+            return grant
+        return altered(grant, isolation=found.kind, isolation_why=found.why)
 
     def store(self, grant: ContainerRecord) -> None:
         known = self.grants.get(grant.key)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
+from cri_proxy.cri.annotations.keys import FOLLOWED_FIELDS
+from cri_proxy.cri.annotations.read import followed, understood
 from cri_proxy.engine.model import Admission, ContainerRecord, Life, Management, Ticket, TicketKind, Told
 from cri_proxy.engine.moves import with_peers
 from cri_proxy.engine.place import (
@@ -459,6 +461,27 @@ def resize_pod(
         if is_ours and wanted_milli(old.container) != wanted_milli(grant.container):
             _place_in_resized_pod(state, old, now_s, enforce)
     reconcile(state)
+
+
+def follow_classes(
+    state: State, sandbox_id: str, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> None:
+    """The runtime lists a pod with these labels and annotations: what they say of classes holds from now on.
+
+    No container is moved by it.
+    """
+    pod = state.pods.get(sandbox_id)
+    if pod is None or (now := followed(pod, labels, annotations)) is pod:
+        return
+    state.change("pod", state.pods, now.id, now)
+    for key in sorted(state.sandboxes.get(sandbox_id, ())):
+        grant = state.grants[key]
+        its = replace(grant.container.pod, labels=now.labels, annotations=now.annotations)
+        container = replace(grant.container, pod=now if its == now else its)
+        said = understood(container).preferences
+        changes: dict[str, Any] = {name: getattr(said, name) for name in FOLLOWED_FIELDS}
+        preferences = replace(container.preferences, **changes)
+        state.put(replace(grant, container=replace(container, preferences=preferences)))
 
 
 def _place_in_resized_pod(state: State, old: ContainerRecord, now_s: float, enforce: bool) -> None:

@@ -20,6 +20,15 @@ from policies.machine.cpus import NO_CPUS
 PROTECTED, STANDARD, BATCH = "protected", "standard", "batch"
 CLASSES = (PROTECTED, STANDARD, BATCH)
 
+
+@frozen
+class IsolationClass:
+    """What a container is to the others: ``kind``, one of ``CLASSES``, and what says so, such as "namespace/batch-*"."""
+
+    kind: str
+    why: str
+
+
 #: What a subject may do: nothing; say what it would do; do it.
 OFF, OBSERVE, ENFORCE = "off", "observe", "enforce"
 

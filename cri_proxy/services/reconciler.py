@@ -339,6 +339,11 @@ class Reconciler:
             if pod.id not in engine.pods:
                 engine.add_pod(pod)
         self._refused |= {s.id for s in news if s.id not in engine.pods}
+        if engine.options.classes is not None:
+            for sandbox in listed.values():
+                # Kubelet puts some on every sandbox: a list without any does not tell them.
+                if sandbox.id in engine.pods and sandbox.annotations:
+                    engine.follow_classes(sandbox.id, sandbox.labels, sandbox.annotations)
         missing = {s for s in engine.pods if s not in listed}
         for sandbox_id in missing & self._missing:
             engine.end_pod(sandbox_id)

@@ -10,6 +10,10 @@ from cri_proxy.config.config import BadConfig, LoadedConfig, SettingsSource, rea
 
 DURATION = "expected a duration above 0 and up to 24h, such as 300 (seconds), 250ms, 5m or 1h30m"
 NAMES = 'expected a list of names or globs, such as [kube-system, "ops-*"]'
+SELECTORS = (
+    "expected a list of namespace/GLOB, qos/Guaranteed, qos/Burstable, qos/BestEffort or balloon/TYPE, "
+    "or [] for none"
+)
 SOCKET = "expected an absolute path of at most 107 bytes"
 HTTP_URL = 'expected http://HOST:PORT/PATH or https://HOST/PATH, or "" for none'
 LISTEN = 'expected HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off'

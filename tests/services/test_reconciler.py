@@ -37,7 +37,7 @@ from cri_proxy.text.sources import SettingsSource
 from policies.hygon import Hygon
 from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Container, Resources
-from policies.settings import PlacementSettings
+from policies.settings import ClassSelectors, EngineOptions, PlacementSettings
 from tests.cri_client import container_config
 from tests.fake_runtime import FakeRuntime
 from tests.machines import HYGON_7285_2S
@@ -502,6 +502,21 @@ async def test_the_limits_of_a_container_in_a_child_of_its_cgroup_are_where_its_
     # What another program lends is no resize.
     limits(found, path, 20, "1600000 100000")
     assert (await found.reconciler.run()).resized == ()
+
+
+async def test_annotations_of_classes_are_followed_where_the_runtime_lists_others(found) -> None:
+    await found.reconciler.run()
+    sandbox = found.runtime.containers[found.good].sandbox_id
+    found.runtime.pods[sandbox].config.annotations["cri-resmgr.io/class"] = "batch"
+    await found.reconciler.run()
+    assert found.engine.grants[found.good].isolation == ""  # no subject of isolation is on
+    found.engine.rehost(found.engine.host, options=EngineOptions(classes=ClassSelectors()))
+    await found.reconciler.run()
+    assert found.engine.grants[found.good].isolation == "batch"
+    # A list that tells no annotations at all says nothing about them.
+    found.runtime.pods[sandbox].config.annotations.clear()
+    await found.reconciler.run()
+    assert found.engine.grants[found.good].isolation == "batch"
 
 
 async def test_a_pod_that_was_resized_past_us_has_the_size_that_its_cgroup_says(found) -> None:

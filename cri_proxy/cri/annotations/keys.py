@@ -98,6 +98,7 @@ KEYS: tuple[Key, ...] = (
     _ours("memory-type", "memory_types", read_memory_types),
     _ours("hints", "hints", read_hint_kinds),
     _ours("balloon", "balloon", read_name),
+    _ours("class", "isolation_class", one_of("protected", "standard", "batch")),
     Key(f"require-isolated-cpus.{NRI}", "isolated", bool_as("require", None), _always),
     *_theirs(NRI),
     Key(f"hide-hyperthreads.{NRI}", "smt", bool_as("hide", "")),
@@ -114,6 +115,16 @@ KEYS: tuple[Key, ...] = (
         guaranteed_only=True,
     ),
     Key(f"{INTEL}/memory-type", "memory_types", read_memory_types, by_container=True),
+)
+
+#: On a pod of batch jobs, as Volcano and rubik read it: others may take what it uses.
+PREEMPTABLE = "volcano.sh/preemptable"
+#: Fields that hold as they are while a container runs too; all others are asked of its placement once.
+FOLLOWED_FIELDS = ("isolation_class",)
+#: What the annotations begin with that are followed.
+FOLLOWED = (
+    *(k for key in KEYS if key.field in FOLLOWED_FIELDS for k in (key.key, key.alias) if k),
+    PREEMPTABLE,
 )
 
 #: The prefixes of affinity and anti-affinity; the first with terms for the container counts.

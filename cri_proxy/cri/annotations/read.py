@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 from cri_proxy.cri.annotations.affinity import read_affinity
 from cri_proxy.cri.annotations.keys import (
     AFFINITY_NAMESPACES,
+    FOLLOWED,
     INTEL,
     KEYS,
     NOT_DONE,
@@ -71,6 +72,20 @@ def read_preferences(
     reading.note_strangers()
     preferences = replace(_NOTHING, **reading.said, affinity=tuple(reading.terms), refusal=reading.refusal)
     return replace(preferences, notes=_capped(reading.notes))
+
+
+def followed(pod: Pod, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Pod:
+    """The pod with what these labels and annotations of it say of classes; all else stays as it was at its start."""
+    keys = [key for key in (*annotations, *pod.annotations) if key.startswith(FOLLOWED)]
+    label = labels.get(QOS_LABEL)
+    is_same = all(annotations.get(key) == pod.annotations.get(key) for key in keys)
+    if is_same and label == pod.labels.get(QOS_LABEL):
+        return pod
+    rest = {key: text for key, text in pod.annotations.items() if not key.startswith(FOLLOWED)}
+    now = {key: annotations[key] for key in keys if key in annotations}
+    labelled = {key: text for key, text in pod.labels.items() if key != QOS_LABEL}
+    labelled.update({} if label is None else {QOS_LABEL: label})
+    return replace(pod, labels=labelled, annotations={**rest, **now})
 
 
 _NOTHING = PlacementPreferences()
