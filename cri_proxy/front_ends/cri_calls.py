@@ -416,7 +416,14 @@ class StartContainer(_AboutContainer):
     is_ours = False
 
     async def decide(self, message: bytes) -> Outcome:
-        outcome = await super().decide(message)
+        outcome = await self._once_alone(await super().decide(message))
+        on_start = self.node_state.on_start
+        if on_start is not None and isinstance(outcome, Forward):
+            await on_start(self.container_id)
+        return outcome
+
+    async def _once_alone(self, outcome: Outcome) -> Outcome:
+        """Wait until others have left the CPUs that the container owns; a refusal if they must have, and have not."""
         node_state, grant = self.node_state, self.engine.grants.get(self.container_id)
         if not node_state.enforcing or (grant is not None and not grant.exclusive):
             return outcome

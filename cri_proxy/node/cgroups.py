@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection
@@ -137,6 +138,24 @@ class Cgroups:
                     if (cpus := _read(f"{folder}/{name}/cpuset.cpus")) is not None:
                         found[has_id.group()] = cpus
         return found
+
+    def below(self, parent: str, container_id: str) -> str:
+        """The cgroup of a container in its pod's, by the id in its name; "" if it is not there (yet)."""
+        parent = f"/{parent.strip('/')}"
+        try:
+            names = os.listdir(f"{self.base}{parent}")
+        except OSError:  # it is gone, or not made yet
+            return ""
+        found = (name for name in names if (has_id := _ID.search(name)) and has_id.group() == container_id)
+        return next((f"{parent}/{name}" for name in found), "")
+
+    def threads(self, path: str) -> frozenset[int]:
+        """All threads of a cgroup and of those below it; those outside our PID namespace are left out."""
+        name, found = "tasks" if self.is_v1 else "cgroup.threads", set[int]()
+        for folder, _, _ in os.walk(f"{self.base}/{path.strip('/')}"):
+            with contextlib.suppress(OSError, ValueError):  # it is gone
+                found.update(map(int, read_text(f"{folder}/{name}").split()))
+        return frozenset(found - {0})
 
     def is_populated(self, path: str) -> bool:
         """Whether a process runs in a cgroup or in any below it.

@@ -15,23 +15,28 @@ MASK_CLASSIC, MASK_ALL = 0x07FF, 0x3FFF
 
 #: Events that place and follow containers: all but StartContainer, which PostStart follows, and validators'.
 WANTED = 0x1FDF
+#: StartContainer, wanted where something is done with processes that have not run yet.
+STARTS = 0x0020
 #: The first releases of runtimes with the events of NRI 0.10, by the runtime's own name.
 _KNOWS_ALL = {"containerd": (2, 2), "cri-o": (1, 34)}
 #: The first NRI in which a plugin's own UpdateContainers does not lock the runtime up.
 _UPDATES_SAFE = (0, 12, 1)
 
 
-def subscription(runtime_name: str, runtime_version: str, nri_version: str, refused: bool = False) -> int:
+def subscription(
+    runtime_name: str, runtime_version: str, nri_version: str, refused: bool = False, has_starts: bool = False
+) -> int:
     """The mask to answer Configure with.
 
     ``nri_version``: as a host from 0.12 on tells it; "" = it did not. ``refused``: the host has closed the
-    connection over the mask before.
+    connection over the mask before. ``has_starts``: the event before each start is wanted, too.
     """
     first = _KNOWS_ALL.get(runtime_name.lower())
     knows_all = _numbers(nri_version) >= (0, 10) or (
         first is not None and _numbers(runtime_version)[:2] >= first
     )
-    return WANTED & (MASK_ALL if knows_all and not refused else MASK_CLASSIC)
+    wanted = WANTED | STARTS if has_starts else WANTED
+    return wanted & (MASK_ALL if knows_all and not refused else MASK_CLASSIC)
 
 
 def may_update_unasked(nri_version: str) -> bool:

@@ -55,6 +55,8 @@ class NodeState:
     on_doubt: Callable[[], None] = lambda: None
     #: Called with the id of every container that an event says has started.
     on_started: Callable[[str], None] = lambda container_id: None
+    #: Called with the id of every container that is about to start; its start waits. None: nothing is to be done then.
+    on_start: Optional[Callable[[str], Awaitable[None]]] = None
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with every new pod before the client hears of it; waited for.

@@ -677,6 +677,23 @@ async def test_a_start_of_what_owns_nothing_or_is_not_placed_waits_for_none(call
     assert not company.asked and calls.line["outcome"] == "passed"
 
 
+async def test_a_start_waits_for_what_is_to_be_done_before_it(calls) -> None:
+    await calls.make(started=False)
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def on_start(key: str) -> None:
+        assert key == KEY
+        begun.set()
+        await goes_on.wait()
+
+    calls.state.on_start = on_start
+    start = asyncio.ensure_future(calls.about("StartContainer", OK))
+    await begun.wait()
+    assert not start.done()
+    goes_on.set()
+    assert await start == Forward()
+
+
 @pytest.mark.parametrize("is_demanded", [False, True])
 async def test_a_start_among_others_is_refused_where_it_demands_to_be_alone(calls, is_demanded) -> None:
     await calls.pod(Pod("p0"))

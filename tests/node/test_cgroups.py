@@ -363,3 +363,29 @@ def test_a_monitor_beside_its_container_is_not_taken_for_it(tmp_path: Path) -> N
         (tmp_path / path).mkdir(parents=True)
         (tmp_path / path / "cpuset.cpus").write_text(cpus)
     assert Cgroups(tmp_path).own_cpusets(set(ids)) == {ids[0]: frozenset({1})}
+
+
+# ---------------------------------------------------------------------- what runs in a cgroup
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_the_threads_of_a_cgroup_are_those_below_it_too_and_none_of_other_pid_namespaces(
+    kind: str, tmp_path: Path
+) -> None:
+    cgroups = make_tree(kind, tmp_path, {POD: ("", ""), f"{POD}/a": ("", ""), f"{POD}/a/nested": ("", "")})
+    name = "cgroup.threads" if kind == "v2" else "tasks"
+    for path, text in ((POD, "1\n"), (f"{POD}/a", "7\n9\n0\n0\n"), (f"{POD}/a/nested", "12\n")):
+        (cgroups.base / path.lstrip("/") / name).write_text(text)
+    assert cgroups.threads(f"{POD}/a") == {7, 9, 12}
+    assert cgroups.threads(POD) == {1, 7, 9, 12}
+    assert cgroups.threads(f"{POD}/gone") == set()
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("name", ["{}", "cri-containerd-{}.scope", "crio-{}", "crio-{}.scope"])
+def test_a_containers_cgroup_is_found_in_its_pods_by_its_id(kind: str, name: str, tmp_path: Path) -> None:
+    own, other = "c" * 64, "d" * 64
+    names = [name.format(other), f"crio-conmon-{own}.scope", name.format(own)]
+    cgroups = make_tree(kind, tmp_path, {f"{POD}/{each}": ("", "") for each in names})
+    assert cgroups.below(POD, own) == cgroups.below(POD.lstrip("/"), own) == f"{POD}/{names[2]}"
+    assert cgroups.below(POD, "e" * 64) == cgroups.below("/kubepods/gone", own) == ""

@@ -6,7 +6,14 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.dispatch import event_name, mask_of
-from cri_proxy.nri.subscription import MASK_ALL, MASK_CLASSIC, WANTED, may_update_unasked, subscription
+from cri_proxy.nri.subscription import (
+    MASK_ALL,
+    MASK_CLASSIC,
+    STARTS,
+    WANTED,
+    may_update_unasked,
+    subscription,
+)
 
 CLASSIC, ALL = WANTED & MASK_CLASSIC, WANTED
 NOT_WANTED = [nri.START_CONTAINER, nri.VALIDATE_CONTAINER_ADJUSTMENT]
@@ -33,6 +40,15 @@ def test_the_subscription_is_what_the_host_knows(
 ) -> None:
     assert subscription(runtime, version, nri_version) == mask
     assert subscription(runtime, version, nri_version, refused=True) == CLASSIC
+
+
+def test_the_event_before_each_start_is_asked_for_only_where_it_is_wanted() -> None:
+    """Every host knows it."""
+    for runtime, version, nri_version, mask in HOSTS:
+        assert not mask & STARTS
+        assert subscription(runtime, version, nri_version, has_starts=True) == mask | STARTS
+        assert subscription(runtime, version, nri_version, True, has_starts=True) == CLASSIC | STARTS
+    assert mask_of([nri.START_CONTAINER]) == STARTS
 
 
 def test_we_are_no_validator_and_never_ask_for_everything() -> None:

@@ -72,6 +72,7 @@ class Taken(NamedTuple):
 
     ``configure``: the request; None = it has not come. ``told``: the requests of Synchronize, the last one with
     ``more`` if there are others to come; they came ``told_s`` by ``time.monotonic``. ``waiting``: to be answered.
+    ``mask``: the events that were subscribed to.
     """
 
     connection: socket.socket
@@ -80,6 +81,7 @@ class Taken(NamedTuple):
     told: tuple[bytes, ...]
     told_s: float
     waiting: tuple[PendingEvent, ...]
+    mask: int = 0
 
 
 class Launched:
@@ -102,6 +104,7 @@ class Launched:
         self._told_s = 0.0
         self._waiting: list[PendingEvent] = []
         self._held: Optional[HeldReply] = None
+        self._mask = 0
         self._event_s = EVENT_S
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._speak, name="launched", daemon=True)
@@ -121,16 +124,22 @@ class Launched:
         self._begun = self._begun._replace(next_stream=3)
         self._thread.start()
 
-    def stop(self) -> Taken:
-        """End, and hand the connection over; the host may have closed it."""
+    def stop(self, has_starts: bool = False) -> Taken:
+        """End, and hand the connection over; the host may have closed it.
+
+        ``has_starts``: the event before each start is wanted, which can be said if Configure is not answered yet.
+        """
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join()
         if self._held is not None:
+            payload = self._held.payload
+            if has_starts and payload and self._configure is not None:
+                payload = self._configured(read_configure(self._configure), has_starts)
             with contextlib.suppress(OSError):  # it has gone, which the daemon sees as well
-                self._reply(self._held.stream, self._held.payload)
+                self._reply(self._held.stream, payload)
         told, waiting = tuple(self._told), tuple(self._waiting)
-        return Taken(self._socket, self._begun, self._configure, told, self._told_s, waiting)
+        return Taken(self._socket, self._begun, self._configure, told, self._told_s, waiting, self._mask)
 
     def _speak(self) -> None:
         poll = select.poll()
@@ -202,10 +211,10 @@ class Launched:
     def _hold(self, stream: int, reply: bytes, call: Fields) -> None:
         self._held = HeldReply(stream, reply, self._clock() + PATIENCE * self._allowed_s(call))
 
-    def _configured(self, told: Configure) -> bytes:
+    def _configured(self, told: Configure, has_starts: bool = False) -> bytes:
         self._event_s = told.request_timeout_s or EVENT_S
-        mask = subscription(told.runtime, told.version, told.nri_version)
-        return b"\x10" + write_varint(mask)  # ConfigureResponse.events
+        self._mask = subscription(told.runtime, told.version, told.nri_version, has_starts=has_starts)
+        return b"\x10" + write_varint(self._mask)  # ConfigureResponse.events
 
     def _answer_what_is_late(self) -> None:
         now_s = self._clock()
@@ -285,11 +294,11 @@ def told_config() -> str:
     return "" if given is None else read_configure(given).config
 
 
-def take() -> Optional[Taken]:
-    """End, and hand the connection over; None = there is none. Again: none."""
+def take(has_starts: bool = False) -> Optional[Taken]:
+    """End, and hand the connection over; None = there is none. Again: none. ``has_starts``: as for ``Launched.stop``."""
     global _current
     launched, _current = _current, None
-    return None if launched is None else launched.stop()
+    return None if launched is None else launched.stop(has_starts)
 
 
 def _read(message: bytes) -> Fields:

@@ -314,6 +314,13 @@ class NriPlacing:
             self._unstarted[container_id] = (grant.container.pod.uid, grant.container.name)
         node_state.save()
 
+    async def start_container(self, request: Any, told: Told) -> None:
+        """The container's first process is there, and does not run."""
+        key = told.fields["id"] = request.container.id
+        self.bind(key)
+        if self._node_state.on_start is not None:
+            await self._node_state.on_start(key)
+
     async def post_start_container(self, request: Any, told: Told) -> None:
         key = told.fields["id"] = request.container.id
         self.bind(key)

@@ -124,7 +124,7 @@ class NriPlugin:
 
     async def _connect(self) -> None:
         wait_s = FIRST_WAIT_S
-        taken = launched.take()
+        taken = launched.take(self._services.node_state.on_start is not None)
         if taken is not None:
             self._lost(await self._serve(*await asyncio.open_unix_connection(sock=taken.connection), taken))
         while True:
@@ -291,6 +291,10 @@ class NriPlugin:
             self._placing.doubt(LATE_S)
             if self._is_told and self._services.node_state.active() is not None:
                 self._arrivals.note_look()
+            session = self._session
+            # What a runtime has launched may have no way to connect again.
+            if session is not None and session.lacks_starts and self._options.descriptor is None:
+                session.end("it connects anew, to be told of starts")
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._services.supervisor.begin("NRI session", work)

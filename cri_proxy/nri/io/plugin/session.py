@@ -34,7 +34,7 @@ from cri_proxy.nri.dispatch import event_name
 from cri_proxy.nri.io.connection import CallFailed, CallTimedOut, ConnectionClosed, Handler, NriConnection
 from cri_proxy.nri.io.plugin.launched import EVENT_S, PATIENCE, Taken
 from cri_proxy.nri.io.plugin.placing import NriPlacing, Told
-from cri_proxy.nri.subscription import NRI_VERSION, may_update_unasked, subscription
+from cri_proxy.nri.subscription import NRI_VERSION, STARTS, may_update_unasked, subscription
 from cri_proxy.nri.ttrpc import PeerCall
 from cri_proxy.relay.status import Code
 from cri_proxy.services.node_state import NodeState
@@ -112,6 +112,16 @@ class NriSession:
         """The connection, where the host may be asked for updates at any time."""
         return self._connection if may_update_unasked(self.host.nri_version) else None
 
+    @property
+    def lacks_starts(self) -> bool:
+        """Whether the event before each start is wanted since the host was told what is."""
+        return bool(self.mask) and not self.mask & STARTS and self._node_state.on_start is not None
+
+    def end(self, reason: str) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close(reason)
+
     async def run(
         self,
         reader: asyncio.StreamReader,
@@ -156,6 +166,7 @@ class NriSession:
         """Take the launched part's state over: configured, perhaps synchronized."""
         if taken.configure is not None:
             self._note_host(taken.configure, 0.0)
+            self.mask = taken.mask or self.mask
         told_s = self._node_state.clock() - (time.monotonic() - taken.told_s)
         for message in taken.told:
             self._add(message, told_s)
@@ -204,7 +215,11 @@ class NriSession:
         event_s = told.request_timeout / 1000 or timeout_s or EVENT_S
         self.host = HostFacts(told.runtime_name, told.runtime_version, told.NRI_version, told.config, event_s)
         self.mask = subscription(
-            told.runtime_name, told.runtime_version, told.NRI_version, self._refused(self.host)
+            told.runtime_name,
+            told.runtime_version,
+            told.NRI_version,
+            self._refused(self.host),
+            has_starts=self._node_state.on_start is not None,
         )
 
     async def _synchronize(self, message: bytes, timeout_s: float) -> bytes:
@@ -394,6 +409,7 @@ def works_of(placing: NriPlacing) -> dict[str, Work]:
         "RemovePodSandbox": placing.remove_pod_sandbox,
         "CreateContainer": placing.create_container,
         "PostCreateContainer": placing.post_create_container,
+        "StartContainer": placing.start_container,
         "PostStartContainer": placing.post_start_container,
         "UpdateContainer": placing.update_container,
         "PostUpdateContainer": placing.post_update_container,

@@ -224,3 +224,19 @@ async def test_a_container_that_ends_while_a_snapshot_is_followed_is_not_taken_f
 
     await follow_snapshot(scene.state, snapshot, welcome, place_late)
     assert "own" not in scene.engine.grants
+
+
+async def test_before_a_start_what_is_to_be_done_is_waited_for_and_the_container_is_known_by_its_id() -> None:
+    scene = Scene()
+    await scene.create()
+    started: list[str] = []
+
+    async def on_start(key: str) -> None:
+        assert scene.engine.grants[key].life is Life.CREATED
+        started.append(key)
+
+    assert await scene.placing.start_container(scene.request(), Told("StartContainer")) is None
+    assert scene.engine.grants["own"].life is Life.CREATED
+    scene.state.on_start = on_start
+    await scene.placing.start_container(scene.request(), Told("StartContainer"))
+    assert started == ["own"]

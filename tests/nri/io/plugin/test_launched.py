@@ -13,7 +13,7 @@ import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_proxy.nri.io.plugin.launched import Launched, Taken, read_configure
-from cri_proxy.nri.subscription import WANTED
+from cri_proxy.nri.subscription import STARTS, WANTED
 from tests.functional.nri_host import ScriptedHost, make_container, make_pod, running
 from tests.nri.io.host.plugins import HANG_S, REPOSITORY
 
@@ -217,6 +217,21 @@ async def test_a_host_that_starts_is_answered_once_the_daemon_is_there(
         await asyncio.sleep(0.001)
     assert host.masks == [WANTED]
     assert (taken.configure, len(taken.told)) == (host.configure.SerializeToString(), int(synchronized))
+
+
+@pytest.mark.parametrize("configured", [False, True])
+async def test_the_event_before_each_start_is_asked_for_if_the_daemon_is_there_in_time_to_say_so(
+    host: ScriptedHost, starting: Launched, clock: Clock, configured: bool
+) -> None:
+    host.known = WANTED | STARTS
+    if configured:
+        clock.now_s += 1.6
+        while not host.masks:
+            await asyncio.sleep(0.001)
+    taken = await asyncio.to_thread(starting.stop, True)
+    while not host.masks:
+        await asyncio.sleep(0.001)
+    assert host.masks == [taken.mask] == [WANTED if configured else WANTED | STARTS]
 
 
 async def test_a_host_before_nri_0_7_is_configured_at_once(
