@@ -333,6 +333,15 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
     return Check(f'{forms}, or "" for {none_is}', read, _write_constraint, schema, "CPUs")
 
 
+def section(expected: str) -> Check:
+    """A section of another program's, which is read as a whole elsewhere and shown as ``written``; None = none."""
+
+    def read(raw: Raw) -> None:
+        raise vol.Invalid("")
+
+    return Check(expected, read, lambda found: "{}" if found is None else str(found.written))
+
+
 def _text(raw: Raw) -> str:
     if not isinstance(raw, str):
         raise vol.Invalid("")

@@ -31,12 +31,14 @@ KINDS = {"TopologyAwarePolicy": "topology-aware", "BalloonsPolicy": "balloons", 
 _POLICY_SECTIONS = ("topology-aware", "balloons", *POLICIES)
 #: Sections of Intel's files that are not ours.
 SECTIONS = frozenset(
-    {"logger", "dump", "cpu", "rdt", "blockio", "resource-manager", "instrumentation"}
+    {"logger", "dump", "cpu", "blockio", "resource-manager", "instrumentation"}
     | {f"policy.{name}" for name in _POLICY_SECTIONS}
 )
 #: Sections of nri-plugins' files, in lower case; a custom resource has all of them below ``spec``.
 _NRI_RESOURCES = {"reservedresources": "ReservedResources", "availableresources": "AvailableResources"}
-_NRI_SECTIONS = frozenset(("spec", "spec.log", *_NRI_RESOURCES, *(f"spec.{name}" for name in _NRI_RESOURCES)))
+_NRI_SECTIONS = frozenset(
+    ("spec", "spec.control", "spec.log", *_NRI_RESOURCES, *(f"spec.{name}" for name in _NRI_RESOURCES))
+)
 
 _RESERVED, _TYPES = "placement.reserved_namespaces", "policy.balloons.BalloonTypes"
 #: Keys of their policies, as Intel's files have them, and our options.
@@ -77,7 +79,10 @@ _MEANINGLESS = frozenset(
 #: What makes a custom resource of it; what else stands at the top; ``control`` is a section of ours, too.
 _NRI_FRAME = frozenset(("apiversion", "metadata", "status"))
 _NRI_OTHERS = _NRI_FRAME | frozenset(("agent", "kind"))
-_NRI_CONTROL = frozenset(("control.blockio", "control.cpu", "control.rdt"))
+_NRI_CONTROL = frozenset(("control.blockio", "control.cpu"))
+#: The section of RDT's classes: nri-plugins' is our option, and Intel's has another place.
+RDT = "control.rdt"
+_RDTS = frozenset(("rdt", f"spec.{RDT}"))
 #: nri-plugins' levels as ours.
 LEVELS = {"l3cache": "ccx", "numa": "numa", "die": "numa", "package": "socket", "system": "machine"}
 _MEMORY = ("policy.reservedresources.memory", "policy.availableresources.memory")
@@ -129,6 +134,8 @@ def translate(entry: SourceEntry, active: str) -> tuple[Optional[SourceEntry], O
         return replace(entry, raw=ours), None if entry.raw == "memtier" else Remark(note, is_doubt=False)
     if entry.key in BY_KEY:
         return entry, None
+    if entry.key.lower() in _RDTS:
+        return _ours(entry, RDT, entry.raw), None
     section, name = _split(entry.key)
     low = name.lower()
     if entry.key.lower() in _MEMORY:

@@ -26,6 +26,7 @@ from cri_proxy.text.sources import (
     SettingsSource,
     SourceEntry,
     Table,
+    Tree,
     describe,
     read_entries,
     show_key,
@@ -50,8 +51,8 @@ __all__ = [
 
 _SCHEMA = vol.Schema({vol.Optional(option.key): option.check for option in OPTIONS})
 _ALL_SECTIONS = config_intel.KnownSections()
-#: The option that is a list of mappings: read here, where each of them knows its line.
-_TYPES = "policy.balloons.BalloonTypes"
+#: The options that are more than texts: read here, where each part of them knows its line.
+_TYPES, _RDT = "policy.balloons.BalloonTypes", config_intel.RDT
 #: Policies that give Guaranteed containers CPUs of their own unless told otherwise.
 _EXCLUSIVE_PRESETS = ("topology-aware",)
 #: A foreign file may consist of unknown keys: beyond these many a source's warnings are counted, not written.
@@ -279,14 +280,21 @@ def _validate(
     settings: Mapping[str, SourceEntry], errors: list[str], remarks: list[Remark]
 ) -> dict[str, Any]:
     raw = {key: entry.raw for key, entry in settings.items()}
-    types: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     table = raw.get(_TYPES)
     if isinstance(table, Table):
         del raw[_TYPES]
         specs = read_types(table, errors, remarks.append)
-        types = {} if specs is None else {_TYPES: specs}
+        typed = {} if specs is None else {_TYPES: specs}
+    if isinstance(raw.get(_RDT), Tree):
+        # Few files have such a section: what reads it is imported with the first.
+        from cri_proxy.config.rdt_section import EMPTY, read_section
+
+        del raw[_RDT]
+        found = read_section(settings[_RDT], errors, remarks.append)
+        typed.update({} if found is None else {_RDT: found if found != EMPTY else None})
     try:
-        return {**_SCHEMA(raw), **types}
+        return {**_SCHEMA(raw), **typed}
     except vol.MultipleInvalid as invalid:
         for error in invalid.errors:
             key = str(error.path[0])
@@ -294,7 +302,7 @@ def _validate(
             entry, detail = settings[key], f" ({error.msg})" if error.msg else ""
             expected = f"expected {BY_KEY[key].check.expected}{detail}"
             errors.append(f"{entry.origin}: {entry.written} is {describe(entry.raw)}, {expected}")
-    return {**_SCHEMA(raw), **types}
+    return {**_SCHEMA(raw), **typed}
 
 
 def _origin(entry: SourceEntry) -> str:

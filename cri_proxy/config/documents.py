@@ -117,6 +117,7 @@ They load as they are: Intel's, nri-plugins' own, and the custom resources of nr
 | `policy.NAME.ReservedPoolNamespaces` | `placement.reserved_namespaces`, with `kube-system` as in theirs |
 {counterparts}
 | `unlimitedBurstable` | `placement.unlimited`, with levels by our names: {levels} |
+| `rdt`, and `control.rdt` of nri-plugins | `control.rdt`, as it is; Intel's has `usePodQoSAsDefaultClass` |
 | `logger.Debug`, `log.debug`, if it turns any source on | `log.level: debug` |
 
 NAME is the policy that the same file makes active; sections of others do not count. In nri-plugins' files, which

@@ -43,6 +43,14 @@ class Table(Odd):
     place: Callable[[int], str] = field(compare=False)
 
 
+@frozen
+class Tree(Odd):
+    """A mapping that is no section, of which ``branches`` makes entries; only options that are such mappings take it."""
+
+    node: MappingNode = field(compare=False)
+    place: Callable[[int], str] = field(compare=False)
+
+
 #: A value as written: a text, a list of texts, nothing at all, or something no option takes.
 Raw = Union[str, tuple[str, ...], None, Odd]
 
@@ -209,18 +217,28 @@ def rows(table: Table) -> Iterator[tuple[str, Optional[tuple[SourceEntry, ...]],
         if not isinstance(item, MappingNode):
             yield origin, None, describe(_raw(item, table.place))
             continue
-        entries = []
-        for key_node, value in item.value:
-            name = key_node.value if isinstance(key_node, ScalarNode) else "(a key that is no text)"
-            entries.append(SourceEntry(name, _raw(value, table.place), table.place(_line(key_node))))
-        yield origin, tuple(entries), ""
+        yield origin, _entries(item, table.place), ""
+
+
+def branches(tree: Tree) -> tuple[SourceEntry, ...]:
+    """The entries of a mapping, by their own names, in the order they were written."""
+    return _entries(tree.node, tree.place)
+
+
+def _entries(node: MappingNode, place: Callable[[int], str]) -> tuple[SourceEntry, ...]:
+    entries = []
+    for key_node, value in node.value:
+        name = key_node.value if isinstance(key_node, ScalarNode) else "(a key that is no text)"
+        entries.append(SourceEntry(name, _raw(value, place), place(_line(key_node))))
+    return tuple(entries)
 
 
 def _raw(node: Node, place: Callable[[int], str]) -> Raw:
     if isinstance(node, ScalarNode):
         return None if _is_null(node) else str(node.value)
-    if not isinstance(node, SequenceNode):
-        return Odd("a mapping")
+    if isinstance(node, MappingNode):
+        return Tree("a mapping", node, place)
+    assert isinstance(node, SequenceNode)  # YAML has no others
     if any(_is_null(item) for item in node.value):
         return Odd("a list with an empty item")
     if not all(isinstance(item, ScalarNode) for item in node.value):

@@ -32,7 +32,7 @@ spec:
   idleCPUClass: idle
   log: {debug: [policy], klog: {skip_headers: true}}
   agent: {nodeResourceTopology: true}
-  control: {rdt: {enable: true}}
+  control: {rdt: {enable: true}, cpu: {classes: {a: {minFreq: 1}}}}
   instrumentation: {httpEndpoint: ":8891"}
   balloonTypes:
   - name: db
@@ -98,7 +98,7 @@ policy:
   static: {RelaxedIsolation: true}
   podpools: {Pools: [{Name: a, CPU: 2}]}
 cpu: {classes: {a: {minFreq: 1}}}
-rdt: {options: {mode: Full}, partitions: {}}
+dump: {Config: full}
 blockio: {}
 resource-manager.control: {Controllers: {cpu: disabled}}
 instrumentation: off
@@ -110,8 +110,7 @@ logger: {LogSource: true, Debug: none}
         "6: policy.static.RelaxedIsolation",
         "7: policy.podpools.Pools",
         "8: cpu.classes",
-        "9: rdt.options",
-        "9: rdt.partitions",
+        "9: dump.Config",
         "11: resource-manager.control",
         "12: instrumentation",
         "13: logger.LogSource",
@@ -190,13 +189,14 @@ def test_a_custom_resource_of_nri_plugins_loads_as_it_is() -> None:
         "placement.memory": "off",
         "placement.reserved_namespaces": "[kube-system, ops]",
         "log.level": "debug",
+        "control.rdt": "{enable: true}",
     }
     assert [note.replace(" has no meaning here", "") for note in notes_of(NRI_RESOURCE)] == [
         "5: spec.reservedResources.memory",
         "11: spec.idleCPUClass",
         "12: spec.log.klog",
         "13: spec.agent",
-        "14: spec.control",
+        "14: spec.control.cpu",
         "15: spec.instrumentation",
         "19: cpuClass of a balloon type",
     ]

@@ -26,6 +26,7 @@ from cri_proxy.config.checks import (
     nodes,
     one_of,
     path,
+    section,
     selectors,
     socket_path,
     socket_paths,
@@ -184,6 +185,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("control.view_group", matching('the name of a group, or ""', r"[a-z_][a-z0-9_-]{0,31}|"), "cri-resmgr-view",
            "A group that may connect to control.view_socket besides root, such as that of cri-resmgr-web.service. Where "
            "there is no such group, or it is empty, root alone may.", live=False),
+    Option("control.rdt", section("a mapping with enable and partitions"), None,
+           "Classes of caches and memory bandwidth, as Intel's cri-resource-manager (its rdt) and nri-plugins have "
+           "them: options, partitions, and in these classes. Containers have a class by "
+           "annotation, or by their QoS class with usePodQoSAsDefaultClass. It counts with enable: true; caches as "
+           "isolation.caches says, bandwidth as isolation.bandwidth does."),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),
