@@ -142,6 +142,7 @@ class PlacementPreferences:
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
     ``balloon``: the type of balloon. ``isolation_class``: protected, standard, batch: what it is to others.
+    ``rdt_class``: the class of the configured ``rdt`` section that it asks for.
     ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
@@ -161,6 +162,7 @@ class PlacementPreferences:
     strict_hints: bool = False
     balloon: str = ""
     isolation_class: str = ""
+    rdt_class: str = ""
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""

@@ -261,6 +261,17 @@ def test_annotations_that_the_runtime_lists_otherwise_change_the_class_and_nothi
     assert engine.version == version
 
 
+def test_a_class_of_caches_and_bandwidth_that_the_runtime_lists_otherwise_is_the_containers() -> None:
+    engine = engine_on(HYGON_7285_2S, options=ON)
+    one = container({"rdtclass.resource-policy.nri.io/pod": "gold"}, name="one")
+    engine.add_pod(one.pod)
+    run(engine, one, "one")
+    version = engine.version
+    engine.follow_classes(one.pod.id, {}, {"rdt-class.cri-resmgr.io": "silver"})
+    assert engine.grants["one"].container.preferences.rdt_class == "silver"
+    assert engine.version > version
+
+
 def test_an_annotation_that_is_gone_says_nothing_any_more() -> None:
     engine = engine_on(HYGON_7285_2S, options=ON)
     one = container({"volcano.sh/preemptable": "true"}, {"koordinator.sh/qosClass": "LSE"}, name="one")

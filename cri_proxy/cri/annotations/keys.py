@@ -30,6 +30,8 @@ from cri_proxy.text.sources import quote
 from policies.frozen import frozen
 
 OURS, NRI, INTEL = "cri-resmgr.io", "resource-policy.nri.io", "cri-resource-manager.intel.com"
+#: Of classes of caches and bandwidth, as containerd and CRI-O read it.
+RDT = "rdt.resources.beta.kubernetes.io"
 
 Demands = Callable[[str], bool]
 
@@ -81,6 +83,7 @@ def _theirs(namespace: str) -> tuple[Key, ...]:
         Key(f"memory-type.{namespace}", "memory_types", read_memory_types),
         Key(f"topologyhints.{namespace}", "hints", read_hint_kinds),
         Key(f"balloon.balloons.{namespace}", "balloon", read_name),
+        Key(f"rdtclass.{namespace}", "rdt_class", read_name),
     )
 
 
@@ -99,6 +102,7 @@ KEYS: tuple[Key, ...] = (
     _ours("hints", "hints", read_hint_kinds),
     _ours("balloon", "balloon", read_name),
     _ours("class", "isolation_class", one_of("protected", "standard", "batch")),
+    _ours("rdt-class", "rdt_class", read_name),
     Key(f"require-isolated-cpus.{NRI}", "isolated", bool_as("require", None), _always),
     *_theirs(NRI),
     Key(f"hide-hyperthreads.{NRI}", "smt", bool_as("hide", "")),
@@ -115,12 +119,13 @@ KEYS: tuple[Key, ...] = (
         guaranteed_only=True,
     ),
     Key(f"{INTEL}/memory-type", "memory_types", read_memory_types, by_container=True),
+    Key(RDT, "rdt_class", read_name),
 )
 
 #: On a pod of batch jobs, as Volcano and rubik read it: others may take what it uses.
 PREEMPTABLE = "volcano.sh/preemptable"
 #: Fields that hold as they are while a container runs too; all others are asked of its placement once.
-FOLLOWED_FIELDS = ("isolation_class",)
+FOLLOWED_FIELDS = ("isolation_class", "rdt_class")
 #: What the annotations begin with that are followed.
 FOLLOWED = (
     *(k for key in KEYS if key.field in FOLLOWED_FIELDS for k in (key.key, key.alias) if k),
@@ -130,8 +135,8 @@ FOLLOWED = (
 #: The prefixes of affinity and anti-affinity; the first with terms for the container counts.
 AFFINITY_NAMESPACES = (OURS, NRI, INTEL)
 
-#: Annotations of others that ask for what nothing here does, with what that is. Classes of RDT and block I/O,
-#: limits of top-tier memory and the like are no placement: they are passed over in silence.
+#: Annotations of others that ask for what nothing here does, with what that is. Classes of block I/O, limits of
+#: top-tier memory and the like are no placement: they are passed over in silence.
 NOT_DONE = {
     **{f"cold-start.{namespace}": "memory that is slow first and fast later" for namespace in (NRI, INTEL)},
     f"{INTEL}/cold-start": "memory that is slow first and fast later",

@@ -20,6 +20,7 @@ from cri_proxy.cri.annotations.keys import (
     NOT_DONE,
     NRI,
     OURS,
+    RDT,
     Key,
     is_stranger,
     spellings,
@@ -41,7 +42,7 @@ from policies.model import AffinityTerm, Container, PlacementPreferences, Pod, Q
 
 #: Against thousands of unknown keys in one pod.
 MAX_NOTES = 20
-_MARKS = (OURS, NRI, INTEL, "koordinator.sh")
+_MARKS = (OURS, NRI, INTEL, RDT, "koordinator.sh")
 
 
 def understood(container: Container) -> Container:

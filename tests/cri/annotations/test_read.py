@@ -18,6 +18,7 @@ from policies.model import MatchExpression, PlacementPreferences, Pod, Qos
 from tests.scenes import make_pod
 
 NRI, INTEL = "resource-policy.nri.io", "cri-resource-manager.intel.com"
+RDT = "rdt.resources.beta.kubernetes.io"
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "annotations.md"
 
 
@@ -69,6 +70,7 @@ OURS = [
     ("cri-resmgr.io/hints", "devices", {"hints": frozenset(("devices",))}),
     ("cri-resmgr.io/hints", "none", {"hints": frozenset()}),
     ("cri-resmgr.io/balloon", "fast", {"balloon": "fast"}),
+    ("cri-resmgr.io/rdt-class", "gold", {"rdt_class": "gold"}),
 ]
 
 THEIRS = [
@@ -88,8 +90,8 @@ THEIRS = [
     ("topologyhints", "mounts,devices", {"hints": ALL_HINTS}),
     ("topologyhints", "pod-resources", {"hints": frozenset(("devices",))}),
     ("balloon.balloons", "fast", {"balloon": "fast"}),
+    ("rdtclass", "system/default", {"rdt_class": "system/default"}),
     # Classes of other resources are no placement, and nothing is said of them.
-    ("rdtclass", "gold", {}),
     ("blockioclass", "slow", {}),
     ("toptierlimit", "1G", {}),
 ]
@@ -252,6 +254,24 @@ RANKS = [
 @pytest.mark.parametrize("annotations", [a for _, a in RANKS], ids=[name for name, _ in RANKS])
 def test_who_counts_before_whom(annotations: dict[str, str]) -> None:
     assert asked(annotations, labels={QOS_LABEL: "LSR"}) == {"ownership": "shared"}
+
+
+RDT_CLASSES = [
+    ({f"{RDT}/pod": "gold"}, "gold"),
+    ({f"{RDT}/pod": "gold", f"{RDT}/container.app": "silver"}, "silver"),
+    ({f"{RDT}/container.other": "silver"}, ""),
+    ({f"{RDT}/container.app": "silver", f"rdtclass.{INTEL}/pod": "gold"}, "gold"),
+    ({f"rdtclass.{INTEL}/container.app": "silver", f"rdtclass.{NRI}/pod": "gold"}, "gold"),
+    ({f"rdtclass.{NRI}/container.app": "silver", "rdt-class.cri-resmgr.io": "gold"}, "gold"),
+    ({"rdt-class.cri-resmgr.io/container.app": "Best Effort"}, "Best Effort"),
+]
+
+
+@pytest.mark.parametrize(("annotations", "name"), RDT_CLASSES)
+def test_a_class_of_caches_and_bandwidth_is_read_as_others_are_containerds_last(
+    annotations: dict[str, str], name: str
+) -> None:
+    assert asked(annotations).get("rdt_class", "") == name
 
 
 def test_what_is_said_of_different_things_adds_up() -> None:
