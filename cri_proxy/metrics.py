@@ -104,6 +104,14 @@ class Metrics:
             "Time that these looks took, in a thread")
         self.demand_triggers = counter("cri_resmgr_demand_triggers_total", "",
             "Times that the kernel told of tasks waiting in a shrunk cpuset")
+        self.isolation_steps = counter("cri_resmgr_isolation_steps_total", "direction",
+            "What measured protection has changed in an L3, by direction: less (for batch), back, taken back (it brought "
+            "nothing), asked (the planner, to move a batch container away)", ("less", "back", "taken back", "asked"))
+        self.isolation_batch_share = gauge("cri_resmgr_isolation_batch_share", "l3 of",
+            "What measured protection has left to batch in an L3, 0 to 1, of cache or bandwidth; absent where batch has "
+            "what is configured")
+        self.isolation_look_seconds = counter("cri_resmgr_isolation_look_seconds_total", "",
+            "Time that measured protection's looks at containers took, in a thread")
         self.plan_seconds = histogram("cri_resmgr_plan_seconds", "", "Time to make a plan", PLAN_BUCKETS)
         self.effects = counter("cri_resmgr_plan_effects_total", "verdict",
             "Plans that were measured, by verdict: better, worse, within the noise, not known",

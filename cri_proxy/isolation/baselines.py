@@ -27,8 +27,6 @@ from policies.frozen import frozen
 
 #: Windows that a baseline needs, and that are remembered.
 LEAST_WINDOWS, MOST_WINDOWS = 2 * WINDOWS, 60
-#: A container without batch is counted for so many windows, and again after so many seconds.
-SESSION, AGAIN_S = 20, 1800.0
 #: Quantiles say something from so many windows on.
 _QUANTILES_FROM = 30
 #: Workloads that are remembered after their last container is gone.
@@ -78,16 +76,13 @@ class Baselines:
 
     def __init__(self) -> None:
         self._own: dict[tuple[str, str], deque[float]] = {}
-        #: When the last ones were learnt.
-        self._learnt_s: dict[tuple[str, str], deque[float]] = {}
         self._of_workload: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
         #: What was worked out of them, until there is another window.
         self._known: dict[tuple[str, str, str], Optional[Baseline]] = {}
 
-    def learn(self, key: str, workload: str, signal: Signal, value: float, now_s: float) -> None:
+    def learn(self, key: str, workload: str, signal: Signal, value: float) -> None:
         """A window of a container without batch beside it."""
         self._own.setdefault((key, signal.name), deque(maxlen=MOST_WINDOWS)).append(value)
-        self._learnt_s.setdefault((key, signal.name), deque(maxlen=SESSION)).append(now_s)
         if workload:
             at = workload, signal.name
             self._of_workload.setdefault(at, deque(maxlen=MOST_WINDOWS)).append(value)
@@ -97,10 +92,9 @@ class Baselines:
         for known in [each for each in self._known if each[0] == key or each[1] == workload]:
             del self._known[known]
 
-    def wants(self, key: str, signal: Signal, now_s: float) -> bool:
-        """Whether windows without batch are wanted of a container: not so many are known of the last half hour."""
-        learnt_s = self._learnt_s.get((key, signal.name), ())
-        return sum(1 for at_s in learnt_s if at_s > now_s - AGAIN_S) < SESSION
+    def has(self, key: str) -> bool:
+        """Whether windows of a container itself are enough for a baseline of some signal."""
+        return any(len(own) >= LEAST_WINDOWS for at, own in self._own.items() if at[0] == key)
 
     def of(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
         """The container's own baseline, else that of its workload; None while neither has windows enough."""
@@ -119,7 +113,7 @@ class Baselines:
     def keep(self, keys: Collection[str]) -> None:
         """Forget the containers that are none of these; what their workloads have taught stays."""
         for at in [at for at in self._own if at[0] not in keys]:
-            del self._own[at], self._learnt_s[at]
+            del self._own[at]
         for known in [each for each in self._known if each[0] not in keys]:
             del self._known[known]
 

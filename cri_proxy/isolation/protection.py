@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -187,13 +187,16 @@ class Protection:
 
     # ------------------------------------------------------------------ a round
 
+    def keep(self, keys: Collection[str]) -> None:
+        """The protected containers that there are: of all others no baseline is kept."""
+        self.baselines.keep(keys)
+
     def round(
         self, watched: Sequence[Watched], settings: ProtectionSettings, now_s: float
     ) -> tuple[Change, ...]:
-        """One window of all protected containers that run; the changes that follow, most in a domain one level."""
+        """One window of the protected containers that are looked at; the changes that follow, most in a domain one level."""
         self._watched = {each.key: each for each in watched}
-        self.baselines.keep(self._watched)
-        self._note(watched, now_s)
+        self._note(watched)
         changes: list[Change] = []
         met = {number for each in watched for number in each.domains}
         for number in sorted(met | self._domains.keys()):
@@ -218,14 +221,14 @@ class Protection:
         """What batch has in each domain, where that is not what is configured."""
         return {number: settings.step(state.level) for number, state in self._domains.items() if state.level}
 
-    def _note(self, watched: Sequence[Watched], now_s: float) -> None:
+    def _note(self, watched: Sequence[Watched]) -> None:
         settling = {number for number, state in self._domains.items() if state.settling}
         seen = set()
         for each in watched:
             is_alone = not each.domains or not each.batch_ran
             for signal, value in each.values.items():
                 if is_alone:
-                    self.baselines.learn(each.key, each.workload, signal, value, now_s)
+                    self.baselines.learn(each.key, each.workload, signal, value)
                 elif each.domains.isdisjoint(settling):
                     self._recent.setdefault((each.key, signal), deque(maxlen=JUDGED)).append(value)
                     seen.add((each.key, signal))

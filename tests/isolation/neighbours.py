@@ -82,6 +82,7 @@ class Node:
             )
             values: Mapping[Signal, float] = {} if each.is_idle else {each.signal: value}
             watched.append(Watched(each.key, f"default/{each.key}/main", each.workload, met, values))
+        self.protection.keep({each.key for each in watched})
         self.changes += [
             (self.now_s, change) for change in self.protection.round(watched, self.settings, self.now_s)
         ]

@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_proxy.isolation.baselines import (
-    AGAIN_S,
     CPU_PRESSURE,
     LEAST_WINDOWS,
     MOST_WORKLOADS,
-    SESSION,
     Baselines,
     baseline_of,
     counted,
@@ -22,8 +20,8 @@ WEB, OTHER = "default/web/main", "default/other/main"
 
 def learnt(windows: int, value: float = 2.0, key: str = "a", workload: str = WEB) -> Baselines:
     baselines = Baselines()
-    for number in range(windows):
-        baselines.learn(key, workload, MISSES, value, 10.0 * number)
+    for _ in range(windows):
+        baselines.learn(key, workload, MISSES, value)
     return baselines
 
 
@@ -42,8 +40,8 @@ def test_a_restarted_replica_has_the_baseline_of_its_workload() -> None:
 
 def test_a_containers_own_windows_count_before_those_of_its_workload() -> None:
     baselines = learnt(LEAST_WINDOWS)
-    for number in range(LEAST_WINDOWS):
-        baselines.learn("b", WEB, MISSES, 5.0, 10.0 * number)
+    for _ in range(LEAST_WINDOWS):
+        baselines.learn("b", WEB, MISSES, 5.0)
     baseline = baselines.of("b", WEB, MISSES)
     assert baseline is not None and not baseline.of_workload and baseline.usual == 5.0
 
@@ -79,19 +77,16 @@ def test_an_outlier_among_many_windows_does_not_move_the_limit() -> None:
     assert baseline_of([2.0] * 57 + [50.0] * 3, MISSES) == baseline_of([2.0] * 60, MISSES)
 
 
-def test_windows_are_wanted_for_a_while_and_again_half_an_hour_later() -> None:
-    baselines = learnt(SESSION)
-    last_s = 10.0 * (SESSION - 1)
-    assert Baselines().wants("a", MISSES, 0.0)
-    assert not baselines.wants("a", MISSES, last_s)
-    assert baselines.wants("a", MISSES, last_s + AGAIN_S)
+def test_it_is_known_of_which_containers_there_are_windows_enough() -> None:
+    assert not learnt(LEAST_WINDOWS - 1).has("a")
+    assert learnt(LEAST_WINDOWS).has("a") and not learnt(LEAST_WINDOWS).has("b")
 
 
 def test_the_memory_of_workloads_is_bounded() -> None:
     baselines = Baselines()
     for number in range(MOST_WORKLOADS + 10):
         for _ in range(LEAST_WINDOWS):
-            baselines.learn("a", f"w{number}", MISSES, 1.0, 0.0)
+            baselines.learn("a", f"w{number}", MISSES, 1.0)
     baselines.keep(())
     assert baselines.of("b", "w0", MISSES) is None
     assert baselines.of("b", f"w{MOST_WORKLOADS + 9}", MISSES) is not None

@@ -18,7 +18,7 @@ from typing import Optional
 from policies.frozen import frozen
 
 #: ``type`` of ``perf_event_attr`` (include/uapi/linux/perf_event.h).
-TYPE_SOFTWARE, TYPE_RAW = 1, 4
+TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_RAW = 0, 1, 4
 
 
 @frozen
@@ -152,3 +152,35 @@ def events_of(cpu: CpuModel) -> Optional[EventSet]:
         if models is None or cpu.model >> 4 in models:
             return events
     return None
+
+
+# ---------------------------------------------------------------------- lines that the L3 has not had
+
+# What measured protection counts: a neighbour that fills the L3 shows in it, and not in the events above, where
+# lines from near memory are left out. 0x08 and 0x40 of PMCx043 are fills from memory, near and far: on all these models
+# what was neither in the own L3 nor in another cache.
+
+_MEMORY_FILLS = Event("memory", "fills from memory", _config(_FILLS, 0x48), "as for the fills above")
+_GENERIC = "include/uapi/linux/perf_event.h"
+_CYCLES = Event("cycles", "cycles", 0, f"{_GENERIC}: PERF_COUNT_HW_CPU_CYCLES", TYPE_HARDWARE)
+_ANY_INSTRUCTIONS = Event(
+    "instructions", "instructions", 1, f"{_GENERIC}: PERF_COUNT_HW_INSTRUCTIONS", TYPE_HARDWARE
+)
+#: On Intel's cores (LONGEST_LAT_CACHE.MISS) and on most others misses of the last level; on AMD's of the L2.
+_CACHE_MISSES = Event(
+    "cache_misses",
+    "misses of the last cache",
+    3,
+    f"{_GENERIC}: PERF_COUNT_HW_CACHE_MISSES",
+    TYPE_HARDWARE,
+)
+_L2_ONLY = frozenset({"AuthenticAMD", "HygonGenuine"})
+
+
+def misses_of(cpu: CpuModel) -> EventSet:
+    """What tells that a neighbour fills the L3, by CPU: fills from memory; else misses of the last cache; on cores whose
+    generic event is of the L2, cycles: an instruction whose line is not there takes longer."""
+    if (known := events_of(cpu)) is not None:
+        return EventSet(known.cpu, known.base, 1000, _THOUSAND, (_MEMORY_FILLS,))
+    event = _CYCLES if cpu.vendor in _L2_ONLY else _CACHE_MISSES
+    return EventSet(cpu.text, _ANY_INSTRUCTIONS, 1000, _THOUSAND, (event,))

@@ -6,6 +6,8 @@ import pytest
 
 from cri_proxy.affinity.effect.events import (
     HYGON_1,
+    TYPE_HARDWARE,
+    TYPE_RAW,
     ZEN_1,
     ZEN_2,
     ZEN_3,
@@ -14,6 +16,7 @@ from cri_proxy.affinity.effect.events import (
     CpuModel,
     EventSet,
     events_of,
+    misses_of,
 )
 
 KNOWN = {
@@ -64,3 +67,28 @@ def test_where_a_near_l3_cannot_be_told_from_the_own_that_is_said() -> None:
     for events in (ZEN_3, ZEN_4, ZEN_5):
         assert events.unseen == ""
         assert [event.config for event in events.events] == [0x1443, 0x4043]
+
+
+# ---------------------------------------------------------------------- misses of the L3
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "name", "type_"),
+    [
+        ("HygonGenuine", 24, 1, "memory", TYPE_RAW),
+        ("AuthenticAMD", 25, 0x11, "memory", TYPE_RAW),
+        ("HygonGenuine", 24, 6, "cycles", TYPE_HARDWARE),
+        ("AuthenticAMD", 99, 1, "cycles", TYPE_HARDWARE),
+        ("GenuineIntel", 6, 143, "cache_misses", TYPE_HARDWARE),
+        ("", 0, 0, "cache_misses", TYPE_HARDWARE),
+    ],
+)
+def test_every_cpu_has_an_event_that_tells_a_neighbour_in_the_l3(vendor, family, model, name, type_) -> None:
+    events = misses_of(CpuModel(vendor, family, model))
+    assert [(event.name, event.type) for event in events.events] == [(name, type_)]
+    assert events.base.type == type_ and events.base.name == "instructions"
+
+
+def test_fills_from_memory_are_those_from_near_and_far() -> None:
+    (event,) = misses_of(CpuModel("HygonGenuine", 24, 1)).events
+    assert event.config == 0x4843

@@ -90,12 +90,13 @@ class UsageReader:
                 return None
             stat = self._text(key, "cpu.stat", self._cpu, path) if is_shrunk else b""
             throttled_ns, used_ns = _field(stat, b"throttled_time ") or 0, used
-        waited_us = self._waited_us(key, path) if is_shrunk else None
+        waited_us = self.waited_us(key, path, "cpu") if is_shrunk else None
         return DemandSample(time_ns, used_ns, throttled_ns, None if waited_us is None else waited_us * 1000)
 
-    def _waited_us(self, key: str, path: str) -> Optional[int]:
+    def waited_us(self, key: str, path: str, what: str) -> Optional[int]:
+        """How long a task of a container has waited for ``what``, "cpu" or "memory"; None: the kernel does not tell it."""
         # "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345", the first line of two
-        line = self._text(key, "cpu.pressure", self._pressure, path).partition(b"\n")[0]
+        line = self._text(key, f"{what}.pressure", self._pressure, path).partition(b"\n")[0]
         return _number(line.rpartition(b"total=")[2]) if line.startswith(b"some ") else None
 
     def _text(self, key: str, name: str, mounts: Collection[Path], path: str) -> bytes:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 from cri_proxy.affinity.effect.comparison import Counts, Subject, fitting
 from cri_proxy.affinity.effect.events import CpuModel, Event, EventSet, events_of
@@ -84,10 +84,12 @@ class Look:
 # ---------------------------------------------------------------------- what there is
 
 
-def read_countable(sys: Path, proc: Path) -> Countable:
-    """The counters of the machine with this /sys and /proc. Blocks."""
+def read_countable(
+    sys: Path, proc: Path, chosen: Callable[[CpuModel], Optional[EventSet]] = events_of
+) -> Countable:
+    """The counters of the machine with this /sys and /proc. ``chosen``: its events; None: none are known. Blocks."""
     cpu = _cpu_model(proc)
-    events = events_of(cpu)
+    events = chosen(cpu)
     if events is None:
         return Countable(why=f"no events are known of {cpu.text}")
     devices = sys / "bus" / "event_source" / "devices"
