@@ -180,8 +180,8 @@ def duration() -> Check:
     return Check(expected, _read_duration, write_duration, {**schema, "minLength": 1}, "seconds")
 
 
-def matching(expected: str, pattern: str) -> Check:
-    """A text of a certain form."""
+def matching(expected: str, pattern: str, most: int = MAX_TEXT) -> Check:
+    """A text of a certain form, which the pattern says in Go's expressions; ``most`` characters of it in a policy."""
     form = re.compile(pattern)
 
     def read(raw: Raw) -> str:
@@ -190,7 +190,8 @@ def matching(expected: str, pattern: str) -> Check:
             raise vol.Invalid("")
         return text
 
-    return Check(expected, read, write_text)
+    schema = {"type": "string", "maxLength": most, "pattern": f"^({pattern})$"}
+    return Check(expected, read, write_text, schema)
 
 
 def names() -> Check:

@@ -14,6 +14,7 @@ SELECTORS = (
     "expected a list of namespace/GLOB, qos/Guaranteed, qos/Burstable, qos/BestEffort or balloon/TYPE, "
     "or [] for none"
 )
+CACHE_PART = 'expected a percentage ("30%"), ways ("2 bits") or a mask ("0x3")'
 SOCKET = "expected an absolute path of at most 107 bytes"
 HTTP_URL = 'expected http://HOST:PORT/PATH or https://HOST/PATH, or "" for none'
 LISTEN = 'expected HOST:PORT such as 127.0.0.1:8891 or "[::1]:8891", or "" for off'

@@ -13,6 +13,7 @@ from cri_proxy.config.checks import CpuConstraint
 from cri_proxy.config.options.table import BY_KEY
 from tests.config.configs import (
     AVAILABLE,
+    CACHE_PART,
     CPUS,
     DURATION,
     HTTP_URL,
@@ -75,6 +76,10 @@ from tests.config.configs import (
         ("isolation.batch", "qos/BestEffort", ("qos/BestEffort",)),
         ("isolation.batch", '["namespace/ci-*", balloon/slow]', ("namespace/ci-*", "balloon/slow")),
         ("isolation.protected", "[]", ()),
+        ("isolation.batch_cache", "30%", "30%"),
+        ("isolation.batch_cache", "2 bits", "2 bits"),
+        ("isolation.batch_cache", "0x3", "0x3"),
+        ("isolation.batch_bandwidth", "4000MBps", "4000MBps"),
         ("metrics.listen", "127.0.0.1:8891", "127.0.0.1:8891"),
         ("metrics.listen", "'[::1]:8891'", "[::1]:8891"),
         ("metrics.listen", "localhost:1", "localhost:1"),
@@ -167,6 +172,13 @@ def test_a_value_is_read(key: str, written: str, value: Any) -> None:
             "isolation.protected",
             "[qos/Guaranteed, namespace/]",
             f'["qos/Guaranteed", "namespace/"], {SELECTORS} (\'namespace/\' is none)',
+        ),
+        ("isolation.batch_cache", "0%", f'"0%", {CACHE_PART}'),
+        ("isolation.batch_cache", "0x0", f'"0x0", {CACHE_PART}'),
+        (
+            "isolation.batch_bandwidth",
+            "2 bits",
+            '"2 bits", expected a percentage ("30%") or a rate ("4000MBps")',
         ),
         ("state.directory", "lib", '"lib", expected an absolute path'),
         ("metrics.listen", '":8891"', f'":8891", {LISTEN}'),

@@ -242,6 +242,17 @@ OPTIONS: tuple[Option, ...] = (
            "would be done is told, and nothing is.", cluster=True),
     Option("isolation.bandwidth", one_of("off", "observe", "enforce"), "off",
            "The same of memory bandwidth.", cluster=True),
+    Option("isolation.batch_cache",
+           matching('a percentage ("30%"), ways ("2 bits") or a mask ("0x3")',
+                    r"([1-9][0-9]?|100)%|[1-9][0-9]? bits?|0x0{0,7}[1-9a-fA-F][0-9a-fA-F]{0,7}", 16), "30%",
+           "The part of an L3 that batch containers have where protected ones run in it, too: rounded up to what the "
+           "hardware can.", cluster=True),
+    Option("isolation.batch_bandwidth",
+           matching('a percentage ("30%") or a rate ("4000MBps")', r"([1-9][0-9]?|100)%|[1-9][0-9]{0,6}MBps", 16), "30%",
+           "The part of memory bandwidth that they have there.", cluster=True),
+    Option("isolation.protection", one_of("off", "observe", "enforce"), "off",
+           "Whether batch gets less than that, a step at a time, while a protected container beside it measures more than "
+           "without batch (fills from memory, or how long it waits), and back when it does not.", cluster=True),
     Option("isolation.protected", selectors(), ("qos/Guaranteed",),
            "Containers that others must not disturb. The annotation cri-resmgr.io/class counts before it.", cluster=True),
     Option("isolation.batch", selectors(), ("qos/BestEffort",),
