@@ -32,6 +32,7 @@ _SECTIONS = {
     "policy.balloons": "Options of the policy balloons.",
     "placement": "How containers are placed.",
     "demand": "How cpusets are sized by what containers use (placement.size).",
+    "control": "Classes of caches and bandwidth.",
     "isolation": "What keeps batch containers from disturbing protected ones in an L3.",
     "affinity": "How much traffic between containers counts, and what may be moved for it.",
 }

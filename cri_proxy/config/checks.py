@@ -335,12 +335,16 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
 
 
 def section(expected: str) -> Check:
-    """A section of another program's, which is read as a whole elsewhere and shown as ``written``; None = none."""
+    """A section of another program's, which is read as a whole elsewhere and shown as ``written``; None = none.
+
+    Its schema lets everything pass: a value that may be a text or a mapping has none.
+    """
 
     def read(raw: Raw) -> None:
         raise vol.Invalid("")
 
-    return Check(expected, read, lambda found: "{}" if found is None else str(found.written))
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": 8}
+    return Check(expected, read, lambda found: "{}" if found is None else str(found.written), schema)
 
 
 def _text(raw: Raw) -> str:

@@ -166,8 +166,11 @@ class RdtSection:
     written: str = "{}"
 
     def class_of(self, asked: str, qos: Qos) -> str:
-        """The class of a container whose annotation asks for ``asked`` ("" = it has none); "" = no class."""
-        if asked:
+        """The class of a container whose annotation asks for ``asked`` ("" = it has none); "" = no class.
+
+        It may be one that is not configured. A section that is off has no class for anything.
+        """
+        if asked and self.partitions:
             return asked
         name = QOS_CLASSES[qos] if self.by_qos else ""
         return name if any(name in partition.classes for partition in self.partitions.values()) else ""

@@ -40,12 +40,28 @@ def test_what_names_a_path_a_socket_or_an_address_of_the_node_is_not_for_a_polic
             assert not option.cluster, option.key
 
 
-@pytest.mark.parametrize(
-    "section", ["relay", "state", "control", "topology", "kubelet", "nri", "log", "metrics"]
-)
+@pytest.mark.parametrize("section", ["relay", "state", "topology", "kubelet", "nri", "log", "metrics"])
 def test_no_option_of_the_daemons_own_but_the_mode_is_for_a_policy(section: str) -> None:
     options = [option for option in OPTIONS if option.key.partition(".")[0] == section]
     assert options and [o.key for o in options if o.cluster] == ["relay.mode"] * (section == "relay")
+
+
+def test_of_the_section_control_only_the_classes_of_caches_and_bandwidth_are_for_a_policy() -> None:
+    options = [option for option in OPTIONS if option.key.startswith("control.")]
+    assert [option.key for option in options if option.cluster] == ["control.rdt"]
+
+
+def test_classes_of_caches_and_bandwidth_are_taken_as_a_file_has_them() -> None:
+    partitions = {"p": {"l3Allocation": "60%", "classes": {"gold": None}}}
+    policy = policy_of({"control": {"rdt": {"enable": True, "partitions": partitions}}})
+    loaded = read_config([policy.source]).config
+    assert [*loaded["control.rdt"].partitions["p"].classes] == ["gold"]
+    assert set_keys(loaded, policy) == ("control.rdt",)
+    partitions["p"]["l3Allocation"] = "160%"
+    assert refusal({"control": {"rdt": {"enable": True, "partitions": partitions}}}) == (
+        'cluster policy gold (generation 3): control.rdt.partitions.p.l3Allocation is "160%", '
+        "expected percentages up to 100, the lower one first"
+    )
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
@@ -83,7 +99,7 @@ def test_whatever_else_there_is_is_refused_by_its_key(option: Any) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [o for o in OPTIONS if o.cluster and o.key != "policy.balloons.BalloonTypes"],
+    [o for o in OPTIONS if o.cluster and o.key not in ("policy.balloons.BalloonTypes", "control.rdt")],
     ids=lambda o: o.key,
 )
 def test_every_other_option_is_taken_as_a_file_would_have_it(option: Any) -> None:

@@ -215,6 +215,10 @@ def test_a_container_has_the_class_it_asks_for_else_by_its_qos_class_where_that_
     assert RdtSection(WITH_GUARANTEED, by_qos=by_qos).class_of(asked, qos) == name
 
 
+def test_a_section_that_is_off_has_no_class_for_a_container_that_asks() -> None:
+    assert RdtSection().class_of("gold", Qos.GUARANTEED) == ""
+
+
 # ---------------------------------------------------------------- values
 
 BAD_PORTIONS = {

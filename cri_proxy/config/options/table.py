@@ -189,7 +189,7 @@ OPTIONS: tuple[Option, ...] = (
            "Classes of caches and memory bandwidth, as Intel's cri-resource-manager (its rdt) and nri-plugins have "
            "them: options, partitions, and in these classes. Containers have a class by "
            "annotation, or by their QoS class with usePodQoSAsDefaultClass. It counts with enable: true; caches as "
-           "isolation.caches says, bandwidth as isolation.bandwidth does."),
+           "isolation.caches says, bandwidth as isolation.bandwidth does.", cluster=True),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),
