@@ -34,6 +34,8 @@ TERMINAL := tmux
 BROWSER := chromium chromium-driver
 # What builds and boots a virtual machine.
 VIRTUAL := qemu-system-x86 mmdebstrap e2fsprogs cpio kmod busybox-static gcc libc6-dev dpkg
+# What the QEMU with resctrl is built with.
+QEMU := meson ninja-build pkg-config gcc libc6-dev libglib2.0-dev libpixman-1-dev libfdt-dev libattr1-dev libcap-ng-dev
 # What arm64 machines need besides.
 ARM := qemu-system-arm qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross device-tree-compiler
 # What a control plane's certificates are made with.
@@ -47,7 +49,7 @@ CRIO := conmon skopeo
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-crio e2e-cluster e2e-kubelet e2e-cri-tools e2e-vm e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-crio e2e-cluster e2e-kubelet e2e-cri-tools resctrl-qemu e2e-vm e2e-vm-resctrl e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -145,7 +147,15 @@ e2e-cluster: peers ## A real control plane 1.36, nodes, agents and the operator 
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not places- and not shown- and not arm-"
+	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not places- and not shown- and not arm- and not resctrl-"
+
+resctrl-qemu: setup ## A QEMU whose guests have resctrl, from Debian's source; kept in .cache (a quarter of an hour, once)
+	@tools/debian-packages $(VIRTUAL) $(QEMU)
+	@$(BIN)/python -m tests.vm.qemu
+
+e2e-vm-resctrl: setup ## On that QEMU: the kernel's resctrl as Hygon has it, and what the daemon does there; --long: AMD's, Intel's (root)
+	@tools/debian-packages $(VIRTUAL)
+	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "resctrl-"
 
 e2e-vm-life: setup ## On that machine: places and nesting; upgrade under load, out of memory, no runtime (root)
 	@tools/debian-packages $(VIRTUAL)

@@ -14,6 +14,7 @@ from tests.vm.image import BOOKWORM, SYSTEMS, image, missing
 from tests.vm.job import make_job
 from tests.vm.machine import SHAPES
 from tests.vm.packages import grpc_client, package
+from tests.vm.qemu.build import missing as qemu_missing
 from tests.vm.run import VirtualMachine
 
 CACHE = Path(__file__).parents[2] / ".cache" / "vm"
@@ -31,7 +32,8 @@ def machine_of(
             _end(running)
             planned = RUNS[name]
             system = SYSTEMS[planned.system]
-            if sentence := missing(system.architecture):
+            shape = SHAPES[planned.shape]
+            if sentence := missing(system.architecture) or (qemu_missing() if shape.has_resctrl else ""):
                 pytest.skip(sentence)
             made = image(system, CACHE)
             job = make_job(
@@ -44,7 +46,7 @@ def machine_of(
                 grpc_client(planned.python, system.architecture, CACHE),
                 _containerd_17() if system is BOOKWORM else None,
             )
-            guest = VirtualMachine(SHAPES[planned.shape], made, job, planned.words)
+            guest = VirtualMachine(shape, made, job, planned.words)
             running[name] = guest.__enter__()
         return running[name]
 

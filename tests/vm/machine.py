@@ -21,6 +21,8 @@ FEATURES = (
 )
 #: Places of the APIC id, wanted or not: CCXs of a socket, cores of a CCX, threads of a core.
 CCX_PLACES, CORE_PLACES, THREAD_PLACES = 8, 4, 2
+#: What Debian's QEMU lacks of resctrl, and its guests are told of if the CPU has these leaves (tests/vm/qemu).
+RESCTRL_LEAVES = ("level=16", "xlevel=0x80000020")
 NEAR, FAR = 16, 28  # distances inside a socket and across
 #: With 8 or fewer the kernel takes an interrupt driver that hangs with such APIC ids.
 LEAST_POSSIBLE_CPUS = 9
@@ -40,9 +42,15 @@ class Shape:
     #: Shown by QEMU's plain words, as users write them (docs/vm.md), whatever guests make of it.
     smp: str = ""
     features: tuple[str, ...] = FEATURES
+    model: str = MODEL
     #: As Debian calls it. Below: into how many clusters an L3's cores fall; 0 = the kernel is told of none.
     architecture: str = "amd64"
     clusters_per_ccx: int = 0
+
+    @property
+    def has_resctrl(self) -> bool:
+        """It needs a QEMU that is built for it."""
+        return set(RESCTRL_LEAVES) <= set(self.features)
 
     @property
     def cpus_per_ccx(self) -> int:
@@ -92,6 +100,13 @@ SMT_16 = Shape("smt-16", cores_per_ccx=2, threads=2)
 #: 4 CPUs, for what is not about places: the fewer CPUs, the less emulation waits for itself.
 CORES_4 = Shape("cores-4", ccx_per_node=1)
 
+#: Kernels with resctrl, by the vendor whose rules they follow; the L3 of each CCX is a domain.
+RESCTRL_8 = replace(CORES_8, name="resctrl-8", features=(*FEATURES, *RESCTRL_LEAVES))
+RESCTRL_AMD_8 = replace(RESCTRL_8, name="resctrl-amd-8", model="EPYC-v1")
+RESCTRL_INTEL_8 = replace(
+    RESCTRL_8, name="resctrl-intel-8", model="Skylake-Server-v1", features=RESCTRL_LEAVES
+)
+
 #: What docs/vm.md asks for, on one socket: two CCXs of four cores with two threads, a NUMA node each.
 DOCUMENTED = Shape(
     "documented", sockets=1, nodes_per_socket=2, ccx_per_node=1, cores_per_ccx=4, threads=2,
@@ -113,14 +128,14 @@ SHAPES = {
     shape.name: shape
     for shape in (
         *(SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS),
-        *(KUNPENG_8, KUNPENG_8_OLD),
+        *(KUNPENG_8, KUNPENG_8_OLD, RESCTRL_8, RESCTRL_AMD_8, RESCTRL_INTEL_8),
     )
 }
 
 
 def cpu_arguments(shape: Shape) -> list[str]:
     """-cpu, -smp, -m, -numa, and for places a -device for each CPU but the first, which is always there."""
-    model = ",".join((MODEL, *shape.features))
+    model = ",".join((shape.model, *shape.features))
     amounts = ["-m", f"{shape.memory_mib}M", *memory(shape)]
     if shape.smp:
         return ["-cpu", model, "-smp", shape.smp, *amounts, *plain_nodes(shape), *distances(shape)]
@@ -184,4 +199,4 @@ def _processors(shape: Shape) -> list[str]:
         for core in range(shape.cores_per_ccx)
         for thread in range(shape.threads)
     ]
-    return [word for place in places[1:] for word in ("-device", f"{MODEL}-x86_64-cpu,{place}")]
+    return [word for place in places[1:] for word in ("-device", f"{shape.model}-x86_64-cpu,{place}")]

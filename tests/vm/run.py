@@ -14,6 +14,7 @@ from typing import IO
 from tests.vm import arm
 from tests.vm.image import Image
 from tests.vm.machine import Shape, cpu_arguments, kernel_words
+from tests.vm.qemu.build import kept
 from tests.vm.rootfs import TARGET
 from tests.vm.verdicts import END_MARK, Verdict, read_verdict
 
@@ -21,6 +22,8 @@ from tests.vm.verdicts import END_MARK, Verdict, read_verdict
 #: many checks there are, and of how slow the machine is.
 SILENCE_S = 600
 QEMU = "qemu-system-x86_64"
+#: Where Debian has what QEMU hands to a guest before its kernel.
+FIRMWARE = ("-L", "/usr/share/seabios", "-L", "/usr/share/qemu")
 
 
 @dataclass
@@ -118,6 +121,8 @@ class VirtualMachine:
             console, job_port, job_line = "ttyAMA0", "ttyS0", ("-device", "pci-serial,chardev=job")
         else:
             program, processors = QEMU, cpu_arguments(self.shape)
+            if self.shape.has_resctrl:
+                program, processors = str(kept()), [*FIRMWARE, *processors]
             console, job_port, job_line = "ttyS0", "ttyS1", ("-serial", "chardev:job")
         words = [
             f"console={console} vm.job={job_port}",

@@ -18,7 +18,7 @@ MachineOf = Callable[[str], VirtualMachine]
 
 
 def _checks(run: str) -> list[object]:
-    marks = [] if run == "hygon" else [pytest.mark.long]
+    marks = [] if run in ("hygon", "resctrl-hygon") else [pytest.mark.long]
     return [pytest.param(run, name, id=f"{run}-{name}", marks=marks) for name in RUNS[run].names]
 
 

@@ -17,6 +17,7 @@ from tests.vm.guest import (
     placement,
     plugins,
     removal,
+    resctrl,
     restarts,
 )
 from tests.vm.guest.node import Node
@@ -65,6 +66,17 @@ _LIFE: tuple[Check, ...] = (
     faults.wrong_permissions_stop_no_pod_and_are_said,
     faults.a_sysfs_without_numa_nodes_moves_nobody_and_is_said,
     faults.a_full_disk_stops_no_pod_and_all_is_kept_when_there_is_room,
+)
+#: The kernel's rules, which tests/isolation/kernel.py models.
+_RESCTRL: tuple[Check, ...] = (
+    resctrl.the_kernel_divides_the_l3_of_each_ccx_and_its_bandwidth,
+    resctrl.what_the_hardware_cannot_is_refused_with_a_sentence,
+    resctrl.a_value_is_rounded_as_its_vendor_has_it_and_others_stay,
+    resctrl.groups_run_out_and_a_removed_one_is_free_again,
+    resctrl.what_a_task_starts_is_in_its_group,
+    resctrl.threads_that_are_there_stay_where_they_are,
+    resctrl.a_monitoring_group_counts_what_its_tasks_do_in_their_ccx,
+    resctrl.monitoring_groups_run_out_and_what_has_no_counter_says_so,
 )
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
@@ -168,6 +180,10 @@ RUNS: Mapping[str, Run] = {
             *_REMOVAL,
         ),
     ),
+    # Each vendor's resctrl; on Hygon's what the daemon does with it as well.
+    "resctrl-hygon": Run("resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _RESCTRL),
+    "resctrl-amd": Run("resctrl-amd-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _RESCTRL),
+    "resctrl-intel": Run("resctrl-intel-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _RESCTRL),
     **{
         f"shown-{shape}": Run(
             shape, "bookworm", "3.11", "systemd", "runtime.v1", (), (doctor.doctor_names_what_is_not_shown,)
