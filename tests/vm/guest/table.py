@@ -11,6 +11,7 @@ from tests.vm.guest import (
     demand,
     doctor,
     faults,
+    isolation,
     kubelet,
     load,
     nesting,
@@ -77,6 +78,8 @@ _RESCTRL: tuple[Check, ...] = (
     resctrl.threads_that_are_there_stay_where_they_are,
     resctrl.a_monitoring_group_counts_what_its_tasks_do_in_their_ccx,
     resctrl.monitoring_groups_run_out_and_what_has_no_counter_says_so,
+    isolation.what_the_product_reads_is_this_machine,
+    isolation.the_kernel_keeps_the_rules_that_the_model_has,
 )
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
