@@ -18,7 +18,7 @@ class Guest(VirtualMachine):
     script = ""
 
     def _command(self) -> list[str]:
-        return ["sh", "-c", f"touch {self._folder}/console; {self.script}"]
+        return ["sh", "-c", f"folder={self._folder}; touch $folder/console; {self.script}"]
 
 
 def guest(script: str) -> Guest:
@@ -51,6 +51,13 @@ def test_a_check_the_guest_did_not_come_to_has_failed_and_says_what_was_last() -
         verdict = machine.verdict("it_holds")
     assert not verdict.passed
     assert "Kernel panic" in verdict.said
+
+
+def test_what_qemu_says_of_its_arguments_is_told() -> None:
+    with guest("rm -f $folder/console; echo 'no such device' >&2") as machine:
+        verdict = machine.verdict("it_holds")
+    assert not verdict.passed
+    assert "no such device" in verdict.said
 
 
 def test_a_guest_that_says_nothing_any_more_is_ended() -> None:

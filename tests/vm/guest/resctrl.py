@@ -127,8 +127,7 @@ async def a_monitoring_group_counts_what_its_tasks_do_in_their_ccx(node: Node) -
     own, other = (domain_of(cpus) for cpus in node.shape.ccxs[:2])
     with group("watched") as folder, process("sh", "-c", "while :; do :; done") as busy:
         os.sched_setaffinity(busy.pid, {0})
-        watched = folder / "mon_groups" / "busy"
-        watched.mkdir()
+        watched = with_counter(folder, own)
         assert refusal(folder / "tasks", f"{busy.pid}\n") == 0
         assert refusal(watched / "tasks", f"{busy.pid}\n") == 0
         assert tasks(watched) == {busy.pid}
@@ -191,6 +190,16 @@ def tasks(folder: Path) -> set[int]:
 
 def counted(folder: Path, domain: int, what: str) -> int:
     return int((folder / f"mon_data/mon_L3_{domain:02}/{what}").read_text())
+
+
+def with_counter(folder: Path, domain: int) -> Path:
+    """A new monitoring group of a group whose RMID has a counter of bandwidth: the kernel gives them in turn."""
+    for number in range(RMIDS - COUNTED_RMIDS + 1):
+        made = folder / "mon_groups" / f"try-{number}"
+        made.mkdir()
+        if (made / f"mon_data/mon_L3_{domain:02}/mbm_total_bytes").read_text().strip() != "Unavailable":
+            return made
+    raise AssertionError("no monitoring group has a counter of bandwidth")
 
 
 def make(folder: Path) -> int:
