@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from cri_proxy.isolation.io.resctrl import Resctrl
-
 from cri_proxy.isolation.model import EIGHTHS, PERCENT
 from policies.machine.cpus import format_cpus
 from tests.vm.guest import resctrl

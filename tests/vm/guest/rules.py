@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cri_proxy.isolation.io.resctrl import ResourceControl
-
 from cri_proxy.isolation.model import ROOT
 
 AMD, INTEL = "AMD", "Intel"
