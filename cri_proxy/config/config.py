@@ -213,7 +213,7 @@ def balloon_settings(config: Config) -> BalloonSettings:
 
 
 #: The subjects of isolation: containers have classes where one of them is not off.
-SUBJECTS = ("isolation.caches", "isolation.bandwidth", "isolation.protection")
+SUBJECTS = ("isolation.caches", "isolation.bandwidth")
 
 
 def class_selectors(config: Config) -> Optional[ClassSelectors]:

@@ -223,6 +223,15 @@ async def test_without_protected_containers_nothing_is_open(protected) -> None:
 # ---------------------------------------------------------------------- modes
 
 
+async def test_its_run_ends_when_it_is_off_and_has_given_everything_back(protected) -> None:
+    await protected.start()
+    await protected.learn()
+    await protected.windows(5, 0.5)
+    protected.node.services.config = config_of(isolation={**ON, "protection": "off"})
+    await protected.protector.run()
+    assert protected.steering.steps == {} and protected.protector._readings == {}
+
+
 async def test_off_looks_at_nothing_and_gives_everything_back(protected) -> None:
     await protected.start()
     await protected.learn()

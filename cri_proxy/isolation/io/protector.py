@@ -63,10 +63,8 @@ class Steered(Protocol):
     """What carries the steps out (``Isolation``). ``steps``: what batch has, by domain; ``info``: what the kernel offers,
     as it was read last, None = it has no resctrl; ``containers``: those of the ledger, as isolation sees them."""
 
-    steps: dict[int, Step]
-
-    @property
-    def info(self) -> Optional[ResctrlInfo]: ...
+    steps: Mapping[int, Step]
+    info: Optional[ResctrlInfo]
 
     def containers(self) -> Sequence[IsolatedContainer]: ...
 
@@ -119,8 +117,11 @@ class Protector:
     # ------------------------------------------------------------------ by itself
 
     async def run(self) -> None:
-        """Look and steer until cancelled. A round that fails is logged and shown in the status; the next one is made."""
-        while True:
+        """Look and steer until ``isolation.protection`` is off; batch has what is configured again then.
+
+        A round that fails is logged and shown in the status; the next one is made.
+        """
+        while self._mode != OFF:
             try:
                 await self.round()
             except Exception as error:
@@ -133,6 +134,7 @@ class Protector:
             with contextlib.suppress(asyncio.TimeoutError):
                 await wait_within(WINDOW_S, self._wake.wait())
             self._wake.clear()
+        await self._rest()
 
     def reconfigured(self) -> None:
         """The configuration is another one."""
@@ -301,7 +303,10 @@ class Protector:
                 "measured protection", l3=change.domain, change=change.direction, why=change.why
             )
             if change.direction == ASKED and self._ask is not None:
-                self._ask(self._domains[change.domain].cpus)
+                is_heard = self._ask(self._domains[change.domain].cpus)
+                self._services.log.info(
+                    "the planner is asked to move a batch container away", l3=change.domain, possible=is_heard
+                )
         metrics.isolation_batch_share.end()
         for number, step in steps.items():
             for what, share in (("cache", step.cache), ("bandwidth", step.bandwidth)):
