@@ -37,13 +37,15 @@ MOST_WORKLOADS = 1000
 class Signal:
     """Something that is measured of a container. ``words``: the name of its figure, for sentences.
 
-    ``ratio``, ``least``: the margin by the rule.
+    ``ratio``, ``least``: the margin by the rule. ``outranks``: where its baseline is known, no other signal of the container
+    counts: pressure rises with the container's own load, too.
     """
 
     name: str
     words: str
     ratio: float
     least: float
+    outranks: bool = False
 
 
 CPU_PRESSURE, MEMORY_PRESSURE = (
@@ -54,7 +56,7 @@ CPU_PRESSURE, MEMORY_PRESSURE = (
 
 def counted(words: str) -> Signal:
     """The signal of a counter: events for a thousand instructions."""
-    return Signal("counter", words, LEAST_RATIO, LEAST_RISE)
+    return Signal("counter", words, LEAST_RATIO, LEAST_RISE, outranks=True)
 
 
 @frozen

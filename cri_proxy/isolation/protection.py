@@ -360,6 +360,12 @@ class Protection:
         watched = self._watched.get(series[0])
         return None if watched is None else self.baselines.of(watched.key, watched.workload, series[1])
 
+    def _telling(self, each: Watched) -> list[Signal]:
+        """The signals that count of a container: those of which a baseline is known, and of these one that outranks the
+        others; all where none is known."""
+        known = [signal for signal in each.values if self._baseline((each.key, signal)) is not None]
+        return [signal for signal in known if signal.outranks] or known or list(each.values)
+
     def _excesses(self, series: Series, windows: int) -> list[float]:
         """The last windows of a series as excess; [] if there are fewer, or no baseline."""
         baseline, recent = self._baseline(series), self._recent.get(series, ())
@@ -371,7 +377,7 @@ class Protection:
         """What is over its limit, most hurt first."""
         found: list[tuple[float, str, str, Series]] = []
         for each in here:
-            for signal in each.values:
+            for signal in self._telling(each):
                 excesses = self._excesses((each.key, signal), RECENT)
                 if excesses and min(excesses) > 1:
                     found.append((-sum(excesses), each.key, signal.name, (each.key, signal)))
@@ -379,7 +385,7 @@ class Protection:
 
     def _is_calm(self, here: Sequence[Watched]) -> bool:
         for each in here:
-            for signal in each.values:
+            for signal in self._telling(each):
                 excesses = self._excesses((each.key, signal), RECENT)
                 if excesses and sorted(excesses)[RECENT // 2] > CALM:
                     return False
@@ -466,7 +472,7 @@ class Protection:
 
     def _protected_rows(self, each: Watched) -> list[dict[str, Any]]:
         found = []
-        for signal in each.values:
+        for signal in self._telling(each):
             baseline, current = self._baseline((each.key, signal)), self._current((each.key, signal))
             row: dict[str, Any] = {
                 "key": each.key,

@@ -1,7 +1,6 @@
 """What protected containers have measured between two looks, and which are looked at. Pure.
 
-Where a container is counted, its counter alone says whether it is hurt: pressure rises with its own load as well. Of one
-without batch beside it both are learnt, as it may be without a counter when batch comes.
+Both are taken of a container that is counted, its counter and its pressure: it may be without a counter when batch comes.
 """
 
 from __future__ import annotations
@@ -46,20 +45,16 @@ def signal_of(events: EventSet) -> Signal:
     return counted(f"{events.events[0].words} per {events.per_words}")
 
 
-def values_of(
-    earlier: Optional[Reading], later: Reading, events: Optional[EventSet], meets: bool
-) -> dict[Signal, float]:
-    """What a container has measured in a window; {}: nothing can be said. ``meets``: batch may have run beside it."""
+def values_of(earlier: Optional[Reading], later: Reading, events: Optional[EventSet]) -> dict[Signal, float]:
+    """What a container has measured in a window; {}: nothing can be said, or it hardly ran."""
     if earlier is None or not SHORTEST_S <= later.at_s - earlier.at_s <= LONGEST_S:
         return {}
     found: dict[Signal, float] = {}
     if events is not None and earlier.counts is not None and later.counts is not None:
         window = later.counts.since(earlier.counts)
-        # Idle, or opened anew in between.
-        if window.work >= LEAST_WORK and window.events[0] >= 0:
-            found[signal_of(events)] = events.per * window.events[0] / window.work
-        if meets:
-            return found
+        if window.work < LEAST_WORK or window.events[0] < 0:
+            return {}  # idle, or opened anew in between
+        found[signal_of(events)] = events.per * window.events[0] / window.work
     passed_us = (later.at_s - earlier.at_s) * 1e6
     for signal, then, now in (
         (CPU_PRESSURE, earlier.cpu_waited_us, later.cpu_waited_us),

@@ -168,6 +168,31 @@ def test_pressure_protects_where_nothing_counts() -> None:
     assert "waited for CPUs" in str(node.row()["why"])
 
 
+def both(misses: float, waits: float) -> Watched:
+    return Watched("a", "default/a/main", "", frozenset({0}), {MISSES: misses, CPU_PRESSURE: waits})
+
+
+def test_a_counter_outranks_pressure_where_its_baseline_is_known() -> None:
+    protection, now_s = Protection(), 0.0
+    for now_s in range(0, 10 * LEAST_WINDOWS, 10):
+        protection.round([replace(both(2.0, 0.0), batch_ran=False)], SETTINGS, now_s)
+    for _ in range(10):
+        now_s += WINDOW_S
+        assert protection.round([both(2.0, 0.9)], SETTINGS, now_s) == ()
+    assert [row["signal"] for row in protection.rows(SETTINGS, now_s)[0]["protected"]] == ["counter"]
+
+
+def test_a_counter_without_a_baseline_leaves_it_to_pressure() -> None:
+    protection, now_s = Protection(), 0.0
+    alone = Watched("a", "default/a/main", "", frozenset(), {CPU_PRESSURE: 0.0})
+    for now_s in range(0, 10 * LEAST_WINDOWS, 10):
+        protection.round([alone], SETTINGS, now_s)
+    for _ in range(3):
+        now_s += WINDOW_S
+        protection.round([both(2.0, 0.9)], SETTINGS, now_s)
+    assert protection.steps(SETTINGS).keys() == {0}
+
+
 # ---------------------------------------------------------------------- back
 
 

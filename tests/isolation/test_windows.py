@@ -29,38 +29,34 @@ NOW = Reading(110.0, Counts(2e9, (7e6,)), 2_000_000, 500_000)
 PRESSURE = {CPU_PRESSURE: 0.1, MEMORY_PRESSURE: 0.05}
 
 
-def test_beside_batch_the_counter_alone_counts() -> None:
-    assert values_of(THEN, NOW, EVENTS, meets=True) == {MISSES: 2.0}
-
-
-def test_without_batch_pressure_is_learnt_as_well() -> None:
-    assert values_of(THEN, NOW, EVENTS, meets=False) == {MISSES: 2.0, **PRESSURE}
+def test_of_a_counted_container_pressure_is_taken_as_well() -> None:
+    assert values_of(THEN, NOW, EVENTS) == {MISSES: 2.0, **PRESSURE}
 
 
 def test_a_container_without_a_counter_has_pressure() -> None:
     then, now = Reading(100.0, None, 1_000_000, 0), Reading(110.0, None, 2_000_000, 500_000)
-    assert values_of(then, now, EVENTS, meets=True) == PRESSURE
-    assert values_of(then, now, None, meets=True) == PRESSURE
+    assert values_of(then, now, EVENTS) == PRESSURE
+    assert values_of(then, now, None) == PRESSURE
 
 
 def test_a_container_that_hardly_runs_says_nothing() -> None:
     idle = Reading(110.0, Counts(1e9 + 1e6, (6e6,)), 2_000_000, 0)
-    assert values_of(THEN, idle, EVENTS, meets=True) == {}
+    assert values_of(THEN, idle, EVENTS) == {}
 
 
 def test_counters_opened_anew_say_nothing() -> None:
-    assert values_of(THEN, Reading(110.0, Counts(0.0, (0.0,))), EVENTS, meets=True) == {}
+    assert values_of(THEN, Reading(110.0, Counts(0.0, (0.0,))), EVENTS) == {}
 
 
 def test_a_first_look_and_looks_too_near_or_too_far_apart_are_no_window() -> None:
-    assert values_of(None, NOW, EVENTS, meets=True) == {}
-    assert values_of(THEN, Reading(101.0, NOW.counts), EVENTS, meets=True) == {}
-    assert values_of(THEN, Reading(400.0, NOW.counts), EVENTS, meets=True) == {}
+    assert values_of(None, NOW, EVENTS) == {}
+    assert values_of(THEN, Reading(101.0, NOW.counts), EVENTS) == {}
+    assert values_of(THEN, Reading(400.0, NOW.counts), EVENTS) == {}
 
 
 def test_pressure_that_is_not_told_or_begins_anew_says_nothing() -> None:
     then = Reading(100.0, None, 1_000_000, None)
-    assert values_of(then, Reading(110.0, None, 5, None), None, meets=True) == {}
+    assert values_of(then, Reading(110.0, None, 5, None), None) == {}
 
 
 def test_the_signal_names_what_is_counted() -> None:

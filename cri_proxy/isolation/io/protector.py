@@ -285,9 +285,7 @@ class Protector:
         batch = {key for number in target.domains for key in met[number].batch}
         ran = batch_ran(batch, batch_before, self._batch_used)
         events = self._countable.events if self._countable else None
-        values = values_of(
-            earlier.get(each.key), self._readings[each.key], events, bool(target.domains) and ran
-        )
+        values = values_of(earlier.get(each.key), self._readings[each.key], events)
         return Watched(each.key, each.path, target.workload, target.domains, values, ran)
 
     # ------------------------------------------------------------------ what follows
