@@ -1,7 +1,8 @@
 """What a protected container measures where no batch runs beside it, and when it measures more. Pure.
 
 A *baseline* is learnt from windows in which the container ran and no batch ran in its domains. Windows are remembered by
-container, and by workload, so that a restarted replica has one at once. The rule, for each signal:
+container, and by workload, so that a restarted replica has one at once; of workloads the baseline itself survives a restart
+of the daemon. The rule, for each signal:
 
     usual    =  median of the windows
     high     =  their 90 % quantile, low = their 10 % quantile; of fewer than 30 windows the largest and the smallest
@@ -16,9 +17,10 @@ in two hundred is above the limit, and three in succession are looked for.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
-from typing import Optional
+from typing import Any, Optional
 
 from cri_proxy.affinity.effect.comparison import LEAST_RATIO, LEAST_RISE, WINDOWS
 from cri_proxy.affinity.pressure_guard import LEAST_RATIO as PRESSURE_RATIO
@@ -77,16 +79,21 @@ class Baselines:
     """The baselines of the protected containers of one node."""
 
     def __init__(self) -> None:
-        self._own: dict[tuple[str, str], deque[float]] = {}
-        self._of_workload: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+        self._own: dict[tuple[str, Signal], deque[float]] = {}
+        self._of_workload: OrderedDict[tuple[str, Signal], deque[float]] = OrderedDict()
+        #: What a daemon before has learnt, by workload, and name and words of the signal.
+        self._recalled: dict[tuple[str, str, str], Baseline] = {}
+        #: How many windows workloads have been learnt from.
+        self.learnt = 0
         #: What was worked out of them, until there is another window.
-        self._known: dict[tuple[str, str, str], Optional[Baseline]] = {}
+        self._known: dict[tuple[str, str, Signal], Optional[Baseline]] = {}
 
     def learn(self, key: str, workload: str, signal: Signal, value: float) -> None:
         """A window of a container without batch beside it."""
-        self._own.setdefault((key, signal.name), deque(maxlen=MOST_WINDOWS)).append(value)
+        self._own.setdefault((key, signal), deque(maxlen=MOST_WINDOWS)).append(value)
         if workload:
-            at = workload, signal.name
+            at = workload, signal
+            self.learnt += 1
             self._of_workload.setdefault(at, deque(maxlen=MOST_WINDOWS)).append(value)
             self._of_workload.move_to_end(at)
             while len(self._of_workload) > MOST_WORKLOADS:
@@ -100,17 +107,19 @@ class Baselines:
 
     def of(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
         """The container's own baseline, else that of its workload; None while neither has windows enough."""
-        at = key, workload, signal.name
+        at = key, workload, signal
         if at not in self._known:
             self._known[at] = self._worked_out(key, workload, signal)
         return self._known[at]
 
     def _worked_out(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
-        own = self._own.get((key, signal.name), ())
+        own = self._own.get((key, signal), ())
         if len(own) >= LEAST_WINDOWS:
             return baseline_of(own, signal)
-        others = self._of_workload.get((workload, signal.name), ())
-        return baseline_of(others, signal, of_workload=True) if len(others) >= LEAST_WINDOWS else None
+        others = self._of_workload.get((workload, signal), ())
+        if len(others) >= LEAST_WINDOWS:
+            return baseline_of(others, signal, of_workload=True)
+        return self._recalled.get((workload, signal.name, signal.words))
 
     def keep(self, keys: Collection[str]) -> None:
         """Forget the containers that are none of these; what their workloads have taught stays."""
@@ -118,6 +127,32 @@ class Baselines:
             del self._own[at]
         for known in [each for each in self._known if each[0] not in keys]:
             del self._known[known]
+
+    # ------------------------------------------------------------------ over restarts
+
+    def rows(self) -> list[list[Any]]:
+        """The baselines of workloads as plain data, for ``recall``."""
+        known = dict(self._recalled)
+        for (workload, signal), windows in self._of_workload.items():
+            if len(windows) >= LEAST_WINDOWS:
+                at = workload, signal.name, signal.words
+                known.pop(at, None)  # so that it is among the newest
+                known[at] = baseline_of(windows, signal, of_workload=True)
+        newest = list(known.items())[-MOST_WORKLOADS:]
+        return [[*at, baseline.usual, baseline.limit, baseline.windows] for at, baseline in newest]
+
+    def recall(self, rows: Iterable[Iterable[Any]]) -> None:
+        """What a daemon before has learnt, until this one has learnt it anew.
+
+        :raises ValueError, TypeError: these are none of its rows.
+        """
+        found = {}
+        for workload, name, words, usual, limit, windows in rows:
+            baseline = Baseline(float(usual), float(limit), int(windows), of_workload=True)
+            if not (0 <= baseline.usual < baseline.limit < math.inf):
+                raise ValueError(f"no baseline: {usual!r}, {limit!r}")
+            found[str(workload), str(name), str(words)] = baseline
+        self._recalled, self._known = found, {}
 
 
 def baseline_of(windows: Iterable[float], signal: Signal, of_workload: bool = False) -> Baseline:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +94,39 @@ def test_the_memory_of_workloads_is_bounded() -> None:
     assert baselines.of("b", "w0", MISSES) is None
     assert baselines.of("b", f"w{MOST_WORKLOADS + 9}", MISSES) is not None
     assert len(baselines._of_workload) == MOST_WORKLOADS
+
+
+def test_what_was_learnt_of_workloads_is_recalled() -> None:
+    after = Baselines()
+    after.recall(json.loads(json.dumps(learnt(LEAST_WINDOWS).rows())))
+    baseline = after.of("b", WEB, MISSES)
+    assert baseline is not None and baseline == learnt(LEAST_WINDOWS).of("b", WEB, MISSES)
+    assert after.of("b", WEB, counted("cycles")) is None, "another figure"
+    assert after.rows() == learnt(LEAST_WINDOWS).rows()
+
+
+def test_what_is_learnt_anew_counts_before_what_is_recalled() -> None:
+    after = learnt(LEAST_WINDOWS, 7.0)
+    after.recall(learnt(LEAST_WINDOWS).rows())
+    baseline = after.of("b", WEB, MISSES)
+    assert baseline is not None and baseline.usual == 7.0
+    assert [row[3] for row in after.rows()] == [7.0]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        5,
+        [["w"]],
+        [["w", "counter", "misses", "many", 3, 10]],
+        [["w", "counter", "misses", 3, 2, 10]],
+        [["w", "counter", "misses", float("nan"), 2, 10]],
+        [["w", "counter", "misses", 1, float("inf"), 10]],
+    ],
+)
+def test_rows_that_are_none_are_refused(rows) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Baselines().recall(rows)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60))

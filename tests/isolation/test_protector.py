@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from cri_proxy.affinity.effect.io.counting import Countable
 from cri_proxy.isolation.baselines import LEAST_WINDOWS
-from cri_proxy.isolation.io.protector import Protector, protection_settings
+from cri_proxy.isolation.io.protector import FILE, SAVE_S, Protector, protection_settings
 from cri_proxy.isolation.model import (
     BATCH,
     PROTECTED,
@@ -79,16 +79,26 @@ class Protected:
     async def start(
         self, countable: Countable = NO_COUNTERS, root: Optional[Path] = None, **isolation: Any
     ) -> None:
-        self.node.services.config = config_of(isolation={**ON, **isolation}, constants=self.constants)
-        self.protector = Protector(
-            self.node.services, root or self.folder / "cgroup", self.steering, self._ask, countable=countable
+        state = {"directory": str(self.folder / "kept")}
+        self.node.services.config = config_of(
+            isolation={**ON, **isolation}, constants=self.constants, state=state
         )
+        (self.folder / "kept").mkdir()
+        self.countable, self.root = countable, root or self.folder / "cgroup"
+        self.restart()
         for name in ("web", "job"):
             await self.node.create(self.client, name)
         self.node.now_s += WARM_S
         self.meet(False)
 
     constants: dict[str, Any] = {}
+
+    def restart(self) -> None:
+        """Another daemon begins; nothing that the one before had set is there."""
+        self.steering.steps = {}
+        self.protector = Protector(
+            self.node.services, self.root, self.steering, self._ask, countable=self.countable
+        )
 
     def _ask(self, cpus: frozenset[int]) -> bool:
         self.asked.append(cpus)
@@ -218,6 +228,40 @@ async def test_without_protected_containers_nothing_is_open(protected) -> None:
     protected.steering.found = []
     await protected.windows(3)
     assert not any("kubepods" in link for link in _links())
+
+
+# ---------------------------------------------------------------------- over restarts
+
+
+async def test_a_daemon_that_starts_anew_knows_what_workloads_measured(protected) -> None:
+    await protected.start()
+    await protected.learn()
+    protected.node.now_s += SAVE_S
+    await protected.windows(1, 0.02)
+    protected.protector.close()
+    protected.restart()
+    await protected.windows(5, 0.5)
+    assert protected.steering.steps.keys() == {3}
+    assert "its workload's" in protected.domain()["protected"][0]["baseline"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"workloads": 5}', '{"workloads": [["w", 1]]}'])
+async def test_a_file_that_cannot_be_read_is_as_none(protected, text) -> None:
+    await protected.start()
+    file = Path(protected.node.services.config["state.directory"]) / FILE
+    file.write_text(text)
+    await protected.learn()
+    await protected.windows(5, 0.5)
+    assert protected.steering.steps.keys() == {3}
+
+
+async def test_a_directory_that_cannot_be_written_leaves_protection_as_it_is(protected) -> None:
+    await protected.start()
+    (Path(protected.node.services.config["state.directory"]) / f"{FILE}.new").mkdir()
+    await protected.learn()
+    protected.node.now_s += SAVE_S
+    await protected.windows(6, 0.5)
+    assert protected.steering.steps.keys() == {3}
 
 
 # ---------------------------------------------------------------------- modes

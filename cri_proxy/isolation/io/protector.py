@@ -3,27 +3,33 @@
 Only containers beside batch are looked at, and for a while those without, as a baseline is learnt there. Of each: a counter
 of its cgroup on each of its CPUs, where the hardware and ``affinity_measure_descriptors`` let it, else how long its tasks
 have waited (PSI). Counters are opened, read and closed and files are read in a thread; what follows is decided by the
-controller (isolation/protection.py). Its steps begin again at what is configured when the daemon starts.
+controller (isolation/protection.py). Its steps begin again at what is configured when the daemon starts; the baselines of
+workloads are kept in the state directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
 
+from bpf.service.json_file import write_json
 from cri_api.waiting import wait_within
+from cri_proxy import effects
 from cri_proxy.affinity.demand.io.sizer import UsageReader
 from cri_proxy.affinity.effect.comparison import Counts, Subject
 from cri_proxy.affinity.effect.events import misses_of
 from cri_proxy.affinity.effect.io.counting import Countable, Counting, read_countable
+from cri_proxy.bounded_files import read_beginning
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
 from cri_proxy.isolation import bandwidth, caches
+from cri_proxy.isolation.baselines import Baselines
 from cri_proxy.isolation.model import (
     ENFORCE,
     MB,
@@ -56,6 +62,11 @@ from cri_proxy.services.services import Services
 from policies.affinity.pull.observed import owner_of_container
 from policies.frozen import frozen
 
+#: Where baselines are kept, and how often they are written, seconds.
+FILE = "baselines.json"
+SAVE_S = 600.0
+#: More than a thousand workloads take.
+_MOST_BYTES = 1 << 20
 _L3S = ("L3", "L3CODE", "L3DATA", MB, "L3_MON")
 
 
@@ -111,6 +122,9 @@ class Protector:
         self.protection = Protection()
         self._sessions = Sessions()
         self._left_out = 0
+        self._path = Path(services.config["state.directory"]) / FILE
+        #: When baselines were written, and how much was known then; negative: they were not read yet.
+        self._saved_s, self._saved = services.node_state.clock(), -1
         self._domains: dict[int, CacheDomain] = {}
         self._wake = asyncio.Event()
 
@@ -155,6 +169,7 @@ class Protector:
         if self._countable is None:
             found = await asyncio.to_thread(read_countable, self._sys, self._proc, misses_of)
             self._countable = replace(found, l3_type=0, l3_cpus=())
+        await self._remember()
         containers = self._steered.containers()
         self._domains = {each.id: each for each in self._l3s(engine)}
         met = meetings(containers, self._domains.values())
@@ -176,8 +191,42 @@ class Protector:
         if self._counting or self._readings:
             await asyncio.to_thread(self._keep, ())
         self.protection, self._sessions = Protection(), Sessions()
-        self._readings, self._batch_used = {}, {}
+        self._readings, self._batch_used, self._saved = {}, {}, -1
         self._carry_out({}, ())
+
+    # ------------------------------------------------------------------ over restarts
+
+    async def _remember(self) -> None:
+        """Read what was known, at first; write it now and then where there is more."""
+        baselines, now_s = self.protection.baselines, self._services.node_state.clock()
+        if self._saved < 0:
+            self._saved, self._saved_s = 0, now_s
+            baselines.recall(await asyncio.to_thread(self._read))
+        elif baselines.learnt != self._saved and now_s - self._saved_s >= SAVE_S:
+            self._saved, self._saved_s = baselines.learnt, now_s
+            await asyncio.to_thread(self._write, baselines.rows())
+
+    def _read(self) -> list[list[Any]]:
+        try:
+            rows = json.loads(read_beginning(self._path, _MOST_BYTES))["workloads"]
+            Baselines().recall(rows)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self._services.log.warning(
+                "baselines are learnt anew, as those of before cannot be read",
+                file=str(self._path),
+                error=str(error),
+            )
+            return []
+        return list(rows)
+
+    def _write(self, rows: list[list[Any]]) -> None:
+        try:
+            effects.before(effects.STATE, FILE)
+            write_json(str(self._path), {"workloads": rows})
+        except OSError as error:
+            self._services.log.warning("baselines could not be kept", file=str(self._path), error=str(error))
 
     def _settings(self) -> ProtectionSettings:
         info = self._steered.info
