@@ -220,3 +220,15 @@ class Setting:
     value: str
     why: str = ""
     keys: tuple[str, ...] = ()
+
+
+def resctrl_place(group: str, resource: str, number: int) -> str:
+    """The place of one domain's value in a group's schemata."""
+    return f"{RESCTRL}{group}#{resource}:{number}"
+
+
+def place_parts(place: str) -> tuple[str, str, int]:
+    """Group, resource and domain of a place that ``resctrl_place`` has made."""
+    group, _, value = place[len(RESCTRL) :].rpartition("#")
+    resource, _, number = value.partition(":")
+    return group, resource, int(number)

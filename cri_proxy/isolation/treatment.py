@@ -21,7 +21,6 @@ from cri_proxy.isolation.model import (
     MB,
     PREFIX,
     PROTECTED,
-    RESCTRL,
     CacheDomain,
     Group,
     IsolatedContainer,
@@ -30,6 +29,7 @@ from cri_proxy.isolation.model import (
     Setting,
     Step,
     Wanted,
+    resctrl_place,
 )
 from policies.frozen import frozen
 
@@ -114,7 +114,7 @@ def settings_of(group: Group) -> tuple[Setting, ...]:
     return tuple(
         Setting(
             bandwidth.SUBJECT if resource == MB else caches.SUBJECT,
-            f"{RESCTRL}{group.name}#{resource}:{number}",
+            resctrl_place(group.name, resource, number),
             value,
             group.why.get(number, ""),
             keys,

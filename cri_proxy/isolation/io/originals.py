@@ -1,0 +1,163 @@
+"""What was at each place before the first write of ours there, on disk, and the way back to it.
+
+``put_back`` needs nothing but the file and the kernel: no daemon, no configuration, no list of the runtime's. As a program
+(``python -m cri_proxy.isolation.io.originals DIRECTORY``) it is what removes the last traces with the package.
+
+After a boot the kernel has its own values again, so a file of another boot says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Optional
+
+from bpf.service.json_file import write_json
+from cri_proxy import effects
+from cri_proxy.bounded_files import read_text
+from cri_proxy.isolation.io.resctrl import Resctrl, ResourceControl
+from cri_proxy.isolation.model import FILE, PREFIX, RESCTRL, ROOT, place_parts
+
+FILE_NAME = "isolation.json"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Originals:
+    """The values of before, by place, in the state directory. All of it but ``values`` blocks."""
+
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self.values: dict[str, str] = {}
+        #: Whether groups of ours may be there.
+        self.has_groups = False
+        self._path = directory / FILE_NAME
+        self._boot_id = boot_id
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.values and not self.has_groups
+
+    def load(self) -> None:
+        """Read what was there before; a file of another boot, or one that is none of ours, counts as none."""
+        self.values, self.has_groups = {}, False
+        try:
+            document = json.loads(read_text(self._path))
+            if document["boot_id"] == self._boot_id:
+                values = {str(place): str(value) for place, value in document["values"].items()}
+                self.values, self.has_groups = values, bool(document["groups"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            # Groups are known by their names.
+            self.has_groups = True
+
+    def remember(self, values: Mapping[str, str], groups: bool) -> None:
+        """Have these on disk before anything is written there. What is remembered of a place already stays.
+
+        :raises OSError: they are not on disk: nothing may be written there.
+        """
+        new = {place: value for place, value in values.items() if place not in self.values}
+        if new or (groups and not self.has_groups):
+            self._write({**self.values, **new}, groups or self.has_groups)
+
+    def forget(self, places: Collection[str], groups: bool = False) -> None:
+        """These were put back. ``groups``: and no group of ours is there. With the last one the file goes.
+
+        :raises OSError: the disk refuses; they are put back once more then, which changes nothing.
+        """
+        left = {place: value for place, value in self.values.items() if place not in places}
+        has_groups = self.has_groups and not groups
+        if left or has_groups:
+            if (left, has_groups) != (self.values, self.has_groups):
+                self._write(left, has_groups)
+            return
+        self.values, self.has_groups = {}, False
+        if self._path.exists():
+            effects.before(effects.STATE, FILE_NAME)
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, values: dict[str, str], has_groups: bool) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        effects.before(effects.STATE, FILE_NAME)
+        document = {"boot_id": self._boot_id, "values": values, "groups": has_groups}
+        write_json(str(self._path), document)
+        self.values, self.has_groups = values, has_groups
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a value to a file of the kernel's, which is never made.
+
+    :raises OSError: the kernel refuses.
+    """
+    effects.before(effects.SYSTEM, path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tuple[list[str], dict[str, str]]:
+    """Write the values of before. Returns the places that are done, or gone, and what was refused: place -> sentence."""
+    done, refused = [], {}
+    for place, value in values.items():
+        try:
+            if place.startswith(FILE):
+                write_file(place[len(FILE) :], f"{value}\n")
+            elif place.startswith(RESCTRL):
+                group, resource, number = place_parts(place)
+                if group == ROOT:  # the others go as a whole
+                    resctrl.write(group, resource, {number: value})
+        except FileNotFoundError:
+            pass  # a CPU or device that was taken out, or resctrl unmounted
+        except OSError as error:
+            refused[place] = error.strerror or str(error)
+            continue
+        done.append(place)
+    return done, refused
+
+
+def remove_groups(resctrl: ResourceControl) -> dict[str, str]:
+    """Remove all groups of ours; what was refused: group -> sentence."""
+    try:
+        names: Iterable[str] = [name for name in resctrl.seen().schemata if name.startswith(PREFIX)]
+    except OSError:
+        return {}  # no tree, no groups
+    refused = {}
+    for name in names:
+        try:
+            resctrl.remove(name)
+        except OSError as error:
+            refused[f"{RESCTRL}{name}"] = error.strerror or str(error)
+    return refused
+
+
+def put_back(
+    directory: Path, resctrl: Optional[ResourceControl] = None, boot_id_file: Path = BOOT_ID
+) -> list[str]:
+    """Have the kernel as it was before isolation wrote there; returns a sentence for each place that refuses. Blocks.
+
+    What could not be put back stays in the file. Where there is no file nothing is read of the kernel.
+    """
+    if not (directory / FILE_NAME).exists():
+        return []
+    control = resctrl or Resctrl()
+    originals = Originals(directory, read_text(boot_id_file).strip())
+    originals.load()
+    done, refused = put_back_values(originals.values, control)
+    refused_groups = remove_groups(control) if originals.has_groups else {}
+    with contextlib.suppress(OSError):
+        originals.forget(done, groups=not refused_groups)
+    return [
+        f"{place} is not as it was before: {reason}"
+        for place, reason in {**refused, **refused_groups}.items()
+    ]
+
+
+if __name__ == "__main__":
+    problems = put_back(Path(sys.argv[1]))
+    sys.stderr.writelines(f"cri-resmgr: {sentence}\n" for sentence in problems)
+    sys.exit(1 if problems else 0)
