@@ -70,9 +70,13 @@ class Meeting:
 def meetings(containers: Iterable[IsolatedContainer], domains: Iterable[CacheDomain]) -> dict[int, Meeting]:
     """The shared domains by id. A container of a configured ``rdt`` class meets none: the class says what it has."""
     free = [each for each in containers if not each.rdt_class and each.cls in (PROTECTED, BATCH)]
+    # Many containers have the same CPUs: each set is compared with each domain once.
+    by_cpus: dict[frozenset[int], list[IsolatedContainer]] = {}
+    for each in free:
+        by_cpus.setdefault(each.cpus, []).append(each)
     found = {}
     for domain in domains:
-        here = [each for each in free if not each.cpus.isdisjoint(domain.cpus)]
+        here = [each for cpus, those in by_cpus.items() if not cpus.isdisjoint(domain.cpus) for each in those]
         protected = tuple(sorted(each.key for each in here if each.cls == PROTECTED))
         batch = tuple(sorted(each.key for each in here if each.cls == BATCH))
         if protected and batch:
@@ -94,7 +98,7 @@ def wanted(
     notes += [
         f"the rdt class {name!r} is not configured: its containers are in the root group" for name in unknown
     ]
-    met = meetings(containers, _l3_domains(info))
+    met = meetings(containers, l3_domains(info))
     if met:
         schemata = _batch_schemata(met, info, settings, steps)
         if schemata:
@@ -124,7 +128,8 @@ def settings_of(group: Group) -> tuple[Setting, ...]:
     )
 
 
-def _l3_domains(info: ResctrlInfo) -> tuple[CacheDomain, ...]:
+def l3_domains(info: ResctrlInfo) -> tuple[CacheDomain, ...]:
+    """The L3s as the kernel numbers them."""
     # Bandwidth alone may be there (rdt=!l3cat); its domains are those of the L3s.
     return next((info.domains[name] for name in (*_L3S, MB) if name in info.domains), ())
 

@@ -54,14 +54,17 @@ class Originals:
             # Groups are known by their names.
             self.has_groups = True
 
+    def has(self, values: Mapping[str, str], groups: bool) -> bool:
+        """Whether all of this is remembered."""
+        return values.keys() <= self.values.keys() and groups <= self.has_groups
+
     def remember(self, values: Mapping[str, str], groups: bool) -> None:
         """Have these on disk before anything is written there. What is remembered of a place already stays.
 
         :raises OSError: they are not on disk: nothing may be written there.
         """
-        new = {place: value for place, value in values.items() if place not in self.values}
-        if new or (groups and not self.has_groups):
-            self._write({**self.values, **new}, groups or self.has_groups)
+        if not self.has(values, groups):
+            self._write({**values, **self.values}, groups or self.has_groups)
 
     def forget(self, places: Collection[str], groups: bool = False) -> None:
         """These were put back. ``groups``: and no group of ours is there. With the last one the file goes.

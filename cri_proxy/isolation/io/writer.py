@@ -1,0 +1,375 @@
+"""Brings the kernel to what a plan says: reads what is there, writes what differs, keeps what was refused. Blocks.
+
+The order of a round, each step for what differs only:
+
+1. Groups of ours that are not wanted are removed, which frees their classes of service.
+2. What is there now at places to be written is remembered on disk (``Originals``).
+3. Groups are made, most important first. Where classes of service are used up, the least important one gives way.
+4. Values are written, one line a group and resource; of a line that is refused each value alone.
+5. Places that are not wanted any more get their value of before.
+6. What was written is read: the kernel may have rounded it, and may keep to what it had.
+
+A refusal is tried again after a pause that doubles, and at once where another value is wanted.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from functools import partial
+
+from cri_proxy.bounded_files import read_text
+from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back_values, write_file
+from cri_proxy.isolation.io.resctrl import ResourceControl
+from cri_proxy.isolation.model import (
+    FILE,
+    PREFIX,
+    RESCTRL,
+    ROOT,
+    Group,
+    SeenGroups,
+    Setting,
+    place_parts,
+    resctrl_place,
+)
+from cri_proxy.isolation.plan import Plan, Subject, subject_of
+from policies.frozen import frozen
+
+#: Seconds until a refusal is tried again, at first and at most.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+#: How often another program must change a value of ours until that is a warning.
+DRIFT_TOLD = 3
+#: What of values is written: as wanted, as it was before us, or nothing as it was refused.
+WRITTEN, PUT_BACK, REFUSED = "written", "put back", "refused"
+#: What becomes of groups is counted as this subject.
+GROUPS = "groups"
+#: The places of refusals of the disk: before the first write, and after a value was put back.
+REMEMBERED, FORGOTTEN = f"{FILE_NAME} before a write", f"{FILE_NAME} after it was put back"
+
+
+@frozen
+class Refusal:
+    """What the kernel did not take. ``place``: of a group, "resctrl:GROUP". ``tries``: how often it was refused."""
+
+    place: str
+    value: str
+    sentence: str
+    tries: int
+    again_s: float
+
+
+@frozen
+class Outcome:
+    """How the kernel is after a round. ``groups``: those of ours that are there. ``drift``: how often another program has
+    changed each place. ``writes``: of this round, by subject and what came of it. ``is_clean``: nothing of ours is left.
+    """
+
+    seen: SeenGroups = SeenGroups()
+    groups: frozenset[str] = frozenset()
+    refusals: tuple[Refusal, ...] = ()
+    drift: Mapping[str, int] = field(default_factory=dict)
+    writes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    is_clean: bool = True
+
+
+class Writer:
+    """``originals`` must be loaded. ``subjects``: by name, those that compare values of files themselves."""
+
+    def __init__(
+        self,
+        resctrl: ResourceControl,
+        originals: Originals,
+        clock: Callable[[], float],
+        subjects: Iterable[Subject] = (),
+    ) -> None:
+        self._resctrl = resctrl
+        self._originals = originals
+        self._clock = clock
+        self._subjects = {subject.name: subject for subject in subjects}
+        self._refused: dict[str, Refusal] = {}
+        #: What was written last at each place, and what the kernel showed then.
+        self._set: dict[str, tuple[str, str]] = {}
+        #: Groups that were there after the last round.
+        self._made: set[str] = set()
+        self._drift: Counter[str] = Counter()
+        self._writes: Counter[tuple[str, str]] = Counter()
+
+    def apply(self, plan: Plan) -> Outcome:
+        """One round. An error of the tree as a whole (it was unmounted) is as if it had no groups."""
+        self._writes = Counter()
+        seen, was_read = self._read(plan)
+        if was_read:
+            self._note_lost_groups(seen)
+            self._remove_others(plan, seen)
+            self._keep_groups(plan, seen)
+        self._keep_files(plan)
+        self._put_back(plan)
+        if was_read:
+            if self._writes:
+                seen, _ = self._read(plan)
+            self._note_taken(plan, seen)
+        self._forget_refusals(plan, seen)
+        return Outcome(
+            seen,
+            frozenset(self._made),
+            tuple(self._refused.values()),
+            dict(self._drift),
+            dict(self._writes),
+            self._originals.is_empty,
+        )
+
+    @property
+    def next_try_s(self) -> float:
+        """When something that was refused is to be tried again; infinity: nothing."""
+        return min((refusal.again_s for refusal in self._refused.values()), default=float("inf"))
+
+    def _read(self, plan: Plan) -> tuple[SeenGroups, bool]:
+        kept = any(place.startswith(RESCTRL) for place in self._originals.values)
+        if not (plan.wanted.groups or plan.enforced.groups or self._originals.has_groups or kept):
+            self._made.clear()
+            return SeenGroups(), False
+        try:
+            return self._resctrl.seen(), True
+        except OSError:
+            self._made.clear()
+            return SeenGroups(), False
+
+    def _note_lost_groups(self, seen: SeenGroups) -> None:
+        for name in self._made - seen.schemata.keys():
+            self._drift[f"{RESCTRL}{name}"] += 1
+            self._group_is_gone(name)
+
+    def _group_is_gone(self, name: str) -> None:
+        self._made.discard(name)
+        for place in [each for each in self._set if each.startswith(f"{RESCTRL}{name}#")]:
+            del self._set[place]
+
+    # ------------------------------------------------------------------ groups
+
+    def _remove_others(self, plan: Plan, seen: SeenGroups) -> None:
+        kept = {group.name for group in plan.enforced.groups}
+        for name in seen.schemata:
+            if name.startswith(PREFIX) and name not in kept:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if self._attempt(GROUPS, f"{RESCTRL}{name}", "", lambda: self._resctrl.remove(name), PUT_BACK):
+            self._group_is_gone(name)
+
+    def _keep_groups(self, plan: Plan, seen: SeenGroups) -> None:
+        groups = [group for group in plan.enforced.groups if self._is_remembered(group, seen)]
+        there = {name for name in seen.schemata if name} & {group.name for group in groups}
+        for number, group in enumerate(groups):
+            if group.name != ROOT and group.name not in there:
+                weaker = [each.name for each in groups[number + 1 :] if each.name in there]
+                if self._make(group.name, weaker, there):
+                    there.add(group.name)
+        self._made = there
+        for group in groups:
+            if group.name == ROOT or group.name in there:
+                # A group that was made just now may have anything.
+                self._keep_values(group, seen.schemata.get(group.name, {}))
+
+    def _make(self, name: str, weaker: list[str], there: set[str]) -> bool:
+        """Make a group, if need be in place of weaker ones that are there."""
+        place = f"{RESCTRL}{name}"
+
+        def make() -> None:
+            while True:
+                try:
+                    return self._resctrl.make(name)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC or not weaker:
+                        raise
+                    last = weaker.pop()
+                    self._resctrl.remove(last)
+                    self._group_is_gone(last)
+                    there.discard(last)
+
+        return self._attempt(GROUPS, place, name, make, WRITTEN)
+
+    def _is_remembered(self, group: Group, seen: SeenGroups) -> bool:
+        """Have on disk what the root group has, or that there are groups of ours. False: nothing may be written."""
+        values = {}
+        if group.name == ROOT:
+            there = seen.schemata.get(ROOT, {})
+            values = {
+                resctrl_place(ROOT, resource, number): there[resource][number]
+                for resource, wanted in group.schemata.items()
+                for number, value in wanted.items()
+                if there.get(resource, {}).get(number, value) != value
+            }
+        return self._remember(values, group.name != ROOT)
+
+    def _remember(self, values: Mapping[str, str], groups: bool) -> bool:
+        if self._originals.has(values, groups):
+            return True
+        return self._attempt(GROUPS, REMEMBERED, "", partial(self._originals.remember, values, groups), "")
+
+    def _keep_values(self, group: Group, seen: Mapping[str, Mapping[int, str]]) -> None:
+        for resource, wanted in group.schemata.items():
+            there, subject = seen.get(resource, {}), subject_of(resource)
+            values = {
+                number: value
+                for number, value in wanted.items()
+                if self._differs(resctrl_place(group.name, resource, number), value, there.get(number, ""))
+                and self._may_try(resctrl_place(group.name, resource, number), value)
+            }
+            if values and not self._write(group.name, resource, values, subject, is_last=len(values) == 1):
+                for number, value in values.items() if len(values) > 1 else ():
+                    self._write(group.name, resource, {number: value}, subject, is_last=True)
+
+    def _write(
+        self, group: str, resource: str, values: Mapping[int, str], subject: str, is_last: bool
+    ) -> bool:
+        """``is_last``: a refusal is one of these values; else each is tried alone."""
+        try:
+            self._resctrl.write(group, resource, values)
+        except OSError as error:
+            for number, value in values.items() if is_last else ():
+                self._refuse(
+                    subject, resctrl_place(group, resource, number), value, error.strerror or str(error)
+                )
+            return False
+        for number, value in values.items():
+            self._written(subject, resctrl_place(group, resource, number), value, WRITTEN)
+        return True
+
+    # ------------------------------------------------------------------ files
+
+    def _keep_files(self, plan: Plan) -> None:
+        there = {}
+        for setting in plan.files:
+            try:
+                there[setting.place] = read_text(setting.place[len(FILE) :]).strip()
+            except OSError as error:
+                self._refuse_once(setting, error.strerror or str(error))
+        differing = [
+            each
+            for each in plan.files
+            if each.place in there
+            and self._differs(each.place, each.value, there[each.place], each.subject)
+            and self._may_try(each.place, each.value)
+        ]
+        values = {each.place: there[each.place] for each in differing}
+        if not values or not self._remember(values, False):
+            return
+        for each in differing:
+            path = each.place[len(FILE) :]
+            write = partial(write_file, path, f"{each.value}\n")
+            self._attempt(each.subject, each.place, each.value, write, WRITTEN)
+            self._note_file(each, there[each.place])
+
+    def _note_file(self, setting: Setting, before: str) -> None:
+        """What a file says after a write: the kernel may have rounded, or not have taken it."""
+        if setting.place in self._refused:
+            return
+        try:
+            now = read_text(setting.place[len(FILE) :]).strip()
+        except OSError:
+            return  # one that can be written only
+        self._set[setting.place] = setting.value, now
+        if now == before and not self._is_same(setting.subject, now, setting.value):
+            self._refuse(setting.subject, setting.place, setting.value, f"it was written, and is still {now}")
+
+    def _refuse_once(self, setting: Setting, sentence: str) -> None:
+        if self._may_try(setting.place, setting.value):
+            self._refuse(setting.subject, setting.place, setting.value, sentence)
+
+    # ------------------------------------------------------------------ the way back
+
+    def _put_back(self, plan: Plan) -> None:
+        wanted = {setting.place for setting in plan.files}
+        wanted |= {
+            resctrl_place(ROOT, resource, number)
+            for group in plan.enforced.groups
+            if group.name == ROOT
+            for resource, values in group.schemata.items()
+            for number in values
+        }
+        back = {
+            place: value
+            for place, value in self._originals.values.items()
+            if place not in wanted and self._may_try(place, value)
+        }
+        done, refused = put_back_values(back, self._resctrl)
+        for place in done:
+            self._written(_subject(place), place, back[place], PUT_BACK)
+            self._set.pop(place, None)
+        for place, sentence in refused.items():
+            self._refuse(_subject(place), place, back[place], sentence)
+        has_groups = bool(self._made) or any(group.name for group in plan.enforced.groups)
+        left = any(refusal.place.startswith(f"{RESCTRL}{PREFIX}") for refusal in self._refused.values())
+        is_over = not has_groups and not left
+        self._attempt(GROUPS, FORGOTTEN, "", partial(self._originals.forget, done, groups=is_over), "")
+
+    # ------------------------------------------------------------------ one place
+
+    def _differs(self, place: str, value: str, seen: str, subject: str = "") -> bool:
+        last = self._set.get(place)
+        if self._is_same(subject, seen, value) or last == (value, seen):
+            return False  # the second: as the kernel has rounded it
+        if last is not None and last[0] == value:
+            self._drift[place] += 1
+            del self._set[place]  # counted once, however often the write is refused
+        return True
+
+    def _is_same(self, subject: str, seen: str, value: str) -> bool:
+        compares = self._subjects.get(subject)
+        return seen == value or (compares is not None and compares.is_same(seen, value))
+
+    def _may_try(self, place: str, value: str) -> bool:
+        refusal = self._refused.get(place)
+        return refusal is None or refusal.value != value or self._clock() >= refusal.again_s
+
+    def _attempt(self, subject: str, place: str, value: str, act: Callable[[], object], outcome: str) -> bool:
+        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written."""
+        if not self._may_try(place, value):
+            return False
+        try:
+            act()
+        except OSError as error:
+            self._refuse(subject, place, value, error.strerror or str(error))
+            return False
+        self._written(subject, place, value, outcome)
+        return True
+
+    def _written(self, subject: str, place: str, value: str, outcome: str) -> None:
+        self._refused.pop(place, None)
+        if outcome:
+            self._writes[subject, outcome] += 1
+
+    def _refuse(self, subject: str, place: str, value: str, sentence: str) -> None:
+        before = self._refused.get(place)
+        tries = before.tries + 1 if before is not None and before.value == value else 1
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(tries - 1, 10), LONGEST_PAUSE_S)
+        self._refused[place] = Refusal(place, value, sentence, tries, self._clock() + pause_s)
+        self._writes[subject, REFUSED] += 1
+
+    def _note_taken(self, plan: Plan, seen: SeenGroups) -> None:
+        """What the kernel shows of the groups' values after a round that has written."""
+        for group in plan.enforced.groups:
+            there = seen.schemata.get(group.name, {})
+            for resource, values in group.schemata.items():
+                for number, value in values.items():
+                    place = resctrl_place(group.name, resource, number)
+                    if place not in self._refused and number in there.get(resource, {}):
+                        self._set[place] = value, there[resource][number]
+
+    def _forget_refusals(self, plan: Plan, seen: SeenGroups) -> None:
+        """Refusals are forgotten of places that are wanted no more, and have nothing to be put back."""
+        names = {group.name for group in plan.enforced.groups} | {
+            name for name in seen.schemata if name.startswith(PREFIX)
+        }
+        places = {setting.place for setting in plan.files} | self._originals.values.keys()
+        for place in list(self._refused):
+            group = place[len(RESCTRL) :].partition("#")[0] if place.startswith(RESCTRL) else None
+            if place not in places and place not in (REMEMBERED, FORGOTTEN) and group not in names:
+                del self._refused[place]
+
+
+def _subject(place: str) -> str:
+    """Of a place that has its value of before again."""
+    return subject_of(place_parts(place)[1]) if place.startswith(RESCTRL) else "files"
