@@ -68,6 +68,15 @@ class Metrics:
         self.drift = counter("cri_resmgr_drift_total", "result",
             "What a comparison found changed past us, by result: repaired, foreign (cpusets), resized, pod resized",
             ("repaired", "foreign", "resized", "pod resized"))
+        self.isolation_writes = counter("cri_resmgr_isolation_writes_total", "subject outcome",
+            "Values and groups written for isolation, by subject and outcome: written, put back, refused")
+        self.isolation_refusals = gauge("cri_resmgr_isolation_refusals", "",
+            "Values and groups of isolation that the kernel refuses now")
+        self.isolation_groups = gauge("cri_resmgr_isolation_groups", "", "Groups of resctrl that are ours")
+        self.isolation_other_groups = gauge("cri_resmgr_isolation_other_groups", "",
+            "Groups of resctrl that other programs have made")
+        self.isolation_drift = gauge("cri_resmgr_isolation_drift", "",
+            "How often other programs have changed values of isolation, since the start")
         self.state_failures = counter("cri_resmgr_state_write_failures_total", "",
             "Changes that could not be made durable at once")
         self.state_unsaved = gauge("cri_resmgr_state_unsaved", "", "Changes that are not durable yet")

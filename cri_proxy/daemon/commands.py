@@ -230,6 +230,8 @@ class Commands:
         for grant in grants:
             engine.release(grant.key)
         self._daemon.services.node_state.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
+        if arguments.get("all"):
+            await self._daemon.isolation.release()
         return await self._carry_out(len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
@@ -240,6 +242,7 @@ class Commands:
             engine = self._engine()
             waiting = [g for g in engine.grants.values() if is_adoptable(engine, g)]
             left = self._manage_all(engine, waiting)
+            self._daemon.isolation.reconfigured()
             return {**await self._carry_out(len(waiting)), "left": left}
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Management.PLACED:

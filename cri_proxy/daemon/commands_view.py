@@ -159,7 +159,17 @@ class ViewCommands:
 
     def table(self) -> Mapping[str, Command]:
         """Those that both sockets have besides ``SHARED``, by the name they have on the wire."""
-        return {"report": self.report, "moves": self.moves, "history": self.history, "doctor": self.doctor}
+        return {
+            "report": self.report,
+            "moves": self.moves,
+            "history": self.history,
+            "doctor": self.doctor,
+            "isolation": self.isolation,
+        }
+
+    async def isolation(self, arguments: dict[str, Any]) -> Any:
+        """What is treated, where and why; what was refused; what others have there."""
+        return self._daemon.isolation.status()
 
     async def report(self, arguments: dict[str, Any]) -> Any:
         """All that is told of the node, or some of it.

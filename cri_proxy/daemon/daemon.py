@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Optional, TextIO, cast
+from typing import TYPE_CHECKING, Callable, Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
 from cri_api.supervisor import Supervisor
@@ -37,6 +37,7 @@ from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
 from cri_proxy.daemon.first_mode import FirstMode
+from cri_proxy.daemon.isolation_host import IsolationHost
 from cri_proxy.daemon.maintenance import Maintenance
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
 from cri_proxy.daemon.proxy import Proxy
@@ -55,6 +56,9 @@ from cri_proxy.services.services import Health, make_parts
 from cri_proxy.unix_sockets import SocketTaken, allow_descriptors, share_with
 from cri_proxy.version import VERSION
 from policies.frozen import frozen
+
+if TYPE_CHECKING:
+    from cri_proxy.isolation.io.resctrl import ResourceControl
 
 #: What ``run --strict`` does not start without.
 STRICT_TOPICS = ("config", "topology", "engine", "state")
@@ -81,6 +85,8 @@ class RunOptions:
     meminfo_file: Path = Path("/proc/meminfo")
     #: Where a runtime is looked for that is not configured.
     runtimes: tuple[str, ...] = WELL_KNOWN
+    #: What makes the machine's resctrl; None: that of /sys/fs/resctrl.
+    resource_control: Optional[Callable[[], ResourceControl]] = None
 
 
 class Daemon:
@@ -218,6 +224,9 @@ class Daemon:
             self.supervisor,
         )
         self.services.node_state.on_records = self.history.add
+        self.isolation = IsolationHost(
+            self.services, read_boot_id(self.options.boot_id_file), self.options.resource_control
+        )
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.services.node_state.on_doubt = self.rounds.look_soon
@@ -249,8 +258,12 @@ class Daemon:
         self.orders = StandingOrders(services, mover)
         self.observer.on_change = self.affinity.follow
         self.assembly.on_engage = self._engage
-        self.assembly.on_mode = self.sizer.wake
+        self.assembly.on_mode = self._mode_changed
         self.assembly.on_meta = self.orders.recall
+
+    def _mode_changed(self) -> None:
+        self.sizer.wake()
+        self.isolation.mode_changed()
 
     def _engage(self, engine: Engine) -> None:
         self.affinity.follow(engine)
@@ -381,6 +394,7 @@ class Daemon:
         keep("affinity", self.affinity.run)
         keep("demand", self.sizer.run)
         keep("orders", self.orders.run)
+        keep("isolation", self.isolation.run)
         self.watch = TopologyWatch(
             services.machine.signature,
             lambda: self.supervisor.begin("machine", self.assembly.follow_machine()),
@@ -517,6 +531,7 @@ class Daemon:
         await self._keep()
         self.affinity.reconfigured()
         self.sizer.reconfigured()
+        self.isolation.reconfigured()
         if self._front is not None:
             self.front.reconfigured()
         await services.store.settled()  # a mode that was given by command does not come back

@@ -59,6 +59,8 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         lost = "; ".join(filter(None, [loaded.meta.get(LOST_KEY), loaded.lost]))
         store.write(engine.drain(), {LOST_KEY: lost} if lost else {})
         _give_back_quotas(node, engine, loaded)
+        if container is None:
+            _give_back_isolation(node)
         await store.settled()
         rows = [_row(engine, update, result) for update, result in zip(updates, results)]
         return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}
@@ -128,6 +130,14 @@ def _give_back_quotas(node: _Node, engine: Engine, loaded: LoadedState) -> None:
     if kept or loaded.meta.get(BOOT_KEY) == read_boot_id():
         quotas.recall(kept or loaded.meta.get(QUOTAS_KEY, ""))
     quotas.give_back(quotas.taken.keys() - engine.unlimited_pods())
+
+
+def _give_back_isolation(node: _Node) -> None:
+    """Have caches, bandwidth and the like as they were before isolation wrote there."""
+    from cri_proxy.isolation.io.originals import put_back
+
+    for sentence in put_back(Path(node.config["state.directory"])):
+        node.log.warning(sentence)
 
 
 def _row(engine: Engine, update: CpusetUpdate, result: Any) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class NodeState:
     on_start: Optional[Callable[[str], Awaitable[None]]] = None
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
+    #: Called where records have changed; it must cost next to nothing.
+    on_change: Callable[[], None] = lambda: None
     #: Called with every new pod before the client hears of it; waited for.
     on_pod: Callable[[Pod], Awaitable[None]] = _nothing
     #: Called before a request with a cpuset is decided; waited for. Kubelet has written down before what it gives alone.
@@ -195,6 +197,7 @@ class NodeState:
         write(changes)
         if engine.derived and self._later is None:
             self._later = asyncio.get_running_loop().call_later(TOGETHER_S, self.save_derived)
+        self.on_change()
         if changes:
             records = [value for value in changes.values() if isinstance(value, DecisionRecord)]
             if records:

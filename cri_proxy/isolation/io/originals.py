@@ -1,7 +1,6 @@
 """What was at each place before the first write of ours there, on disk, and the way back to it.
 
-``put_back`` needs nothing but the file and the kernel: no daemon, no configuration, no list of the runtime's. As a program
-(``python -m cri_proxy.isolation.io.originals DIRECTORY``) it is what removes the last traces with the package.
+``put_back`` needs nothing but the file and the kernel: no daemon, no configuration, no list of the runtime's.
 
 After a boot the kernel has its own values again, so a file of another boot says nothing.
 """
@@ -160,7 +159,8 @@ def put_back(
     ]
 
 
-if __name__ == "__main__":
-    problems = put_back(Path(sys.argv[1]))
+def main(directory: str) -> None:
+    """What the removal of the package calls: ends the process with 1 where something is left."""
+    problems = put_back(Path(directory))
     sys.stderr.writelines(f"cri-resmgr: {sentence}\n" for sentence in problems)
     sys.exit(1 if problems else 0)

@@ -1,0 +1,105 @@
+"""Isolation in the daemon: none of it is imported where every subject is off and nothing of ours is in the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from cri_proxy.services.services import Services
+
+if TYPE_CHECKING:
+    from cri_proxy.isolation.io.reconciler import Isolation
+    from cri_proxy.isolation.io.resctrl import ResourceControl
+
+#: The subjects that have a reconciler; and where it has what was there before (``isolation.io.originals``).
+SUBJECTS = ("isolation.caches", "isolation.bandwidth")
+ORIGINALS = "isolation.json"
+
+
+class IsolationHost:
+    """Has an ``Isolation`` where there is something to do. ``resource_control`` None: the resctrl of this machine."""
+
+    def __init__(
+        self,
+        services: Services,
+        boot_id: str,
+        resource_control: Optional[Callable[[], ResourceControl]] = None,
+    ) -> None:
+        self.isolation: Optional[Isolation] = None
+        self._services = services
+        self._boot_id = boot_id
+        self._resource_control = resource_control
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """For as long as the daemon runs."""
+        while True:
+            self._changed.clear()
+            if await self._has_work():
+                await self._isolate()
+            else:
+                await self._changed.wait()
+
+    async def _has_work(self) -> bool:
+        config = self._services.config
+        if any(config[key] != "off" for key in SUBJECTS):
+            return True
+        # It may wait for the disk.
+        return await self._services.store.run((Path(config["state.directory"]) / ORIGINALS).exists)
+
+    async def _isolate(self) -> None:
+        # On other nodes this is not imported.
+        from cri_proxy.isolation.io.reconciler import Isolation
+        from cri_proxy.isolation.io.resctrl import Resctrl
+        from cri_proxy.isolation.io.starts import Starts
+        from cri_proxy.isolation.io.tasks import Tasks
+
+        services, node_state = self._services, self._services.node_state
+        resctrl = self._resource_control() if self._resource_control is not None else Resctrl()
+        tasks = Tasks(resctrl, services.cgroups)
+        isolation = Isolation(services, resctrl, self._boot_id, tasks)
+        starts = Starts(services, tasks, isolation.settled, isolation.group_of)
+
+        def follow(is_enforced: bool) -> None:
+            node_state.on_start = starts.before if is_enforced else None
+
+        isolation.on_enforced = follow
+        self.isolation, node_state.on_change = isolation, isolation.wake
+        try:
+            await isolation.run()
+        finally:
+            self.isolation, node_state.on_change, node_state.on_start = None, _nothing, None
+            isolation.close()
+            await starts.close()
+
+    def reconfigured(self) -> None:
+        """The configuration is another one."""
+        self._changed.set()
+        if self.isolation is not None:
+            self.isolation.reconfigured()
+
+    def mode_changed(self) -> None:
+        """The daemon's mode is another one."""
+        if self.isolation is not None:
+            self.isolation.wake()
+
+    async def release(self) -> None:
+        """Have the kernel as it was before isolation, until the configuration is read again."""
+        if self.isolation is not None:
+            await self.isolation.release()
+
+    def status(self) -> dict[str, Any]:
+        """``Isolation.status``; without one only its subjects."""
+        if self.isolation is not None:
+            return self.isolation.status()
+        config = self._services.config
+        return {
+            "subjects": {
+                key.partition(".")[2]: {"configured": config[key], "mode": "off"} for key in SUBJECTS
+            }
+        }
+
+
+def _nothing() -> None:
+    pass
