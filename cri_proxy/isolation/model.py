@@ -227,8 +227,13 @@ def resctrl_place(group: str, resource: str, number: int) -> str:
     return f"{RESCTRL}{group}#{resource}:{number}"
 
 
+def is_value_of(place: str, group: str) -> bool:
+    """Whether a place is one of the values of a group. Names of groups may have any sign but a slash."""
+    return place.startswith(RESCTRL) and "#" in place and place_parts(place)[0] == group
+
+
 def place_parts(place: str) -> tuple[str, str, int]:
     """Group, resource and domain of a place that ``resctrl_place`` has made."""
     group, _, value = place[len(RESCTRL) :].rpartition("#")
     resource, _, number = value.partition(":")
-    return group, resource, int(number)
+    return group, resource, int(number) if number.isdigit() else -1

@@ -130,7 +130,7 @@ def make_plan(
         caches.SUBJECT in settings.modes,
         bandwidth.SUBJECT in settings.modes,
     )
-    found = wanted(containers, info, treatment, steps, rdt)
+    found = _limited(wanted(containers, info, treatment, steps, rdt), settings.modes.__contains__)
     met = meetings(containers, l3_domains(info))
     return Plan(found, _enforced(found, info, settings), enforced_files, told, tuple(met.values()))
 
@@ -141,17 +141,25 @@ def subject_of(resource: str) -> str:
 
 
 def _enforced(found: Wanted, info: ResctrlInfo, settings: IsolationSettings) -> Wanted:
+    enforced = _limited(found, lambda subject: settings.modes.get(subject) == ENFORCE)
+    # What was enforced in a group before must not stay where it is not any more.
+    everything = _everything(info)
+    return Wanted(
+        tuple(
+            replace(group, schemata={**everything, **group.schemata}) if group.name != ROOT else group
+            for group in enforced.groups
+        ),
+        found.notes,
+    )
+
+
+def _limited(found: Wanted, has: Callable[[str], bool]) -> Wanted:
+    """The groups with the resources of some subjects only; a group that then has none is not wanted."""
     groups = []
     for group in found.groups:
-        schemata = {
-            resource: values
-            for resource, values in group.schemata.items()
-            if settings.modes.get(subject_of(resource)) == ENFORCE
-        }
+        schemata = {name: values for name, values in group.schemata.items() if has(subject_of(name))}
         if schemata:
-            # What was enforced before must not stay where it is not any more.
-            whole = schemata if group.name == ROOT else {**_everything(info), **schemata}
-            groups.append(replace(group, schemata=whole))
+            groups.append(replace(group, schemata=schemata))
     return Wanted(tuple(groups), found.notes)
 
 

@@ -32,6 +32,8 @@ class Originals:
         self.values: dict[str, str] = {}
         #: Whether groups of ours may be there.
         self.has_groups = False
+        #: Whether the file says it; one that cannot be read says nothing that a successor could use.
+        self._is_kept = True
         self._path = directory / FILE_NAME
         self._boot_id = boot_id
 
@@ -41,7 +43,7 @@ class Originals:
 
     def load(self) -> None:
         """Read what was there before; a file of another boot, or one that is none of ours, counts as none."""
-        self.values, self.has_groups = {}, False
+        self.values, self.has_groups, self._is_kept = {}, False, True
         try:
             document = json.loads(read_text(self._path))
             if document["boot_id"] == self._boot_id:
@@ -51,11 +53,11 @@ class Originals:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             # Groups are known by their names.
-            self.has_groups = True
+            self.has_groups, self._is_kept = True, False
 
     def has(self, values: Mapping[str, str], groups: bool) -> bool:
         """Whether all of this is remembered."""
-        return values.keys() <= self.values.keys() and groups <= self.has_groups
+        return self._is_kept and values.keys() <= self.values.keys() and groups <= self.has_groups
 
     def remember(self, values: Mapping[str, str], groups: bool) -> None:
         """Have these on disk before anything is written there. What is remembered of a place already stays.
@@ -76,7 +78,7 @@ class Originals:
             if (left, has_groups) != (self.values, self.has_groups):
                 self._write(left, has_groups)
             return
-        self.values, self.has_groups = {}, False
+        self.values, self.has_groups, self._is_kept = {}, False, True
         if self._path.exists():
             effects.before(effects.STATE, FILE_NAME)
             self._path.unlink(missing_ok=True)
@@ -86,7 +88,7 @@ class Originals:
         effects.before(effects.STATE, FILE_NAME)
         document = {"boot_id": self._boot_id, "values": values, "groups": has_groups}
         write_json(str(self._path), document)
-        self.values, self.has_groups = values, has_groups
+        self.values, self.has_groups, self._is_kept = values, has_groups, True
 
 
 def write_file(path: str, text: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Life
+from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.report import path_of
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.resctrl import ResourceControl
@@ -43,6 +43,7 @@ from cri_proxy.isolation.plan import (
     make_plan,
     read_settings,
 )
+from cri_proxy.isolation.rdt import RdtSection, Resolved, resolve
 from cri_proxy.job_thread import JobThread
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
@@ -76,6 +77,7 @@ class _Round:
     version: int
     settings: IsolationSettings
     steps: Mapping[int, Step]
+    rdt: Optional[RdtSection]
 
 
 @frozen
@@ -119,7 +121,13 @@ class Isolation:
         self._originals = Originals(Path(services.config["state.directory"]), boot_id)
         self._writer = Writer(resctrl, self._originals, clock, subjects)
         self._jobs = JobThread("isolation", services.supervisor)
-        self._view = ContainerView()
+        self._view = ContainerView(self._rdt_class_of)
+        #: The classes of the section last resolved, and what that was made from.
+        self._resolved: tuple[Optional[RdtSection], Optional[ResctrlInfo], Resolved] = (
+            None,
+            None,
+            Resolved(),
+        )
         self._containers: tuple[IsolatedContainer, ...] = ()
         self._cgroups: Mapping[str, str] = {}
         self._plan = NOTHING
@@ -161,7 +169,7 @@ class Isolation:
         await self.settled("")
 
     def _look_anew(self) -> None:
-        self._view, self._last = ContainerView(), None
+        self._view, self._last = ContainerView(self._rdt_class_of), None
         self._woken.set()
         self._urgent.set()
 
@@ -227,7 +235,13 @@ class Isolation:
         settings = read_settings(services.config, mode, (*OF_GROUPS, *(each.name for each in self._subjects)))
         if self._is_released:
             settings = IsolationSettings({}, settings.cache, settings.bandwidth)
-        return _Round(engine, 0 if engine is None else engine.version, settings, self.steps)
+        return _Round(
+            engine,
+            0 if engine is None else engine.version,
+            settings,
+            self.steps,
+            services.config["control.rdt"],
+        )
 
     async def round(self) -> bool:
         """Bring the kernel in line where something has changed, or the last look is old. True: nothing is left to do.
@@ -290,7 +304,8 @@ class Isolation:
         if now.settings.divides and (info is None or is_due):
             info = self._resctrl.info()
             missing = "" if info is not None else self._resctrl.missing
-        plan = make_plan(containers, info, now.settings, self.steps, subjects=self._subjects)
+        rdt = self._resolve(now.rdt, info)
+        plan = make_plan(containers, info, now.settings, now.steps, rdt.classes, self._subjects)
         outcome, has_looked = self._outcome, is_due or plan.values != self._plan.values or self._last is None
         if has_looked:
             outcome = self._writer.apply(plan)
@@ -299,6 +314,19 @@ class Isolation:
         )
         is_moving = self._follow(enforced, cgroups, is_due)
         return _Done(plan, outcome, info, missing, enforced, has_looked, is_moving)
+
+    def _rdt_class_of(self, record: ContainerRecord) -> str:
+        section: Optional[RdtSection] = self._services.config["control.rdt"]
+        if section is None:
+            return ""
+        return section.class_of(record.container.preferences.rdt_class, record.container.qos)
+
+    def _resolve(self, section: Optional[RdtSection], info: Optional[ResctrlInfo]) -> Resolved:
+        """The classes of a section on this machine; worked out once."""
+        if (section, info) != self._resolved[:2]:
+            resolved = Resolved() if section is None or info is None else resolve(section, info)
+            self._resolved = section, info, resolved
+        return self._resolved[2]
 
     def _follow(self, enforced: Wanted, cgroups: Mapping[str, str], is_due: bool) -> bool:
         """Have threads where they belong; True: to be done again soon."""
@@ -344,7 +372,7 @@ class Isolation:
     def _sentences(self, done: _Done) -> list[str]:
         """What an operator should look at."""
         sentences = [f"isolation: {done.missing}"] if done.missing and self._is_configured else []
-        sentences += [f"isolation: {note}" for note in done.plan.wanted.notes]
+        sentences += [f"isolation: {note}" for note in self._notes]
         for refusal in done.outcome.refusals:
             is_group = refusal.place in {f"{RESCTRL}{group.name}" for group in done.plan.enforced.groups}
             sentences.append(
@@ -357,6 +385,10 @@ class Isolation:
                     "else manages it (cri-resmgr doctor)"
                 )
         return sentences
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        return (*self._plan.wanted.notes, *self._resolved[2].errors)
 
     @property
     def _is_configured(self) -> bool:
@@ -396,7 +428,7 @@ class Isolation:
             "other_groups": list(seen.others),
             "other_monitors": seen.other_monitors,
             "originals": dict(self._originals.values),
-            "notes": list(self._plan.wanted.notes),
+            "notes": list(self._notes),
             "tasks": {} if self._tasks is None else dict(self._tasks.status()),
         }
 

@@ -31,6 +31,7 @@ from cri_proxy.isolation.model import (
     Group,
     SeenGroups,
     Setting,
+    is_value_of,
     place_parts,
     resctrl_place,
 )
@@ -143,7 +144,7 @@ class Writer:
 
     def _group_is_gone(self, name: str) -> None:
         self._made.discard(name)
-        for place in [each for each in self._set if each.startswith(f"{RESCTRL}{name}#")]:
+        for place in [each for each in self._set if is_value_of(each, name)]:
             del self._set[place]
 
     # ------------------------------------------------------------------ groups
@@ -365,8 +366,8 @@ class Writer:
         }
         places = {setting.place for setting in plan.files} | self._originals.values.keys()
         for place in list(self._refused):
-            group = place[len(RESCTRL) :].partition("#")[0] if place.startswith(RESCTRL) else None
-            if place not in places and place not in (REMEMBERED, FORGOTTEN) and group not in names:
+            of_group = any(place == f"{RESCTRL}{name}" or is_value_of(place, name) for name in names)
+            if place not in places and place not in (REMEMBERED, FORGOTTEN) and not of_group:
                 del self._refused[place]
 
 
