@@ -205,9 +205,9 @@ class Isolation:
 
     async def run(self) -> None:
         """Rounds until all subjects are off and nothing of ours is left in the kernel."""
+        self._is_running = True
         try:
             await self.load()
-            self._is_running = True
             while not await self.round():
                 await self._next()
         finally:
@@ -319,7 +319,7 @@ class Isolation:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
         if section is None:
             return ""
-        return section.class_of(record.container.preferences.rdt_class, record.container.qos)
+        return section.class_of("", record.container.qos)
 
     def _resolve(self, section: Optional[RdtSection], info: Optional[ResctrlInfo]) -> Resolved:
         """The classes of a section on this machine; worked out once."""

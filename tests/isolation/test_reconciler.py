@@ -1,0 +1,298 @@
+"""What the kernel has follows the ledger, the configuration and the steps of protection; and goes back to what it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_proxy.isolation.io.originals import FILE_NAME
+from cri_proxy.isolation.model import Step
+from policies.model import Qos
+from tests.isolation.kernel import KernelModel
+from tests.isolation.node import IsolatedNode, l3s
+
+BATCH = "cri-resmgr.batch"
+
+Make = Callable[..., IsolatedNode]
+
+
+@pytest.fixture
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    made: list[IsolatedNode] = []
+
+    def one(**how: Any) -> IsolatedNode:
+        made.append(IsolatedNode(tmp_path, monkeypatch, **how))
+        return made[-1]
+
+    yield one
+    for node in made:
+        node.isolation.close()
+
+
+async def ended(running: asyncio.Future[None]) -> None:
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_batch_gives_way_in_the_l3_that_a_protected_container_comes_to(make: Make) -> None:
+    node = await make().begin()
+    batch = node.batch()
+    await node.isolation.round()
+    assert BATCH not in node.kernel.schemata and node.isolation.group_of(batch) == ""
+    protected = node.protected()
+    await node.isolation.round()
+    here = {number for number, cpus in l3s().items() if cpus & node.engine.grants[protected].cpus}
+    assert node.masks == dict.fromkeys(here, "1f") and here
+    assert node.isolation.group_of(batch) == BATCH and node.isolation.group_of(protected) == ""
+    assert node.threads.rounds[-1][0].groups[0].members == {batch}
+
+
+async def test_with_the_last_meeting_the_group_and_the_file_go(make: Make) -> None:
+    node = make()
+    before = node.kernel.picture()
+    node.batch()
+    protected = node.protected()
+    await node.begin()
+    assert (node.folder / FILE_NAME).exists()
+    node.engine.remove(protected)
+    await node.isolation.round()
+    assert node.kernel.picture() == before and not (node.folder / FILE_NAME).exists()
+
+
+async def test_where_nothing_has_changed_nothing_is_computed_nor_read(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    await node.begin()
+    node.kernel.writes.clear()
+    node.kernel.missing = "this would be noticed"
+    before = node.isolation.enforced
+    await node.isolation.round()
+    assert node.isolation.enforced is before and node.kernel.writes == []
+
+
+async def test_records_that_change_in_what_isolation_does_not_see_make_no_round(make: Make) -> None:
+    node = make()
+    node.batch()
+    protected = node.protected()
+    await node.begin()
+    before = node.isolation.enforced
+    node.engine.book_use(protected, 300) if hasattr(node.engine, "book_use") else None
+    await node.isolation.round()
+    assert node.isolation.enforced is before
+
+
+async def test_other_programs_are_noticed_by_the_look_now_and_then(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    await node.begin()
+    (number, mask), *_ = node.masks.items()
+    for _ in range(3):
+        node.kernel.write_other(BATCH, "L3", number, "ff")
+        await node.look()
+    assert node.masks[number] == mask
+    assert node.services.health.warnings == [
+        f"isolation: another program has changed resctrl:{BATCH}#L3:{number} 3 times, and it was written again: look for "
+        "what else manages it (cri-resmgr doctor)"
+    ]
+
+
+async def test_off_puts_back_at_once_and_ends_the_rounds(make: Make) -> None:
+    node = make()
+    before = node.kernel.picture()
+    node.batch(), node.protected()
+    await node.begin()
+    node.configure(caches="off", bandwidth="off")
+    assert await node.isolation.round()
+    assert node.kernel.picture() == before and not (node.folder / FILE_NAME).exists()
+    assert node.isolation.enforced.groups == ()
+
+
+async def test_one_subject_off_gives_back_what_it_had(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    await node.begin()
+    node.configure(caches="off")
+    await node.isolation.round()
+    assert node.masks == {} and set(node.kernel.schemata[BATCH]["MB"].values()) != {"2048"}
+
+
+@pytest.mark.parametrize("how", ["subjects", "mode"])
+async def test_observe_tells_what_would_be_done_and_writes_nothing(make: Make, how: str) -> None:
+    node = make(**{"caches": "observe", "bandwidth": "observe"} if how == "subjects" else {})
+    if how == "mode":
+        node.services.node_state.switch("observe")
+    node.batch(), node.protected()
+    await node.begin()
+    assert node.kernel.writes == [] and not (node.folder / FILE_NAME).exists()
+    assert [group.name for group in node.isolation.wanted.groups] == [BATCH]
+    assert node.isolation.enforced.groups == ()
+    assert [row["state"] for row in node.isolation.status()["groups"]] == ["observed"]
+
+
+async def test_the_mode_off_puts_back(make: Make) -> None:
+    node = make()
+    before = node.kernel.picture()
+    node.batch(), node.protected()
+    await node.begin()
+    node.services.node_state.switch("off")
+    await node.isolation.round()
+    assert node.kernel.picture() == before
+
+
+async def test_a_release_puts_back_until_the_configuration_is_read_again(make: Make) -> None:
+    node = make()
+    before = node.kernel.picture()
+    node.batch(), node.protected()
+    await node.begin()
+    running = asyncio.ensure_future(node.isolation.run())
+    await asyncio.sleep(0)
+    await node.isolation.release()
+    assert node.kernel.picture() == before
+    node.isolation.reconfigured()
+    await node.isolation.settled("")
+    assert node.masks
+    await ended(running)
+
+
+async def test_released_containers_are_left_alone(make: Make) -> None:
+    node = make()
+    batch, _ = node.batch(), node.protected()
+    await node.begin()
+    node.engine.release(batch)
+    await node.isolation.round()
+    assert node.masks == {} and BATCH not in node.kernel.schemata
+
+
+async def test_steps_of_protection_change_one_l3(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    await node.begin()
+    number = min(node.masks)
+    node.isolation.steps = {number: Step(cache=0.1)}
+    node.isolation.wake()
+    await node.isolation.round()
+    assert node.masks[number] == "3"
+
+
+async def test_a_daemon_that_takes_over_puts_back_what_the_one_before_wrote(make: Make) -> None:
+    node = make()
+    before = node.kernel.picture()
+    node.batch(), node.protected()
+    await node.begin()
+    node.configure(caches="off", bandwidth="off")
+    await node.restart()
+    assert node.kernel.picture() == before
+
+
+async def test_until_what_runs_was_compared_the_kernel_stays_as_it_is(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    await node.begin()
+    there = node.kernel.picture()
+    node.services.node_state._known = None
+    node.engine.remove("c1")
+    await node.restart()
+    assert node.kernel.picture() == there
+    node.services.node_state.note_compared()
+    await node.isolation.round()
+    assert BATCH not in node.kernel.schemata
+
+
+async def test_without_resctrl_it_is_said_once_how_to_get_it(make: Make) -> None:
+    node = make()
+    node.kernel.missing = "resctrl is not mounted: mount -t resctrl resctrl /sys/fs/resctrl"
+    node.batch(), node.protected()
+    await node.begin()
+    assert node.services.health.warnings == [f"isolation: {node.kernel.missing}"]
+    assert node.isolation.info is None
+    node.kernel.missing = ""
+    await node.look()
+    assert node.services.health.warnings == [] and node.masks
+
+
+async def test_used_up_classes_of_service_are_a_weaker_treatment_that_is_said(make: Make) -> None:
+    kernel = KernelModel(l3s(), closids=3)
+    kernel.make_other("kepler"), kernel.make_other("people")
+    node = make(kernel=kernel)
+    batch, _ = node.batch(), node.protected()
+    await node.begin()
+    assert node.isolation.group_of(batch) == ""
+    assert node.services.health.warnings == [
+        f"isolation: resctrl:{BATCH}: No space left on device: Out of CLOSIDs; its containers are in the root group: a "
+        "weaker treatment"
+    ]
+    status = node.isolation.status()
+    assert status["groups"][0]["state"] == "refused" and status["other_groups"] == ["kepler", "people"]
+
+
+async def test_a_start_waits_for_the_round_that_knows_its_container(make: Make) -> None:
+    node = make()
+    node.protected()
+    await node.begin()
+    running = asyncio.ensure_future(node.isolation.run())
+    await asyncio.sleep(0)
+    batch = node.batch()
+    assert await node.isolation.settled(batch) == BATCH and node.masks
+    await ended(running)
+
+
+async def test_a_start_waits_for_nothing_where_no_round_comes(make: Make) -> None:
+    node = make()
+    assert await asyncio.wait_for(node.isolation.settled(node.batch()), 10) == ""
+
+
+async def test_threads_are_looked_for_until_none_is_outside(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    node.threads.outside = [3, 1]
+    await node.begin()
+    for _ in range(4):
+        node.now_s += 1.0
+        await node.isolation.round()
+    assert len(node.threads.rounds) == 3
+
+
+async def test_enforcing_is_told_when_it_begins_and_ends(make: Make) -> None:
+    node, told = make(), list[bool]()
+    node.isolation.on_enforced = told.append
+    await node.begin()
+    node.configure(caches="observe", bandwidth="observe")
+    await node.isolation.round()
+    node.configure(caches="off", bandwidth="off")
+    await node.isolation.round()
+    assert told == [True, False]
+
+
+async def test_writes_are_counted_by_subject_and_outcome(make: Make) -> None:
+    node = make()
+    node.batch(), node.protected()
+    await node.begin()
+    text = "".join(node.services.metrics.pieces())
+    assert 'cri_resmgr_isolation_writes_total{outcome="written",subject="groups"} 1' in text.replace(
+        'subject="groups",outcome="written"', 'outcome="written",subject="groups"'
+    )
+    assert "cri_resmgr_isolation_groups 1" in text
+
+
+async def test_the_classes_of_an_rdt_section_are_groups_of_those_that_have_containers(make: Make) -> None:
+    section = {
+        "enable": True,
+        "partitions": {
+            "all": {
+                "l3Allocation": "100%",
+                "classes": {"Guaranteed": {"l3Allocation": "50%"}, "BestEffort": {"l3Allocation": "25%"}},
+            }
+        },
+        "options": {"mb": {"optional": True}},
+        "usePodQoSAsDefaultClass": True,
+    }
+    node = make(rdt=section)
+    node.start(Qos.GUARANTEED)
+    await node.begin()
+    ours = {name for name in node.kernel.schemata if name}
+    assert ours == {"cri-resmgr.Guaranteed"}
+    assert set(node.kernel.schemata["cri-resmgr.Guaranteed"]["L3"].values()) == {"ff"}
