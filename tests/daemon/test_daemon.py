@@ -41,6 +41,9 @@ class Parts:
         self.front = self._front = SimpleNamespace(reconfigured=self.done_now("front"))
         self.affinity = SimpleNamespace(reconfigured=self.done_now("affinity"))
         self.sizer = SimpleNamespace(reconfigured=self.done_now("sizer"))
+        self.isolation = SimpleNamespace(
+            reconfigured=self.done_now("isolation"), release=self.doing("isolation released")
+        )
         self.assembly = SimpleNamespace(
             activate=self._activate,
             configured_mode=self.done_now("mode"),
@@ -103,7 +106,7 @@ async def test_a_configuration_is_followed_by_all_that_go_by_it(daemon, values, 
     await Daemon.take_over(daemon, loaded(config(**values)))
     follow = ["follow"] if has_engine else []
     assert daemon.done == [
-        "cluster", "settings", *more, *follow, "keep", "affinity", "sizer", "front", "settled"
+        "cluster", "settings", *more, *follow, "keep", "affinity", "sizer", "isolation", "front", "settled"
     ]  # fmt: skip
     assert daemon.services.look.is_set() and not daemon._unconfigured
     # What needs a restart stays as it was.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 from bpf.service.json_file import write_json
+from cri_api.printable import printable
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io.resctrl import Resctrl, ResourceControl
@@ -164,5 +165,6 @@ def put_back(
 def main(directory: str) -> None:
     """What the removal of the package calls: ends the process with 1 where something is left."""
     problems = put_back(Path(directory))
-    sys.stderr.writelines(f"cri-resmgr: {sentence}\n" for sentence in problems)
+    for sentence in problems:
+        print(printable(f"cri-resmgr: {sentence}"), file=sys.stderr)
     sys.exit(1 if problems else 0)

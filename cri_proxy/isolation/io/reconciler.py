@@ -10,12 +10,14 @@ Until what runs was compared with the records of the daemon before, the kernel s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
+from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.report import path_of
@@ -466,8 +468,5 @@ def _setting_row(setting: Setting, is_enforced: bool) -> dict[str, Any]:
 
 async def _within(seconds: float, work: Awaitable[object]) -> None:
     """Wait for something, at most so long."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=seconds)
-    finally:
-        task.cancel()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await wait_within(seconds, work)

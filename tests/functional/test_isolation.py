@@ -1,0 +1,31 @@
+"""Isolation in a running daemon, on a machine without resctrl: tests/isolation has one of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent import Agent
+from tests.functional import support
+from tests.functional.conftest import ask, until
+
+OFF = {name: {"configured": "off", "mode": "off"} for name in ("caches", "bandwidth")}
+
+
+async def test_isolation_that_is_off_is_told_as_such(agent: Agent) -> None:
+    assert await ask(agent, "isolation") == {"subjects": OFF}
+
+
+@pytest.mark.skipif(Path("/sys/fs/resctrl/schemata").exists(), reason="a real resctrl would be written to")
+async def test_isolation_begins_and_ends_with_a_reload(agent: Agent) -> None:
+    agent.write_config({"isolation": {"caches": "enforce"}})
+    await support.reloaded(agent)
+    status = await until(agent, lambda status: status.get("missing"), "isolation")
+    assert status["subjects"]["caches"] == {"configured": "enforce", "mode": "enforce"}
+    assert "resctrl" in status["missing"] and status["groups"] == []
+    assert f"isolation: {status['missing']}" in (await ask(agent, "status"))["warnings"]
+    agent.write_config({"isolation": {"caches": "off"}})
+    await support.reloaded(agent)
+    await until(agent, lambda status: status == {"subjects": OFF}, "isolation")
+    assert not any("isolation" in sentence for sentence in (await ask(agent, "status"))["warnings"])
