@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.figures import machine_line, percentile, print_row
+from cri_api.supervisor import Supervisor
 from cri_proxy.affinity.effect.io.counting import Countable
 from cri_proxy.config.config import read_config
 from cri_proxy.isolation.io.protector import Protector
@@ -91,7 +92,12 @@ def services(paths: list[str]) -> Any:
     log = SimpleNamespace(info=lambda *_, **__: None)
     reconciler = SimpleNamespace(cgroup_of=lambda key: key)
     return SimpleNamespace(
-        config=config, node_state=node_state, log=log, metrics=Metrics("bench"), reconciler=reconciler
+        supervisor=Supervisor(),
+        config=config,
+        node_state=node_state,
+        log=log,
+        metrics=Metrics("bench"),
+        reconciler=reconciler,
     )
 
 
@@ -111,7 +117,7 @@ async def measure(count: int, rounds: int, is_counted: bool) -> None:
             await protector.round()
             took.append(time.process_time() - began)
         status = protector.status()
-        protector.close()
+        await protector.close()
     median = percentile(took, 50)
     how = f"{status['counted']} counted on {len(cpus)} CPUs" if is_counted else "pressure alone"
     print_row(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from cri_proxy.services.services import Services
 
 if TYPE_CHECKING:
+    from cri_proxy.isolation.io.protector import Protector
     from cri_proxy.isolation.io.reconciler import Isolation
     from cri_proxy.isolation.io.resctrl import ResourceControl
 
@@ -27,10 +28,14 @@ class IsolationHost:
         resource_control: Optional[Callable[[], ResourceControl]] = None,
     ) -> None:
         self.isolation: Optional[Isolation] = None
+        self.protector: Optional[Protector] = None
+        #: Has the planner move one batch container away from a domain, by its CPUs; False: that is not possible now.
+        self.ask_apart: Callable[[frozenset[int]], bool] = lambda cpus: False
         self._services = services
         self._boot_id = boot_id
         self._resource_control = resource_control
         self._changed = asyncio.Event()
+        self._protects = asyncio.Event()
 
     async def run(self) -> None:
         """For as long as the daemon runs."""
@@ -66,18 +71,41 @@ class IsolationHost:
 
         isolation.on_enforced = follow
         self.isolation, node_state.on_change = isolation, isolation.wake
+        protection = services.supervisor.keep("protection", lambda: self._protect(isolation))
         try:
             await isolation.run()
         finally:
+            protection.cancel()
             self.isolation, node_state.on_change, node_state.on_start = None, _nothing, None
             isolation.close()
             await starts.close()
 
+    async def _protect(self, isolation: Isolation) -> None:
+        """Have a ``Protector`` where protection is not off."""
+        services = self._services
+        while True:
+            self._protects.clear()
+            if services.config["isolation.protection"] == "off":
+                await self._protects.wait()
+                continue
+            from cri_proxy.isolation.io.protector import Protector
+
+            root = Path(services.config["topology.cgroup_root"])
+            self.protector = Protector(services, root, isolation, self.ask_apart)
+            try:
+                await self.protector.run()
+            finally:
+                protector, self.protector = self.protector, None
+                await protector.close()
+
     def reconfigured(self) -> None:
         """The configuration is another one."""
         self._changed.set()
+        self._protects.set()
         if self.isolation is not None:
             self.isolation.reconfigured()
+        if self.protector is not None:
+            self.protector.reconfigured()
 
     def mode_changed(self) -> None:
         """The daemon's mode is another one."""
@@ -92,7 +120,8 @@ class IsolationHost:
     def status(self) -> dict[str, Any]:
         """``Isolation.status``; without one only its subjects."""
         if self.isolation is not None:
-            return self.isolation.status()
+            protection = {"mode": "off"} if self.protector is None else self.protector.status()
+            return {**self.isolation.status(), "protection": protection}
         config = self._services.config
         return {
             "subjects": {

@@ -140,7 +140,7 @@ async def protected(runtime: FakeRuntime, tmp_path: Path) -> AsyncIterator[Prote
     async with Node(runtime, tmp_path) as node, CriClient(runtime.socket) as client:
         it = Protected(node, client, tmp_path)
         yield it
-        it.protector.close()
+        await it.protector.close()
     assert not any("perf" in link or "kubepods" in link for link in _links())
 
 
@@ -238,7 +238,7 @@ async def test_a_daemon_that_starts_anew_knows_what_workloads_measured(protected
     await protected.learn()
     protected.node.now_s += SAVE_S
     await protected.windows(1, 0.02)
-    protected.protector.close()
+    await protected.protector.close()
     protected.restart()
     await protected.windows(5, 0.5)
     assert protected.steering.steps.keys() == {3}
@@ -384,7 +384,6 @@ async def _counted(protected: Protected, stack: contextlib.ExitStack) -> list[su
     await protected.start(Countable(SOFTWARE), ROOT)
     cgroup = stack.enter_context(cgroup_in(ROOT, f"cri-resmgr-protect-{os.getpid()}"))
     made = stack.enter_context(cgroup_in(cgroup, "web"))
-    stack.callback(protected.protector.close)
     protected.node.services.reconciler.cgroup_of = (  # type: ignore[method-assign]
         lambda key: f"/{cgroup.name}/web" if key == protected.node.ids["web"] else None
     )

@@ -58,6 +58,7 @@ from cri_proxy.isolation.windows import (
     in_budget,
     values_of,
 )
+from cri_proxy.job_thread import JobThread
 from cri_proxy.services.services import Services
 from policies.affinity.pull.observed import owner_of_container
 from policies.frozen import frozen
@@ -121,6 +122,8 @@ class Protector:
         self._batch_used: dict[str, tuple[float, int]] = {}
         self.protection = Protection()
         self._sessions = Sessions()
+        #: What waits for files, the disk and other CPUs.
+        self._jobs = JobThread("protection", services.supervisor)
         self._left_out = 0
         self._path = Path(services.config["state.directory"]) / FILE
         #: When baselines were written, and how much was known then; negative: they were not read yet.
@@ -167,7 +170,7 @@ class Protector:
             await self._rest()
             return
         if self._countable is None:
-            found = await asyncio.to_thread(read_countable, self._sys, self._proc, misses_of)
+            found = await self._jobs.begin(lambda: read_countable(self._sys, self._proc, misses_of))
             self._countable = replace(found, l3_type=0, l3_cpus=())
         await self._remember()
         containers = self._steered.containers()
@@ -177,7 +180,7 @@ class Protector:
         batch = {key: path for each in met.values() for key in each.batch if (path := self._cgroup(key))}
         earlier, batch_before = self._readings, self._batch_used
         began = time.perf_counter()
-        await asyncio.to_thread(self._look, targets, batch)
+        await self._jobs.begin(lambda: self._look(targets, batch))
         self._services.metrics.isolation_look_seconds.inc(time.perf_counter() - began)
         watched = [self._watched(target, earlier, batch_before, met) for target in targets]
         if engine is not node_state.engine or self._mode == OFF:
@@ -189,7 +192,7 @@ class Protector:
     async def _rest(self) -> None:
         """Nothing is measured: give everything back."""
         if self._counting or self._readings:
-            await asyncio.to_thread(self._keep, ())
+            await self._jobs.begin(lambda: self._keep(()))
         self.protection, self._sessions = Protection(), Sessions()
         self._readings, self._batch_used, self._saved = {}, {}, -1
         self._carry_out({}, ())
@@ -201,10 +204,11 @@ class Protector:
         baselines, now_s = self.protection.baselines, self._services.node_state.clock()
         if self._saved < 0:
             self._saved, self._saved_s = 0, now_s
-            baselines.recall(await asyncio.to_thread(self._read))
+            baselines.recall(await self._jobs.begin(self._read))
         elif baselines.learnt != self._saved and now_s - self._saved_s >= SAVE_S:
             self._saved, self._saved_s = baselines.learnt, now_s
-            await asyncio.to_thread(self._write, baselines.rows())
+            rows = baselines.rows()
+            await self._jobs.begin(lambda: self._write(rows))
 
     def _read(self) -> list[list[Any]]:
         try:
@@ -360,8 +364,13 @@ class Protector:
                 if share is not None:
                     metrics.isolation_batch_share.labels(str(number), what).set(round(share, 4))
 
-    def close(self) -> None:
-        """Give all descriptors back. ``run`` has ended."""
+    async def close(self) -> None:
+        """Give all descriptors back; it may be cancelled, and they are. ``run`` has ended."""
+        closed = self._jobs.begin(self._close)
+        self._jobs.end()
+        await closed
+
+    def _close(self) -> None:
         self._keep(())
         self._files.close()
 
