@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,21 @@ async def test_isolation_begins_and_ends_with_a_reload(agent: Agent) -> None:
     await support.reloaded(agent)
     await until(agent, lambda status: status == {"subjects": OFF}, "isolation")
     assert not any("isolation" in sentence for sentence in (await ask(agent, "status"))["warnings"])
+
+
+@pytest.mark.skipif(Path("/sys/fs/resctrl/schemata").exists(), reason="a real resctrl would be written to")
+async def test_protection_is_measured_while_it_is_on(agent: Agent) -> None:
+    agent.write_config({"isolation": {"caches": "enforce", "protection": "enforce"}})
+    await support.reloaded(agent)
+
+    def measures(status: dict[str, Any]) -> bool:
+        return "first look" not in status.get("protection", {}).get("how", "first look")
+
+    protection = (await until(agent, measures, "isolation"))["protection"]
+    assert (protection["mode"], protection["domains"]) == ("enforce", [])
+    assert "only the planner can be asked" in protection["how"]
+    agent.write_config({"isolation": {"caches": "enforce", "protection": "off"}})
+    await support.reloaded(agent)
+    await until(agent, lambda status: status.get("protection") == {"mode": "off"}, "isolation")
+    problems = [worker for worker in (await ask(agent, "status"))["warnings"] if "protection" in worker]
+    assert problems == []
