@@ -20,6 +20,8 @@ from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import with_memory
 from policies.model import (
+    BATCH,
+    PROTECTED,
     UNTOUCHED,
     BudgetSpent,
     Constraint,
@@ -132,7 +134,7 @@ class Hygon(Policy):
         capacity = node.capacity(constraint.cpus)
         is_sized = container.milli_size is not None
         graph = affinity or NoAffinity()
-        hinted = hinted_nodes(container, self.settings)
+        hinted, kind = hinted_nodes(container, self.settings), request.isolation
         want = Climb(
             wanted_milli(container),
             container.resources.milli_request,
@@ -143,6 +145,7 @@ class Hygon(Policy):
             self.topology.nodes_of(near or ()),
             hinted,
             wanted_milli(container) if is_sized else 0,
+            None if kind not in (PROTECTED, BATCH) else (lambda leaves: node.company(kind, leaves)),
         )
         try:
             choice = (self._fine_ladder() if is_sized else self.ladder).climb(capacity, node, want)

@@ -11,9 +11,9 @@
 ``n`` is the CPU limit; ``cap`` counts the CPUs a shared container may use now. A rung is open if some site
 (a domain, or a pair of them) of that level has cap >= n. Of the sites of the lowest open rung the first by
 this tuple wins: (no room; what is declared to be apart or required to be near is not kept; outside the pod's domain P;
-others use too much of it, for one sized by demand; affinity cost; hints missed; distance inside the set; charged share;
-number of containers; lowest id). Where none has room but one of a later rung has, that one is taken; where none has
-anywhere, the least loaded of the lowest open rung.
+others use too much of it, for one sized by demand; affinity cost; hints missed; distance inside the set; where classes are
+kept apart, quarter of the charged share and company; charged share; number of containers; lowest id). Where none has room
+but one of a later rung has, that one is taken; where none has anywhere, the least loaded of the lowest open rung.
 
 Clusters are there where the tree has them as leaves (``Topology(to_clusters=True)``), for containers with a limit: the
 floor ``ccx`` of those without one is no cluster.
@@ -54,6 +54,8 @@ CRITERIA = (
     "affinity",
     "hints",
     "distance",
+    "crowding",
+    "company",
     "allocated share",
     "number of containers",
     "lowest id",
@@ -61,8 +63,10 @@ CRITERIA = (
 
 
 #: What two sites are told apart by: how badly what is declared is kept, outside P, whether others use too much of it,
-#: affinity cost, hints missed, distance inside, charged share.
-Key = tuple[int, int, int, float, int, int, int]
+#: affinity cost, hints missed, distance inside, how crowded it is in steps, how ill its company suits, charged share.
+Key = tuple[int, int, int, float, int, int, int, int, int]
+#: Places are as crowded as each other, where it is about company, while their shares are in the same quarter.
+CROWDING_STEP = NANO_PER_MILLI * 250
 
 
 #: As many origins are remembered with the distances from them: hundreds of containers may go elsewhere together.
@@ -93,7 +97,8 @@ class Climb:
 
     ``origin``: the NUMA nodes a container that is placed anew comes from; ``pod_leaves`` are then its old home's.
     ``hinted``: the NUMA nodes of each thing it uses. ``milli_used``: its known usage, where its set is sized by
-    demand: places come first in which as much is neither requested nor used by others.
+    demand: places come first in which as much is neither requested nor used by others. ``company``: how ill leaves suit
+    its class by the containers that run there, where classes are kept apart.
     """
 
     milli_wanted: int
@@ -105,6 +110,7 @@ class Climb:
     origin: frozenset[int] = frozenset()
     hinted: tuple[frozenset[int], ...] = ()
     milli_used: int = 0
+    company: Optional[Callable[[Iterable[int]], int]] = None
 
 
 @dataclass(frozen=True)
@@ -288,9 +294,12 @@ class Ladder:
             faults = [want.fault(capacity.allowed(s.leaves)) for s in sites]
         hints = [missed_hints(want.hinted, s.nodes) for s in sites] if want.hinted else none
         spreads = [s.spread for s in sites]
-        return list(
-            zip(faults, outside, used, costs, hints, spreads, capacity.shares_nano([s.leaves for s in sites]))
-        )
+        shares = capacity.shares_nano([s.leaves for s in sites])
+        steps, company = none, none
+        if want.company is not None:
+            steps = [share // CROWDING_STEP for share in shares]
+            company = [want.company(s.leaves) for s in sites]
+        return list(zip(faults, outside, used, costs, hints, spreads, steps, company, shares))
 
     def _outside(self, want: Climb, pod: frozenset[int], sites: list[RungDomain]) -> list[int]:
         """How far each site is from the pod's leaves; 0: it is within them, or around them."""
@@ -329,14 +338,16 @@ def _decided_by(
         return "the only one that holds it" if of == 1 else f"the only one with room ({of} hold it)"
     those = f"{of} that hold it" if len(keyed) == of else f"{len(keyed)} with room ({of} hold it)"
     rival_key, _, rival = min(others, key=lambda other: other[:2])
-    for place, (name, ours, theirs) in enumerate(zip(CRITERIA[1:8], key, rival_key)):
+    for place, (name, ours, theirs) in enumerate(zip(CRITERIA[1:10], key, rival_key)):
         if ours != theirs:
             alike = sum([other[:place] == key[:place] for other, _ in keyed])
             those = those if alike == len(keyed) else f"{alike} otherwise alike, of {those}"
             figures = f"{name} {_number(ours)}, next {_number(theirs)}"
-            if name == "allocated share":
-                milli, next_milli = int(ours) // NANO_PER_MILLI, int(theirs) // NANO_PER_MILLI
-                figures = f"{name} {milli}m a CPU, next {next_milli}m"
+            if name == "company":
+                return f"of {those} where its class meets the fewest that it disturbs or is disturbed by"
+            if name in ("crowding", "allocated share"):
+                milli, next_milli = int(key[-1]) // NANO_PER_MILLI, int(rival_key[-1]) // NANO_PER_MILLI
+                figures = f"allocated share {milli}m a CPU, next {next_milli}m"
                 return with_figures(
                     f"the emptiest of {those}: {_emptier(capacity, best.leaves, rival.leaves)}", figures
                 )
@@ -403,11 +414,14 @@ def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: C
     pod = want.pod_leaves or frozenset()
     affinity = want.affinity
 
-    def key(ccx: Domain) -> tuple[int, bool, float, int, tuple[int, ...]]:
+    def key(ccx: Domain) -> tuple[int, bool, float, int, int, int, tuple[int, ...]]:
         fault = want.fault(capacity.allowed(ccx.leaves)) if want.fault is not None else 0
         cost = affinity(capacity.allowed(ccx.leaves)) if affinity is not None else 0.0
         outside = bool(pod) and pod.isdisjoint(ccx.leaves)
-        return (fault, outside, cost, capacity.share_nano(ccx.leaves), ccx.leaves)
+        share, step, company = capacity.share_nano(ccx.leaves), 0, 0
+        if want.company is not None:
+            step, company = share // CROWDING_STEP, want.company(ccx.leaves)
+        return (fault, outside, cost, step, company, share, ccx.leaves)
 
     chosen: list[Domain] = []
     held = 0

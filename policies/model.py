@@ -31,6 +31,10 @@ PLACEMENT_LEVELS = (
 )
 
 
+#: What a container is to the others; a policy tells these two.
+PROTECTED, BATCH = "protected", "batch"
+
+
 class Qos(str, Enum):
     """The quality-of-service class of a pod, as Kubernetes spells it in cgroup paths."""
 
@@ -299,7 +303,8 @@ class PlacementRequest:
 
     ``constraint``: the bound that its caller has set. ``affinity``: what draws it to others, None = nothing. ``near``: the
     home it has now, where it is placed anew: domains around or inside it come first. ``keep``: the placement it has,
-    where it is resized; of its exclusive CPUs as many stay as can, and it stays in its balloon.
+    where it is resized; of its exclusive CPUs as many stay as can, and it stays in its balloon. ``isolation``: its class
+    where protected and batch containers are to be kept out of each other's L3s, else "".
     """
 
     container: Container
@@ -307,6 +312,7 @@ class PlacementRequest:
     affinity: Optional[Affinity] = None
     near: Optional[frozenset[int]] = None
     keep: Optional[Placement] = None
+    isolation: str = ""
 
 
 @dataclass(frozen=True)
@@ -330,7 +336,8 @@ class Resident:
     ``container`` and ``placement`` are what the figures come from; a resident without them is not to be moved.
     ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
     where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
-    ``milli_used``: its weight in ordering beyond its request, where its set is sized by demand.
+    ``milli_used``: its weight in ordering beyond its request, where its set is sized by demand. ``isolation``: its class,
+    "" where there are none.
     """
 
     pod_uid: str
@@ -345,6 +352,7 @@ class Resident:
     bounds: Optional[frozenset[int]] = None
     is_fixed: bool = False
     milli_used: int = 0
+    isolation: str = ""
 
     @property
     def group(self) -> str:

@@ -16,11 +16,13 @@ from policies.groups import Group
 from policies.homes import Homes
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.model import Container, Placement, Resident, altered
+from policies.model import BATCH, PROTECTED, Container, Placement, Resident, altered
 
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
 MIN_ORDER_MILLI = 10
+#: Sets of CPUs that are remembered with the L3s they are in.
+SETS_KEPT = 256
 #: Constraints whose capacities are kept up to date.
 CONSTRAINTS_KEPT = 8
 
@@ -59,6 +61,7 @@ def _is_alike(one: Resident, other: Resident) -> bool:
         and one.memory_charge == other.memory_charge
         and one.bounds == other.bounds
         and one.is_fixed == other.is_fixed
+        and one.isolation == other.isolation
     )
 
 
@@ -114,6 +117,14 @@ class Node:
         self._order: dict[int, int] = dict.fromkeys(topology.cpus, 0)
         #: Index of the leaf of each CPU.
         self.leaf_of = {cpu: index for index, leaf in enumerate(topology.leaves) for cpu in leaf.cpus}
+        #: The L3 of each leaf, and by L3 how many protected and how many batch containers may run in it.
+        self.cache_of = [
+            next(n for n, cache in enumerate(topology.caches) if index in cache.leaves)
+            for index in range(len(topology.leaves))
+        ]
+        self.protected = [0] * len(topology.caches)
+        self.batch = [0] * len(topology.caches)
+        self._caches_of: dict[frozenset[int], tuple[int, ...]] = {}
         #: Containers that could make room for others, by home and request.
         self.homes = Homes(self.leaf_of)
         #: Charges that are not entered yet, by set of CPUs: nano-CPUs a CPU, and those for ordering. Many containers
@@ -214,6 +225,7 @@ class Node:
         """
         sizes: dict[tuple[int, int], int] = {}
         wants: dict[int, int] = {}
+        classes: dict[str, int] = {}
         was = place = None
         for key, place in places.items():
             was = self.residents[key]
@@ -226,6 +238,8 @@ class Node:
             sizes[size] = sizes.get(size, 0) + 1
             if wanted:
                 wants[wanted] = wants.get(wanted, 0) + 1
+            if was.isolation:
+                classes[was.isolation] = classes.get(was.isolation, 0) + 1
         if was is None:
             return
         old, group = was.cpus, was.group
@@ -241,6 +255,8 @@ class Node:
                 del self._sets[part]
             for milli, number in wants.items() if not group else ():
                 self._want(part, milli, sign * number)
+            for kind, number in classes.items():
+                self._note_class(kind, part, sign * number)
         self.version += len(places)
         if group and place is not None:
             self.groups[group].change({key: self.residents[key] for key in places})
@@ -273,6 +289,8 @@ class Node:
             entry = self._unentered.setdefault(part, [0, 0])
             entry[0] += sign * share
             entry[1] += sign * order
+        if resident.isolation:
+            self._note_class(resident.isolation, resident.cpus, sign)
         count = self._sets.get(resident.cpus, 0) + sign
         self._sets[resident.cpus] = count
         if not count:
@@ -284,6 +302,32 @@ class Node:
             and not (resident.exclusive or resident.group or resident.is_fixed)
         ):
             self._want(resident.cpus, resident.milli_wanted, sign)
+
+    def _note_class(self, kind: str, cpus: frozenset[int], more: int) -> None:
+        """Count a class in the L3s of some CPUs; standard containers disturb and are disturbed by none."""
+        if kind not in (PROTECTED, BATCH):
+            return
+        caches = self._caches_of.get(cpus)
+        if caches is None:
+            if len(self._caches_of) >= SETS_KEPT:
+                self._caches_of.clear()
+            found = {self.cache_of[self.leaf_of[cpu]] for cpu in cpus}
+            caches = self._caches_of[cpus] = tuple(sorted(found))
+        counts = self.protected if kind == PROTECTED else self.batch
+        for cache in caches:
+            counts[cache] += more
+
+    def company(self, kind: str, leaves: Iterable[int]) -> int:
+        """How ill a place suits a container of a class; 0 = well. Of a protected one: the L3s in which batch may run. Of a
+        batch one: those in which a protected one may, and, if these are as many, those that have no batch yet."""
+        caches = {self.cache_of[leaf] for leaf in leaves}
+        if kind == PROTECTED:
+            return sum([1 for cache in caches if self.batch[cache]])
+        if kind != BATCH:
+            return 0
+        shared = sum([1 for cache in caches if self.protected[cache]])
+        fresh = sum([1 for cache in caches if not self.batch[cache]])
+        return shared * (len(self.batch) + 1) + fresh
 
     def _claim(self, group: str, exclusive: frozenset[int], more: int) -> None:
         """Note that there is one more or one less that owns some CPUs, alone; of a group there may be ``more`` than one."""

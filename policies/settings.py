@@ -69,3 +69,5 @@ class EngineOptions:
     declared_weight: float = 10_000.0
     #: What says the classes of containers; None: no subject of isolation is on, and they have none.
     classes: Optional[ClassSelectors] = None
+    #: Whether protected and batch containers are kept out of each other's L3s where that costs nothing else.
+    keeps_apart: bool = False

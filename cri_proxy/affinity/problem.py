@@ -11,7 +11,7 @@ rule 13). They all read one state: their caller starts anew when the engine has 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Optional, TypeVar
 
@@ -25,8 +25,9 @@ from policies.affinity.planner.problem import HeldPair, Problem, Tree, Vertex
 from policies.affinity.pull.declared import DeclaredEdges, declares_any
 from policies.affinity.pull.observed import keys_of
 from policies.frozen import frozen
+from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
-from policies.model import Placement, used_milli, wanted_milli
+from policies.model import BATCH, PROTECTED, Placement, used_milli, wanted_milli
 from policies.node import NANO_PER_MILLI, Capacity, Node, charges
 from policies.settings import PlacementSettings
 from policies.wanted import hinted_nodes, missed_hints
@@ -76,6 +77,8 @@ SLICE, TERMS_SLICE, EDGES_SLICE = 100, 20, 1000
 #: would find the same as the last time.
 CHANCES_S = 60.0
 
+#: What begins the key of a vertex that is no container: it stands for a domain.
+DOMAIN = "domain:"
 NO_SIZES: Mapping[str, int] = {}
 
 _T = TypeVar("_T")
@@ -130,10 +133,12 @@ def snapshot_slices(
     settings: AffinitySettings,
     now_s: float,
     memory_in_use: Mapping[str, int] = NO_SIZES,
+    strained: Collection[frozenset[int]] = (),
 ) -> Slices[PlanningSnapshot]:
     """The planner's question about the engine, and the traffic it knows of, as they are now.
 
-    ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request.
+    ``memory_in_use``: bytes by id; of those not in it the memory limit is taken, or the request. ``strained``: domains
+    that one batch container each is to leave, by their CPUs.
     """
     traffic = engine.traffic
     ground = _Ground(
@@ -148,7 +153,7 @@ def snapshot_slices(
     movable, kept = yield from _movable(ground)
     # 2. The pulls; containers that may not be moved pull from where they are.
     pulls = yield from _pulls(engine, traffic, settings)
-    vertices = _Vertices(movable, _fixed(ground, pulls.weights, movable))
+    vertices = _Vertices(movable, {**_fixed(ground, pulls.weights, movable), **_company(ground, movable)})
     yield
     # 3. What the others leave of each leaf.
     capacities = yield from _capacities(ground, movable)
@@ -156,6 +161,8 @@ def snapshot_slices(
     yield
     # 4. All of it as the planner knows it, and the facts needed to read its answer.
     problem = yield from _problem(ground, vertices, pulls, tree)
+    for cpus in strained:
+        problem = _relieved(ground, problem, movable, cpus)
     near = yield from _near(problem)
     rates = yield from _rates(traffic, settings)
     return PlanningSnapshot(
@@ -165,6 +172,7 @@ def snapshot_slices(
         paths={
             key: engine.grants[key].container.path
             for key in (*[vertex.key for vertex in problem.vertices], *kept.distrusted)
+            if not key.startswith(DOMAIN)
         },
         was={key: engine.grants[key].placement for key in movable},
         homes=tuple(ground.sites.homes),
@@ -181,9 +189,10 @@ def snapshot_of(
     settings: AffinitySettings,
     now_s: float,
     memory_in_use: Mapping[str, int] = NO_SIZES,
+    strained: Collection[frozenset[int]] = (),
 ) -> PlanningSnapshot:
     """The same in one go."""
-    slices = snapshot_slices(engine, settings, now_s, memory_in_use)
+    slices = snapshot_slices(engine, settings, now_s, memory_in_use, strained)
     while True:
         try:
             next(slices)
@@ -254,6 +263,48 @@ def _fixed(ground: _Ground, weights: Weights, movable: Movable) -> dict[str, int
         for key in pulling
         if key not in movable and residents[key].cpus
     }
+
+
+def _class_of(engine: Engine, key: str) -> str:
+    """The class of a container that is to be kept out of the others' L3s; "" = it is not."""
+    kind = engine.grants[key].isolation if engine.options.keeps_apart else ""
+    return kind if kind in (PROTECTED, BATCH) else ""
+
+
+def _company(ground: _Ground, movable: Movable) -> dict[str, int]:
+    """The sites of protected and batch containers that stay where they are."""
+    engine = ground.engine
+    return {
+        key: ground.sites.around(engine.node.residents[key].cpus)
+        for key in (engine.grants if engine.options.keeps_apart else ())
+        if key not in movable and _class_of(engine, key) and engine.node.residents[key].cpus
+    }
+
+
+def _relieved(ground: _Ground, problem: Problem, movable: Movable, domain: frozenset[int]) -> Problem:
+    """The same problem where one batch container is to leave a domain: it and what stands there are to be apart.
+
+    Of those that another place holds it is the one with the least traffic, and of these the one with the least memory.
+    """
+    homes = ground.sites.homes
+    pull = [0.0] * len(problem.vertices)
+    for a, b, weight in problem.edges:
+        pull[a] += abs(weight)
+        pull[b] += abs(weight)
+    there = [
+        (pull[index], ground.memory[vertex.key], vertex.key, index)
+        for index, vertex in enumerate(problem.vertices)
+        if vertex.key in movable
+        and ground.engine.grants[vertex.key].isolation == BATCH
+        and not homes[vertex.at].isdisjoint(domain)
+        and any(homes[site].isdisjoint(domain) for site in vertex.sites)
+    ]
+    if not there:
+        return problem
+    site = ground.sites.around(domain)
+    pair = HeldPair(min(there)[3], len(problem.vertices), 1)
+    stands = Vertex(f"{DOMAIN}{format_cpus(domain)}", 0, site, (site,))
+    return replace(problem, vertices=(*problem.vertices, stands), held=(*problem.held, pair))
 
 
 def _demand_milli(grant: ContainerRecord) -> int:
@@ -329,14 +380,22 @@ def _pulls(engine: Engine, traffic: Traffic, settings: AffinitySettings) -> Slic
             declared.add(key)
         yield
     apart = {}
+    near = dict(declared.required)
     for (a, b), count in declared.weights.items():
         row = weights.setdefault(a, {})
         seen = row.get(b, 0.0) if count > 0 else 0.0
         row[b] = seen + count * settings.declared_weight
         if count < 0:
             apart[a, b] = -count
+        elif (_class_of(engine, a) or _class_of(engine, b)) and _asks(engine, a, b):
+            # What a meeting costs outvotes no annotation.
+            near.setdefault((a, b), count)
     yield
-    return _Pulls(weights, apart, declared.required)
+    return _Pulls(weights, apart, near)
+
+
+def _asks(engine: Engine, *keys: str) -> bool:
+    return any(engine.grants[key].container.preferences.affinity for key in keys)
 
 
 def _add_seen(weights: Weights, node: Node, a: str, others: Mapping[str, float]) -> None:
@@ -372,11 +431,12 @@ def _problem(ground: _Ground, vertices: _Vertices, pulls: _Pulls, tree: Tree) ->
                 here, choice = vertices.movable[key]
                 shares = not grants[key].exclusive
                 memory, milli = ground.memory[key], _demand_milli(grants[key])
-                listed.append(Vertex(key, milli, here, choice, memory, shares))
+                kind = _class_of(ground.engine, key)
+                listed.append(Vertex(key, milli, here, choice, memory, shares, isolation=kind))
             else:
                 # Its charge is not there to be filled.
                 here = vertices.fixed[key]
-                listed.append(Vertex(key, 0, here, (here,)))
+                listed.append(Vertex(key, 0, here, (here,), isolation=_class_of(ground.engine, key)))
             row = weights.get(key, {})
             edges += [(index[key], index[b], row[b]) for b in sorted(row) if row[b] and b in index]
         yield

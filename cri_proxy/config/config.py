@@ -235,6 +235,7 @@ def engine_options(config: Config) -> EngineOptions:
         use_traffic=config["affinity.enabled"],
         declared_weight=config.constants.affinity_declared_weight,
         classes=class_selectors(config),
+        keeps_apart=any(config[key] != "off" for key in ("isolation.caches", "isolation.bandwidth")),
     )
 
 

@@ -161,6 +161,7 @@ def resident_of(grant: ContainerRecord) -> Resident:
         inside=grant.constraint.cpus,
         bounds=None if exclusive or place.level == "reserved" else bounds,
         is_fixed=not is_placed and grant.stance is not Management.ADOPTED,
+        isolation=grant.isolation,
     )
 
 

@@ -52,7 +52,7 @@ from policies.model import (
 )
 from policies.node import Node
 from policies.policy import Policy
-from policies.settings import EngineOptions
+from policies.settings import ClassSelectors, EngineOptions
 
 #: Key of the CPUs that kubelet has assigned to containers that were not created yet.
 KUBELET_KEY = "kubelet"
@@ -253,13 +253,18 @@ class State:
             and known.placement.group == grant.placement.group
         ):
             return grant
+        found = self._class_of(grant.container, grant.placement.group, selectors)
+        if found == (grant.isolation, grant.isolation_why):
+            return grant
+        return altered(grant, isolation=found[0], isolation_why=found[1])
+
+    @staticmethod
+    def _class_of(container: Container, group: str, selectors: ClassSelectors) -> tuple[str, str]:
         # Isolation is off by default, and then not imported.
         from cri_proxy.isolation.classes import class_of
 
-        found = class_of(grant.container, grant.placement.group, selectors)
-        if (found.kind, found.why) == (grant.isolation, grant.isolation_why):
-            return grant
-        return altered(grant, isolation=found.kind, isolation_why=found.why)
+        found = class_of(container, group, selectors)
+        return found.kind, found.why
 
     def store(self, grant: ContainerRecord) -> None:
         known = self.grants.get(grant.key)
@@ -526,6 +531,8 @@ class State:
         self, container: Container, constraint: Constraint, key: str = "", **more: Any
     ) -> PlacementRequest:
         """What the policy is asked about a container; ``key``: as in ``pull``, ``more``: ``near`` and ``keep``."""
+        if self.options.keeps_apart and self.options.classes is not None:
+            more["isolation"] = self._class_of(container, "", self.options.classes)[0]
         return PlacementRequest(container, constraint, self.pull(container, key), **more)
 
     def place(self, request: PlacementRequest) -> Decision:

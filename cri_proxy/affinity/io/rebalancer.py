@@ -25,12 +25,14 @@ from cri_proxy.affinity.problem import PlanningSnapshot, Slices, snapshot_slices
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord
+from cri_proxy.engine.moves import being_resized, may_move
 from cri_proxy.engine.place import FROZEN
 from cri_proxy.services.services import Services
 from cri_proxy.text.ages import PLAN, TRAFFIC, Old
 from policies.affinity.graph.remote import RemotePeer
 from policies.affinity.graph.traffic import Traffic
 from policies.affinity.planner.problem import Proposal
+from policies.model import BATCH
 from policies.reasons import plain
 
 
@@ -75,6 +77,8 @@ class AffinityController:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _pace: Optional[MoveRateLimit] = None
     _settings: Optional[AffinitySettings] = None
+    #: The domains that one batch container each is to leave by the next plan, by their CPUs.
+    _strained: frozenset[frozenset[int]] = frozenset()
 
     def __post_init__(self) -> None:
         self._carrier = Carrier(self.services, self.mover, self.meter)
@@ -132,6 +136,27 @@ class AffinityController:
             return node_state.still()
         return f"the picture of the traffic is old: {frozen}" if (frozen := self.traffic().frozen) else ""
 
+    def ask_apart(self, cpus: frozenset[int]) -> bool:
+        """Have one batch container leave a domain, by its CPUs, with the next plan, whatever traffic says. What is declared,
+        room and the pace of moves hold as ever.
+
+        False: nothing moves by itself now, or no batch container that runs there could be moved.
+        """
+        engine = self.services.node_state.active()
+        if engine is None or self.still(self.settings):
+            return False
+        resized = being_resized(engine)
+        there = [
+            grant
+            for grant in engine.grants.values()
+            if grant.isolation == BATCH and not grant.cpus.isdisjoint(cpus)
+        ]
+        if not any(may_move(engine, grant, resized) for grant in there):
+            return False
+        self._strained |= {cpus}
+        self._wake.set()
+        return True
+
     # ------------------------------------------------------------------ by itself
 
     async def run(self) -> None:
@@ -188,6 +213,7 @@ class AffinityController:
 
     async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
         """A plan, if one is accepted. A planner that fails is no reason to stop."""
+        strained = self._strained
         try:
             question, proposal = await self._ask(engine, settings)
         except PlannerFailed as error:
@@ -200,6 +226,7 @@ class AffinityController:
             self.services.log.info("no plan", why=str(error))
             return
         self.services.health.warn("planner", [])
+        self._strained -= strained
         if proposal is not None and proposal.accepted:
             measured = await self.meter.before(engine, question, proposal, settings)
             self._rest = self._accept(question, proposal, settings, measured)
@@ -214,10 +241,13 @@ class AffinityController:
         """
         memory = await self.mover.memory(engine)
         clock = self.services.node_state.clock
-        question = await ask_in_slices(engine, lambda: snapshot_slices(engine, settings, clock(), memory))
+        strained = sorted(self._strained, key=min)
+        question = await ask_in_slices(
+            engine, lambda: snapshot_slices(engine, settings, clock(), memory, strained)
+        )
         if question is None:
             raise CannotRebalance("containers come and go faster than they can be looked at; ask again later")
-        if not question.problem.edges:
+        if not (question.problem.edges or question.problem.has_meetings or strained):
             self._know([], {})
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))

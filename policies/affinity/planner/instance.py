@@ -6,7 +6,8 @@ measures it again). The benchmark, which has the time, uses it.
 
 A container's demand is spread over the leaves of its site in proportion to their capacities, in millionths of a CPU
 and rounded up, so that sums are exact whatever their order. A leaf that a fixed demand overfills stays so. The lines that
-it fetches past its L3 are spread over the L3s of its site in the same way.
+it fetches past its L3 are spread over the L3s of its site in the same way, and so is it itself, as a protected or a batch
+container. These three are in one whole number (``fills``, of an L3 ``fetched``), so that they are added in one go.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from policies.affinity.planner.problem import Problem, Vertex
+from policies.model import BATCH, PROTECTED
 
 NANOSECOND = 1e-9
 #: Micro-CPUs in a milli-CPU.
 _MICRO = 1000
 #: What a container counts at least when clusters are made: those without a request are no free ride.
 LEAST_SIZE = 10 * _MICRO
+#: The units of the three sums in one number: lines a second, thousandths of protected containers, and of batch ones.
+_WHOLE = 1000
+_PROTECTED, _BATCH = 1 << 48, 1 << 80
+_PARTS = ((1, _PROTECTED - 1), (_PROTECTED, (1 << 32) - 1), (_BATCH, (1 << 32) - 1))
+_UNITS = {PROTECTED: _WHOLE * _PROTECTED, BATCH: _WHOLE * _BATCH}
 #: How far from being in one L3 two sites can be: not at all, in one NUMA node, in one socket, in none.
 _STEPS_APART = 3
 
@@ -42,8 +49,9 @@ class Instance:
     ``held``: by vertex, its declared pairs; ``holding``: vertices with some; ``parted``: pairs that are to be apart;
     ``bound``: vertices required to be near another, which plans move alone or not at all.
 
-    ``fills``: by vertex, lines a second past its L3, all 0 where containers do not push each other apart; ``filling``:
-    those with some; ``caches``: how many L3s there are; ``repel_s``: what each line beyond saturation costs."""
+    ``fills``: by vertex, lines a second past its L3, 0 where containers do not push each other apart, with what it is to
+    others; ``filling``: those with some; ``caches``: how many L3s there are; ``repel_s``: what each line beyond saturation
+    costs; ``most_crowding``: what crowding could cost at most."""
 
     def __init__(self, problem: Problem, fine: Optional[Instance] = None) -> None:
         """``fine``: one of the same problem, of which this is to be a coarser one (``merged``)."""
@@ -71,11 +79,20 @@ class Instance:
             self.near[a].append((b, weight))
             self.near[b].append((a, weight))
         self.repel_s = settings.repel_ns * NANOSECOND
-        self.fills = [vertex.fills if self.repel_s else 0 for vertex in problem.vertices]
+        self.meets = problem.has_meetings and settings.meeting_cpus > 0
+        self.fills = [
+            (vertex.fills if self.repel_s else 0) + (_UNITS.get(vertex.isolation, 0) if self.meets else 0)
+            for vertex in problem.vertices
+        ]
         self._connect()
         numbers = [leaf.cache if leaf.cache >= 0 else (-1, index) for index, leaf in enumerate(tree.leaves)]
         number_of = {number: index for index, number in enumerate(dict.fromkeys(numbers))}
         self.caches = len(number_of)
+        self.meeting_cpus = settings.meeting_cpus
+        self.most_crowding = self.repel_s * sum([vertex.fills for vertex in problem.vertices])
+        if self.meets:
+            met = sum([vertex.isolation == PROTECTED for vertex in problem.vertices])
+            self.most_crowding += met * self.meeting_cpus
         self._cache_shares = [
             self._summed(shares, [number_of[each] for each in numbers]) for shares in self._shares
         ]
@@ -135,13 +152,30 @@ class Instance:
         if known is None:
             shares = self._cache_shares[site]
             total = sum([share for _, share in shares])
-            known = [(cache, -(-fills * share // total)) for cache, share in shares]
+            if fills < _PROTECTED:
+                known = [(cache, -(-fills * share // total)) for cache, share in shares]
+            else:
+                counts = [(unit, fills // unit & most) for unit, most in _PARTS]
+                known = [
+                    (cache, sum([unit * -(-count * share // total) for unit, count in counts]))
+                    for cache, share in shares
+                ]
             self._fill_parts[fills, site] = known
         return known
 
     def crowding(self, fetched: int) -> float:
-        """The cost of an L3 that fetches so many lines a second, in CPU-seconds a second."""
-        return self.repel_s * max(0, fetched - self.problem.settings.saturated_fills)
+        """The cost of an L3 that fetches so many lines a second, and of those that meet in it, in CPU-seconds a second.
+
+        Batch containers share one part of it, so that the second one takes less from the protected ones than the first: few
+        L3s with many cost less than many with few.
+        """
+        if fetched < _PROTECTED:
+            return self.repel_s * max(0, fetched - self.problem.settings.saturated_fills)
+        (_, lines), (_, protected), (_, batch) = [(unit, fetched // unit & most) for unit, most in _PARTS]
+        cost = self.repel_s * max(0, lines - self.problem.settings.saturated_fills)
+        if protected and batch:
+            cost += self.meeting_cpus * protected / _WHOLE * batch / (batch + _WHOLE)
+        return cost
 
     def cost(self, at: Sequence[int]) -> float:
         """CPU-seconds a second of a placement; 0 = the best there could be.
@@ -188,6 +222,8 @@ class Instance:
     def _share(self, fine: Instance) -> None:
         """All that does not follow from its vertices."""
         self.problem, self.repel_s = fine.problem, fine.repel_s
+        self.meets, self.meeting_cpus = fine.meets, fine.meeting_cpus
+        self.most_crowding = fine.most_crowding
         self.capacities, self.leaves, self.single, self._shares = (
             fine.capacities,
             fine.leaves,

@@ -1,6 +1,7 @@
 """The planner: moves after which containers with much traffic are near each other; and whether they pay.
 
-Where asked for (``repel_ns``), the same cost has the lines that the containers of an L3 fetch past it beyond saturation.
+Where asked for (``repel_ns``), the same cost has the lines that the containers of an L3 fetch past it beyond saturation;
+and where there are classes what protected containers lose to batch in their L3s.
 
 The problem is graph mapping with capacities on a tree, which holds minimum bisection and multiple knapsack and is
 NP-hard; the methods used instead of an exact one, and their sources, stand in ``assign``, ``multilevel``,
@@ -132,7 +133,12 @@ def _accepted(
     blocked = tuple(missing) if saved + more > settings.hysteresis * before and more > 0 else ()
     beyond = f"; {more:.3g} CPUs more are out of reach: {_blocked_text(blocked)}" if blocked else ""
     moves = "1 move saves" if len(steps) == 1 else f"{len(steps)} moves save"
-    gain = f"{moves} {saved:.3g} of the {before:.3g} CPUs that traffic out of an L3 costs ({share:.1%})"
+    what = (
+        "traffic out of an L3 and batch in L3s of protected containers cost"
+        if instance.meets
+        else "traffic out of an L3 costs"
+    )
+    gain = f"{moves} {saved:.3g} of the {before:.3g} CPUs that {what} ({share:.1%})"
     excess, excess_after = _excess(instance, present, ()), _excess(instance, present, steps)
     if excess_after > excess:
         fault = f"would leave {excess_after / 1e6:.3g} CPUs above capacity, now {excess / 1e6:.3g}"
@@ -192,7 +198,7 @@ def _repair_text(instance: Instance, present: Sequence[int], steps: Sequence[Ste
     before, after = _excess(instance, present, ()), _excess(instance, present, steps)
     moves = "1 move" if len(steps) == 1 else f"{len(steps)} moves"
     if before == after:
-        return f"{moves}, without hysteresis, for what annotations declare to be apart or near"
+        return f"{moves}, without hysteresis, for what is to be apart or near"
     gain = f"{len(steps)} moves take {(before - after) / 1e6:.3g} of {before / 1e6:.3g} CPUs"
     return f"repair, without hysteresis: {gain} above capacity away"
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from policies.frozen import dataclass
+from policies.model import BATCH, PROTECTED
 
 #: How a proposal's ``why`` begins that has found nothing to move for.
 NOTHING_BETTER = "no better placement than the present one was found"
@@ -54,7 +55,8 @@ class Vertex:
     """One container. ``at``: index of the site it is in now, -1 = nowhere yet. ``sites``: those it may have, at
     least the present one; exactly one = it is fixed. ``milli``: its CPU demand; ``memory_bytes``: what would
     have to follow it to another NUMA node. ``may_overlap``: it shares its CPUs, so that it can stand in one place with
-    another container for the milliseconds of an exchange. ``fills``: cache lines a second that it fetches past its L3."""
+    another container for the milliseconds of an exchange. ``fills``: cache lines a second that it fetches past its L3.
+    ``isolation``: "protected" or "batch", where these are to be kept out of each other's L3s; else ""."""
 
     key: str
     milli: int
@@ -63,6 +65,7 @@ class Vertex:
     memory_bytes: int = 0
     may_overlap: bool = True
     fills: int = 0
+    isolation: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class PlanSettings:
     is more. ``refill_bytes``: cache that is read again after a move. ``fill``: how full leaves are packed while
     clustering. ``exchange_overcommit``: how far above its capacity, as a part of it, a leaf may be while containers
     that share CPUs change places; 0 = never. ``repel_ns``: what each line costs that the containers of an L3 fetch past it
-    beyond ``saturated_fills`` a second, all together; 0 = they do not push each other apart.
+    beyond ``saturated_fills`` a second, all together; 0 = they do not push each other apart. ``meeting_cpus``: what a
+    protected container loses to batch containers in its L3, in CPUs, where there are many; to one it loses half of that.
     """
 
     starts: int = 6
@@ -100,6 +104,8 @@ class PlanSettings:
     exchange_overcommit: float = 1.0
     repel_ns: float = 0.0
     saturated_fills: int = 100_000_000
+    #: 20 times ``least_gain``, so that a meeting is worth a move within a NUMA node, and that of a container with 10 GiB.
+    meeting_cpus: float = 0.02
     seed: int = 0
     #: How much the search may look at, four times as much in small problems; a unit takes about 1.5 microseconds.
     work: int = 40_000
@@ -114,6 +120,11 @@ class Problem:
     edges: tuple[tuple[int, int, float], ...]
     settings: PlanSettings = field(default_factory=PlanSettings)
     held: tuple[HeldPair, ...] = ()
+
+    @property
+    def has_meetings(self) -> bool:
+        """Whether there are containers that are to be kept out of each other's L3s."""
+        return {PROTECTED, BATCH} <= {vertex.isolation for vertex in self.vertices}
 
 
 @dataclass(frozen=True)

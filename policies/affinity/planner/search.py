@@ -64,7 +64,7 @@ class Search:
         self.bias = bias
         count = len(present)
         total = sum([abs(weight) for _, _, weight in instance.problem.edges]) * max(map(max, instance.rows))
-        total += instance.repel_s * sum(instance.fills)
+        total += instance.most_crowding
         self.least = _ROUNDING * total / max(1, count)
         self.deep = count * len(instance.rows) <= _DEEP
         self.best = list(present)

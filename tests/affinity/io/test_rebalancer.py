@@ -128,6 +128,46 @@ async def test_another_configuration_is_no_end_of_its_rounds(node) -> None:
     await asyncio.gather(rounds, return_exceptions=True)
 
 
+BATCH_ALL = {"isolation": {"caches": "observe", "batch": ["namespace/default"], "protected": []}}
+
+
+async def test_a_batch_container_leaves_a_domain_with_the_next_plan_after_it_was_asked_for(
+    runtime, client, tmp_path
+) -> None:
+    async with Node(runtime, tmp_path, BATCH_ALL) as node:
+        for name in ("web", "db"):  # batch comes together by itself
+            await node.create(client, name)
+        node.talk(("web", "db"))
+        node.now_s += 1000
+        here = node.leaf("web")
+        await node.round()
+        assert node.leaf("web") == node.leaf("db") == here
+        assert node.affinity.ask_apart(here)
+        await node.round()
+        assert [node.leaf(name) == here for name in ("web", "db")].count(False) == 1
+        # It was for one plan.
+        node.now_s += 1000
+        for _ in range(2):
+            await node.round()
+        assert node.together("web", "db")
+
+
+async def test_no_container_is_asked_away_where_none_moves_or_none_is_batch(
+    runtime, client, tmp_path
+) -> None:
+    leaves = [leaf.cpus for leaf in topology(HYGON_7285_2S).leaves]
+    async with Node(runtime, tmp_path, BATCH_ALL) as node:
+        await node.create(client, "web")
+        here = node.leaf("web")
+        assert node.affinity.ask_apart(here)
+        assert not node.affinity.ask_apart(next(cpus for cpus in leaves if cpus != here))
+        node.freeze(True)
+        assert not node.affinity.ask_apart(here)
+    async with Node(runtime, tmp_path / "plain") as node:
+        await node.create(client, "web")
+        assert not node.affinity.ask_apart(node.leaf("web"))
+
+
 async def test_the_metrics_say_whether_the_observer_is_there(node, monkeypatch) -> None:
     for problem, is_up in (("it has gone", 0), ("", 1), ("it has gone again", 0)):
         monkeypatch.setattr(node.affinity.source, "status", lambda problem=problem: {"problem": problem})

@@ -87,9 +87,7 @@ def test_a_pair_that_is_together_is_parted_though_that_costs() -> None:
     )
     answer = plan(replace(asked, held=(HeldPair(0, 1, 1),)))
     assert after(asked, answer) == {"a": 0, "b": 1, "hub": 0}
-    assert answer.why.startswith(
-        "1 move, without hysteresis, for what annotations declare to be apart or near"
-    )
+    assert answer.why.startswith("1 move, without hysteresis, for what is to be apart or near")
 
 
 def test_weights_order_what_is_declared_where_not_all_can_be_kept() -> None:
