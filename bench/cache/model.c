@@ -1,6 +1,9 @@
 #include "model.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+static const unsigned ALL_WAYS = (1U << L3_WAYS) - 1;
 
 /* tag is the line's number + 1: a zeroed entry is an empty one. */
 struct l2_entry {
@@ -20,6 +23,8 @@ struct machine {
     uint64_t l2_sets, l3_sets, now;
     struct l2_entry *l2; /* [cpu][set][way] */
     struct l3_entry *l3; /* [ccx][set][way] */
+    unsigned *class_of;  /* [cpu] */
+    unsigned *masks;     /* [ccx][class] */
 };
 
 static uint64_t sets(uint64_t bytes, unsigned ways) {
@@ -41,16 +46,42 @@ struct machine *machine_of(struct shape shape) {
     made->l3_sets = l3_sets;
     made->l2 = calloc(shape.cpus * l2_sets * L2_WAYS, sizeof *made->l2);
     made->l3 = calloc(made->ccxs * l3_sets * L3_WAYS, sizeof *made->l3);
-    if (made->l2 && made->l3)
-        return made;
-    machine_free(made);
-    return NULL;
+    made->class_of = calloc(shape.cpus, sizeof *made->class_of);
+    made->masks = calloc(made->ccxs * CLASSES, sizeof *made->masks);
+    if (!made->l2 || !made->l3 || !made->class_of || !made->masks) {
+        machine_free(made);
+        return NULL;
+    }
+    for (unsigned i = 0; i < made->ccxs * CLASSES; i++)
+        made->masks[i] = ALL_WAYS;
+    return made;
 }
 
 void machine_free(struct machine *machine) {
     free(machine->l2);
     free(machine->l3);
+    free(machine->class_of);
+    free(machine->masks);
     free(machine);
+}
+
+void machine_empty(struct machine *machine) {
+    memset(machine->l2, 0, machine->shape.cpus * machine->l2_sets * L2_WAYS * sizeof *machine->l2);
+    memset(machine->l3, 0, machine->ccxs * machine->l3_sets * L3_WAYS * sizeof *machine->l3);
+}
+
+bool machine_set_class(struct machine *machine, unsigned cpu, unsigned class) {
+    if (class >= CLASSES)
+        return false;
+    machine->class_of[cpu] = class;
+    return true;
+}
+
+bool machine_set_mask(struct machine *machine, unsigned cpu, unsigned class, uint64_t mask) {
+    if (class >= CLASSES || !(mask & ALL_WAYS))
+        return false;
+    machine->masks[cpu / machine->shape.cpus_per_ccx * CLASSES + class] = mask & ALL_WAYS;
+    return true;
 }
 
 static struct l2_entry *l2_set(struct machine *machine, unsigned cpu, uint64_t line) {
@@ -104,15 +135,19 @@ static void share_in_l2s(struct machine *machine, unsigned ccx, struct l3_entry 
     }
 }
 
-/* Room for a line in a CCX's L3; what was there leaves the L2s above it, too. */
-static struct l3_entry *l3_room(struct machine *machine, unsigned ccx, uint64_t line) {
-    struct l3_entry *set = l3_set(machine, ccx, line), *oldest = set;
+/* Room for a line that a CPU fetches, in its CCX's L3 and in the ways of its class; what was there leaves the L2s above, too. */
+static struct l3_entry *l3_room(struct machine *machine, unsigned cpu, uint64_t line) {
+    unsigned ccx = cpu / machine->shape.cpus_per_ccx;
+    unsigned mask = machine->masks[ccx * CLASSES + machine->class_of[cpu]];
+    struct l3_entry *set = l3_set(machine, ccx, line), *oldest = NULL;
     for (int way = 0; way < L3_WAYS; way++) {
+        if (!(mask >> way & 1))
+            continue;
         if (!set[way].tag) {
             oldest = &set[way];
             break;
         }
-        if (set[way].used < oldest->used)
+        if (!oldest || set[way].used < oldest->used)
             oldest = &set[way];
     }
     if (oldest->tag)
@@ -141,7 +176,8 @@ static struct l2_entry *l2_room(struct machine *machine, unsigned cpu, uint64_t 
 }
 
 /* An L3 miss: asks the other CCXs, and counts where the line came from. */
-static struct l3_entry *fetch(struct machine *machine, unsigned ccx, uint64_t line, struct counts *counts) {
+static struct l3_entry *fetch(struct machine *machine, unsigned cpu, uint64_t line, struct counts *counts) {
+    unsigned ccx = cpu / machine->shape.cpus_per_ccx;
     bool same_socket = false, another_socket = false;
     for (unsigned other = 0; other < machine->ccxs; other++) {
         struct l3_entry *theirs = other == ccx ? NULL : l3_find(machine, other, line);
@@ -161,7 +197,7 @@ static struct l3_entry *fetch(struct machine *machine, unsigned ccx, uint64_t li
         counts->other_socket++;
     else
         counts->memory++;
-    struct l3_entry *entry = l3_room(machine, ccx, line);
+    struct l3_entry *entry = l3_room(machine, cpu, line);
     entry->exclusive = !same_socket && !another_socket;
     return entry;
 }
@@ -184,7 +220,7 @@ void machine_access(struct machine *machine, unsigned cpu, uint64_t line, bool s
     if (!mine)
         counts->l2_misses++;
     if (!below)
-        below = fetch(machine, ccx, line, counts);
+        below = fetch(machine, cpu, line, counts);
     below->used = now;
     if (!mine) {
         share_in_l2s(machine, ccx, below);

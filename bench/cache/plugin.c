@@ -7,6 +7,10 @@
  * little more than the call. idle=0 (a whole machine, x86-64): what a CPU does between two halts counts only if it comes to a user's
  * address, so not what the kernel does for itself on CPUs that have no task. (qemu_plugin_reset would take the call away, too; QEMU 7.2 aborts of it in this use.)
  *
+ * What the guest's kernel writes of classes of service is heard where QEMU tells of it (tests/vm, the QEMU that has resctrl):
+ * IA32_PQR_ASSOC is the class and the monitoring group of the task that a CPU goes on with, IA32_L3_QOS_MASK_n the ways of class n
+ * in the CPU's L3. Where the program that ends counting is in a monitoring group, only what that group's tasks did is written.
+ *
  * Debian's QEMU comes without qemu-plugin.h: what is used of it is declared here, by the names of its public interface,
  * version 1 (https://www.qemu.org/docs/master/devel/tcg-plugins.html).
  */
@@ -43,6 +47,8 @@ unsigned qemu_plugin_mem_size_shift(qemu_plugin_meminfo_t info);
 struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(qemu_plugin_meminfo_t info, uint64_t address);
 bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *);
 uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *);
+/* Not QEMU's own: a QEMU that has it calls it with each write to a model-specific register. */
+extern void (*qemu_plugin_msr_written)(unsigned cpu, uint32_t number, uint64_t value) __attribute__((weak));
 
 EXPORTED int qemu_plugin_version = 1;
 
@@ -50,6 +56,7 @@ static const uint64_t MARK = 0x6d61726b0000; /* "mark" */
 enum { BEGIN = 0, END = 64, WAKE = 128 };
 static const uint64_t USERS_END = 1ULL << 47;
 static const uint8_t HALT = 0xf4;
+enum { PQR_ASSOC = 0xc8f, L3_MASKS = 0xc90, GROUPS = 1 << 10 }; /* a group's number (RMID) has ten bits, a class's lies above 32 */
 
 static struct machine *machine;
 static struct shape shape = {.cpus = 128, .cpus_per_ccx = 8, .ccxs_per_socket = 8, .l2_bytes = 512 << 10, .l3_bytes = 8 << 20};
@@ -57,6 +64,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* over all below: CPUs
 static struct counts since_start, at_begin;
 static struct counts *unclear; /* of each CPU: since it halted, if it has come to no user's address */
 static bool *has_a_task;
+static struct counts of_group[GROUPS], of_group_at_begin[GROUPS];
+static unsigned *group_of; /* of each CPU: 0 is none */
 static unsigned counts_idle = 1; /* idle=0 */
 static bool counting;
 static atomic_bool asleep;
@@ -85,20 +94,19 @@ static void add(struct counts *to, const struct counts *more) {
     to->invalidated += more->invalidated;
 }
 
-static void mark(uint64_t address) {
+static void mark(unsigned cpu, uint64_t address) {
     if (address == MARK + WAKE && asleep) {
-        machine_free(machine);
-        machine = machine_of(shape);
-        if (!machine)
-            abort();
+        machine_empty(machine);
         asleep = false;
     } else if (address == MARK + BEGIN && !asleep) {
         at_begin = since_start;
+        memcpy(of_group_at_begin, of_group, sizeof of_group);
         counting = true;
     } else if (address == MARK + END && counting) {
         char name[24];
+        unsigned group = group_of[cpu];
         snprintf(name, sizeof name, "mark %u", ++marks);
-        write_counts(name, &since_start, &at_begin);
+        write_counts(name, group ? &of_group[group] : &since_start, group ? &of_group_at_begin[group] : &at_begin);
         counting = false;
         asleep = sleeps != 0;
     }
@@ -124,16 +132,34 @@ static void accessed(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t virtual,
     uint64_t last = (address + (1ULL << qemu_plugin_mem_size_shift(info)) - 1) >> LINE_SHIFT;
     pthread_mutex_lock(&lock);
     bool counts = counts_idle || has_a_task[cpu];
+    struct counts made = {0};
     for (uint64_t line = first; line <= last; line++)
-        machine_access(machine, cpu, line, store, counts ? &since_start : &unclear[cpu]);
+        machine_access(machine, cpu, line, store, &made);
+    add(counts ? &since_start : &unclear[cpu], &made);
+    add(&of_group[group_of[cpu]], &made);
     if (!counts && virtual < USERS_END) {
         add(&since_start, &unclear[cpu]);
         unclear[cpu] = (struct counts){0};
         has_a_task[cpu] = true;
     }
     if (store)
-        mark(virtual);
+        mark(cpu, virtual);
     pthread_mutex_unlock(&lock);
+}
+
+static void msr_written(unsigned cpu, uint32_t number, uint64_t value) {
+    if (cpu >= shape.cpus || number < PQR_ASSOC || number >= L3_MASKS + CLASSES)
+        return;
+    pthread_mutex_lock(&lock);
+    bool is_known = true;
+    if (number == PQR_ASSOC) {
+        is_known = machine_set_class(machine, cpu, (unsigned)(value >> 32));
+        group_of[cpu] = value & (GROUPS - 1);
+    } else
+        is_known = machine_set_mask(machine, cpu, number - L3_MASKS, value);
+    pthread_mutex_unlock(&lock);
+    if (!is_known)
+        fprintf(stderr, "cache plugin: CPU %u: %llx in MSR %x is not modelled\n", cpu, (unsigned long long)value, number);
 }
 
 static void halts(unsigned cpu, void *unused) {
@@ -206,8 +232,11 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *in
     }
     unclear = calloc(shape.cpus, sizeof *unclear);
     has_a_task = calloc(shape.cpus, sizeof *has_a_task);
-    if (!unclear || !has_a_task)
+    group_of = calloc(shape.cpus, sizeof *group_of);
+    if (!unclear || !has_a_task || !group_of)
         return 1;
+    if (&qemu_plugin_msr_written)
+        qemu_plugin_msr_written = msr_written;
     asleep = sleeps != 0;
     qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
     qemu_plugin_register_atexit_cb(id, ended, NULL);

@@ -79,6 +79,15 @@ class Machine:
     def store(self, cpu: int, line: int) -> Counts:
         return self.access(cpu, line, True)
 
+    def set_class(self, cpu: int, of: int) -> bool:
+        return bool(self._library.machine_set_class(self._machine, cpu, of))
+
+    def set_mask(self, cpu: int, of: int, mask: int) -> bool:
+        return bool(self._library.machine_set_mask(self._machine, cpu, of, ctypes.c_uint64(mask)))
+
+    def empty(self) -> None:
+        self._library.machine_empty(self._machine)
+
     @property
     def counts(self) -> Counts:
         return Counts(**{name: getattr(self._counts, name) for name in Counts.__annotations__})
@@ -90,8 +99,11 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Caches:
         pytest.skip("Not installed for the cache model: gcc.")
     library = ctypes.CDLL(str(build_model(tmp_path_factory.mktemp("model"))))
     library.machine_of.argtypes, library.machine_of.restype = [_Shape], ctypes.c_void_p
-    library.machine_access.restype = library.machine_free.restype = None
-    library.machine_free.argtypes = [ctypes.c_void_p]
+    library.machine_access.restype = library.machine_free.restype = library.machine_empty.restype = None
+    library.machine_free.argtypes = library.machine_empty.argtypes = [ctypes.c_void_p]
+    library.machine_set_class.restype = library.machine_set_mask.restype = ctypes.c_bool
+    library.machine_set_class.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    library.machine_set_mask.argtypes = [*library.machine_set_class.argtypes, ctypes.c_uint64]
     library.machine_access.argtypes = [
         *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64, ctypes.c_bool),
         ctypes.POINTER(_Counts),
@@ -164,6 +176,110 @@ def test_while_all_fits_a_line_is_where_it_was_used_since_the_last_store(
         assert source == ((0, 0, 0) if own_ccx in ccxs else (near, bool(ccxs) and not near, not ccxs))
         assert found.invalidated == (len(of_line - {cpu}) + len(ccxs - {own_ccx}) if store else 0)
         holders[line] = {cpu} if store else of_line | {cpu}
+
+
+# --- classes of service
+
+FULL_MASK, BATCH = 0xFFFF, 1
+#: Lines this far apart lie in one set of an L3, and of an L2.
+L3_SETS = L3_LINES // 16
+
+
+def in_one_set(count: int, first: int = 0) -> list[int]:
+    return [(first + number) * L3_SETS for number in range(count)]
+
+
+def misses(machine: Machine, cpu: int, lines: list[int]) -> int:
+    return sum(machine.load(cpu, line).l3_misses for line in lines)
+
+
+@pytest.mark.parametrize("ways", [1, 5, 16])
+def test_a_class_keeps_as_many_lines_of_a_set_as_its_mask_has_ways(caches: Caches, ways: int) -> None:
+    machine = caches(SMALL)
+    assert machine.set_mask(0, BATCH, (1 << ways) - 1) and machine.set_class(0, BATCH)
+    fits, one_more = in_one_set(ways), in_one_set(ways + 1)
+    assert misses(machine, 0, fits) == ways
+    assert misses(machine, 0, fits) == 0
+    assert misses(machine, 0, one_more) == 1
+    # The oldest goes, which is the one that is needed next.
+    assert misses(machine, 0, one_more) == ways + 1
+
+
+def test_a_line_is_found_in_a_way_that_its_reader_may_not_fill(caches: Caches) -> None:
+    machine = caches(SMALL)
+    protected = in_one_set(16)
+    misses(machine, 0, protected)
+    machine.set_mask(SAME_CCX, BATCH, 0x3)
+    machine.set_class(SAME_CCX, BATCH)
+    assert misses(machine, SAME_CCX, protected) == 0
+
+
+def test_a_stream_in_few_ways_leaves_the_lines_in_the_others(caches: Caches) -> None:
+    machine = caches(SMALL)
+    machine.set_mask(SAME_CCX, BATCH, 0x1F)
+    machine.set_class(SAME_CCX, BATCH)
+    protected, stream = in_one_set(11), in_one_set(64, first=100)
+    # What was fetched into the stream's ways goes once, and comes back into others.
+    for expected in (11, 5, 0, 0):
+        assert misses(machine, 0, protected) == expected
+        assert misses(machine, SAME_CCX, stream) == len(stream)
+    machine.set_mask(SAME_CCX, BATCH, FULL_MASK)
+    misses(machine, SAME_CCX, stream)
+    assert misses(machine, 0, protected) == len(protected)
+
+
+def test_a_mask_is_one_ccxs_and_a_smaller_one_moves_no_line(caches: Caches) -> None:
+    machine = caches(SMALL)
+    lines = in_one_set(8)
+    for cpu in (0, OTHER_CCX):
+        machine.set_class(cpu, BATCH)
+        misses(machine, cpu, lines)
+    machine.set_mask(0, BATCH, 0x1)
+    assert misses(machine, 0, lines) == misses(machine, OTHER_CCX, lines) == 0
+    more = in_one_set(8, first=50)
+    misses(machine, 0, more)
+    misses(machine, OTHER_CCX, more)
+    assert misses(machine, OTHER_CCX, more) == 0
+    assert misses(machine, 0, more) == len(more)
+
+
+def test_an_emptied_machine_keeps_classes_and_masks(caches: Caches) -> None:
+    machine = caches(SMALL)
+    machine.set_mask(0, BATCH, 0x1)
+    machine.set_class(0, BATCH)
+    machine.load(0, 0)
+    machine.empty()
+    assert machine.load(0, 0).memory == 1
+    assert misses(machine, 0, in_one_set(2)) == 1
+    assert misses(machine, 0, in_one_set(2)) == 2
+
+
+def test_a_mask_without_a_way_and_a_class_that_is_none_are_refused(caches: Caches) -> None:
+    machine = caches(SMALL)
+    machine.set_mask(0, BATCH, 0x3)
+    assert not machine.set_mask(0, BATCH, 0)
+    assert not machine.set_mask(0, BATCH, 1 << 16)
+    assert not machine.set_mask(0, 16, FULL_MASK)
+    assert not machine.set_class(0, 16)
+    machine.set_class(0, BATCH)
+    misses(machine, 0, in_one_set(3))
+    assert misses(machine, 0, in_one_set(3)) == 3
+
+
+@given(
+    accesses=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 40), st.booleans()), max_size=200),
+    classes=st.lists(st.integers(0, 15), min_size=8, max_size=8),
+)
+def test_where_all_masks_are_full_classes_change_nothing(
+    caches: Caches, accesses: list[tuple[int, int, bool]], classes: list[int]
+) -> None:
+    shape = Shape(cpus=8, cpus_per_ccx=2, ccxs_per_socket=2)
+    plain, classed = caches(shape), caches(shape)
+    for cpu, of in enumerate(classes):
+        classed.set_class(cpu, of)
+        classed.set_mask(cpu, of, FULL_MASK)
+    for cpu, line, store in accesses:
+        assert classed.access(cpu, line * L3_SETS, store) == plain.access(cpu, line * L3_SETS, store)
 
 
 # --- as QEMU's plugin
