@@ -152,11 +152,11 @@ class Pair:
 
 async def every_placement(node: Node) -> None:
     """One pair a kind of server lives through all placements; with demand, another one beside it."""
-    job = _job(node)
-    _write_files(node.job)
+    job = job_of(node)
+    write_files(node.job)
     pairs = []
     for kind in dict.fromkeys(LOADS[name].server for name in job["loads"]):
-        pair = await _pair(node, kind)
+        pair = await pair_of(node, kind)
         if job["observer"]:
             await _by_limit_and_by_what_the_observer_has_seen(node, pair)
         pairs.append(pair)
@@ -178,13 +178,13 @@ async def every_placement(node: Node) -> None:
                 for cpusets in (drawn, (everything, everything)):
                     await _set_cpus(direct, pair, cpusets)
 
-            await _measure(node, pair, "no manager", everywhere)
+            await measure(node, pair, "no manager", everywhere)
             told = [("one L3", (node.shape.ccxs[0], node.shape.ccxs[0]))]
             if job["observer"]:
                 told += [("a NUMA node each", (nodes[0], nodes[1])), ("one NUMA node", (nodes[0], nodes[0]))]
             for placement, cpusets in told:
                 await _set_cpus(direct, pair, cpusets)
-                await _measure(node, pair, placement)
+                await measure(node, pair, placement)
 
 
 async def _set_cpus(runtime: CriClient, pair: Pair, cpusets: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ async def _set_cpus(runtime: CriClient, pair: Pair, cpusets: Sequence[str]) -> N
 
 async def _by_limit_and_by_what_the_observer_has_seen(node: Node, pair: Pair) -> None:
     """Each container has a CCX by its limit; then the pair is seen by the observer, and moved, or there is no such row."""
-    await _measure(node, pair, "limit")
+    await measure(node, pair, "limit")
     run("systemctl", "start", OBSERVER)
     try:
         async with _talking(node, pair):
@@ -203,13 +203,13 @@ async def _by_limit_and_by_what_the_observer_has_seen(node: Node, pair: Pair) ->
         print(f"not brought together: {error}")
         return
     print(f"observer: {node.ask('status')['affinity']['observer']['provider']}")
-    await _measure(node, pair, "observer")
+    await measure(node, pair, "observer")
 
 
 async def _by_demand(node: Node, kind: str) -> None:
     """By their limit the containers have a NUMA node each; under load they shrink. What has come of it is measured."""
     more = {"cpu_limit": node.shape.cpus_per_node * 1000, "annotations": {"cri-resmgr.io/size": "demand"}}
-    pair = await _pair(node, kind, **more)
+    pair = await pair_of(node, kind, **more)
     try:
         async with _talking(node, pair):
             await until(
@@ -221,7 +221,7 @@ async def _by_demand(node: Node, kind: str) -> None:
                 await _until_brought_together(node, pair)
     except AssertionError as error:
         print(f"not shrunk, or not brought together: {error}")
-    await _measure(node, pair, "demand")
+    await measure(node, pair, "demand")
     await node.remove(*(container.pod for container in pair.both))
 
 
@@ -236,12 +236,12 @@ async def _until_brought_together(node: Node, pair: Pair) -> None:
     await until(lambda: node.ask("rebalance"), lambda told: told["accepted"], TOGETHER_S)
 
 
-def _job(node: Node) -> dict[str, Any]:
+def job_of(node: Node) -> dict[str, Any]:
     job: dict[str, Any] = json.loads((node.job / "job.json").read_text())
     return job
 
 
-async def _pair(node: Node, kind: str, **more: Any) -> Pair:
+async def pair_of(node: Node, kind: str, **more: Any) -> Pair:
     """``more``: as for ``Node.run``; by limit, both together fill a CCX: the planner brings no more into one."""
     mounts = (cri.Mount(container_path=MOUNTED, host_path=str(FILES)),)
     same: dict[str, Any] = {
@@ -265,16 +265,25 @@ async def _pair(node: Node, kind: str, **more: Any) -> Pair:
         await until(lambda: _set_key(FILES / own / "redis.socket"))
     request = cri.PodSandboxStatusRequest(pod_sandbox_id=server.pod.id)
     address = str((await node.kubelet.call("PodSandboxStatus", request)).status.network.ip)
-    chosen = [LOADS[name] for name in _job(node)["loads"]]
+    chosen = [LOADS[name] for name in job_of(node)["loads"]]
     return Pair(server, client, address, own, todo, tuple(load for load in chosen if load.server == kind))
 
 
-async def _measure(
-    node: Node, pair: Pair, placement: str, before: Optional[Callable[[], Awaitable[None]]] = None
+async def measure(
+    node: Node,
+    pair: Pair,
+    placement: str,
+    before: Optional[Callable[[], Awaitable[None]]] = None,
+    *,
+    idle: bool = True,
 ) -> None:
-    """The idle machine, and each load as often as the job says; ``before`` each."""
-    await _counted(node, pair, placement, "idle", ["load", "idle", IDLE_MS])
-    for _ in range(_job(node)["repeats"]):
+    """The idle machine, and each load as often as the job says; ``before`` each.
+
+    Without ``idle``: where a monitoring group keeps the machine's own lines apart.
+    """
+    if idle:
+        await _counted(node, pair, placement, "idle", ["load", "idle", IDLE_MS])
+    for _ in range(job_of(node)["repeats"]):
         for load in pair.loads:
             if before is not None:
                 await before()
@@ -345,7 +354,7 @@ def _set_key(path: Path) -> bool:
         return connection.recv(16) == b"+OK\r\n"
 
 
-def _write_files(job: Path) -> None:
+def write_files(job: Path) -> None:
     """Into memory, as pods see them; and the pods' image."""
     shutil.copytree(job / "files", FILES)
     (FILES / "www").mkdir()

@@ -11,9 +11,13 @@ from typing import Optional
 
 from bench.cache.plugin import Counts
 
-IDLE = "idle"
+IDLE, ALONE = "idle", "alone"
 #: Rows in this order; the guest measures in another, as a pair lives through several.
-PLACEMENTS = ("no manager", "a NUMA node each", "one NUMA node", "one L3", "limit", "observer", "demand")
+PLACEMENTS = (
+    *("no manager", "a NUMA node each", "one NUMA node", "one L3", "limit", "observer", "demand"),
+    # In one L3, with a neighbour (neighbour.py); isolation is told with a share: "isolation at 30%".
+    *(ALONE, "neighbour", "isolation", "neighbour in another CCX"),
+)
 #: Columns: counter, title.
 COLUMNS = (
     ("other_ccx", "from another CCX of the socket"),
@@ -126,11 +130,25 @@ def rows(runs: Sequence[Sequence[Measurement]]) -> list[Row]:
             if one.load != IDLE:
                 cpus.setdefault((one.placement, one.load), one.cpus)
     made = []
-    for (placement, load), places in sorted(cpus.items(), key=lambda item: PLACEMENTS.index(item[0][0])):
+    for (placement, load), places in sorted(cpus.items(), key=lambda item: _place_in_table(item[0][0])):
         found = [run[placement, load] for run in by_run if (placement, load) in run]
         lines = {counter: _spread([one[counter] for one in found]) for counter, _ in COLUMNS}
         made.append(Row(placement, load, places, len(found), lines))
     return made
+
+
+def _place_in_table(placement: str) -> int:
+    return PLACEMENTS.index(placement.partition(" at ")[0])
+
+
+def beside_alone(of: Sequence[Row], counter: str) -> dict[tuple[str, str], float]:
+    """By load and placement: the median over that of the pair alone, where that was measured."""
+    alone = {row.load: row.lines[counter].median for row in of if row.placement == ALONE}
+    return {
+        (row.load, row.placement): row.lines[counter].median / alone[row.load]
+        for row in of
+        if row.placement != ALONE and alone.get(row.load)
+    }
 
 
 def _spread(values: Sequence[float]) -> Spread:

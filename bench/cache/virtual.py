@@ -1,6 +1,6 @@
 """Lines between caches a request, by placement, on a virtual Hygon machine: QEMU with the plugin, the package, containerd.
 
-.venv/bin/python -m bench.cache.virtual [--runs 9] [--boots 1] [--cpusets] [--long] [--accelerator tcg,thread=single]
+.venv/bin/python -m bench.cache.virtual [--runs 9] [--boots 1] [--cpusets | --neighbour | --long]
 
 Where processes of no manager come to run is one draw of a boot: that row is told of several boots, or of none.
 
@@ -21,22 +21,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
+from bench.cache import guest, neighbour
 from bench.cache.disk import with_package
-from bench.cache.guest import (
-    CONSTANTS,
-    DAEMON_CONFIG,
-    LONG,
-    PATIENCE_S,
-    RUNS,
-    SHORT,
-)
+from bench.cache.guest import CONSTANTS, DAEMON_CONFIG, LONG, PATIENCE_S, SHORT
 from bench.cache.plugin import Counts, Shape, build_plugin, build_program, plugin_argument, read_counted
 from bench.cache.table import (
     COLUMNS,
     Measurement,
     agreement,
     background_share,
+    beside_alone,
     markdown,
     read_runs_of_boot,
     rows,
@@ -50,7 +46,6 @@ from tests.vm.packages import grpc_client, package
 from tests.vm.run import VirtualMachine
 
 ROOT = Path(__file__).parents[2]
-SHAPE = "cores-8"
 SIZES_BY_DEMAND = any(option.key == "placement.size" for option in OPTIONS)
 #: All CPUs take turns in one thread of the host: what one does between two of another's accesses is not the host's load's to
 #: say, and runs agree three times as well.
@@ -79,26 +74,33 @@ def prepare(folder: Path, chosen: argparse.Namespace) -> tuple[Image, Path]:
     make_traffic_image(job)
     shutil.copytree(grpc_client("3.11", "amd64", ROOT / ".cache" / "vm"), job / "grpc")
     (job / "files").mkdir()
-    for name in ("load", "batches", "hold"):
+    for name in ("load", "batches", "hold", "sweep"):
         build_program(name, job / "files")
     if any(load.server == "redis" for load in loads):
         copy_redis(job / "files" / "redis")
     names = [load.name for load in loads]
-    checks = [check.__name__ for check in RUNS[SHAPE].checks]
+    table = _table(chosen)
+    ((name, run),) = table.RUNS.items()
     described = {
-        "run": SHAPE,
-        "table": "bench.cache.guest",
-        "checks": checks,
+        "run": name,
+        "table": table.__name__,
+        "checks": [check.__name__ for check in run.checks],
         "loads": names,
         "config": DAEMON_CONFIG.format(provider=chosen.provider),
         "constants": CONSTANTS,
         "demand": SIZES_BY_DEMAND and not chosen.cpusets and not chosen.without_demand,
         "observer": not chosen.cpusets,
+        "batch_cache": chosen.batch_cache,
         "repeats": chosen.runs,
         "patience_s": PATIENCE_S,
     }
     (job / "job.json").write_text(json.dumps(described))
     return disk, job
+
+
+def _table(chosen: argparse.Namespace) -> ModuleType:
+    """Whose ``RUNS`` has the one run that is made."""
+    return neighbour if chosen.neighbour else guest
 
 
 def copy_redis(folder: Path) -> None:
@@ -122,7 +124,9 @@ class TellingMachine(VirtualMachine):
             print(line, file=sys.stderr, flush=True)
 
 
-def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) -> list[list[Measurement]]:
+def boot(
+    number: int, folder: Path, disk: Image, job: Path, chosen: argparse.Namespace
+) -> list[list[Measurement]]:
     """The runs of one boot.
 
     :raises RuntimeError: a check in the guest failed; with what it said.
@@ -131,12 +135,19 @@ def boot(number: int, folder: Path, disk: Image, job: Path, accelerator: str) ->
     own.mkdir()
     counted = own / "counted"
     more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True, idle=False))
+    (run,) = _table(chosen).RUNS.values()
     begun_s = time.monotonic()
     with TellingMachine(
-        SHAPES[SHAPE], disk, job, RUNS[SHAPE].words, silence_s=SILENCE_S, accelerator=accelerator, more=more
+        SHAPES[run.shape],
+        disk,
+        job,
+        run.words,
+        silence_s=SILENCE_S,
+        accelerator=chosen.accelerator,
+        more=more,
     ) as machine:
         said = []
-        for check in RUNS[SHAPE].names[1:]:
+        for check in run.names[1:]:
             verdict = machine.verdict(check)
             spent = f"{time.monotonic() - begun_s:.0f} s"
             print(f"boot {number}: {check}: {spent}\n{verdict.said}", file=sys.stderr, flush=True)
@@ -157,6 +168,8 @@ def show(runs: Sequence[Sequence[Measurement]]) -> str:
         apart = agreement(made, counter)
         if apart is not None:
             text.append(f"Half of the runs lie within {100 * apart:.0f} % of their median: {title}.")
+    for (load, placement), times in beside_alone(made, "l3_misses").items():
+        text.append(f"{load}, {placement}: {times:.2f} times its L3 misses alone.")
     share = max(background_share(run, "l3_misses") for run in runs)
     text.append(f"What the idle machine misses was taken off: at most {100 * share:.1f} % of the L3 misses.")
     return "\n".join(text)
@@ -184,7 +197,7 @@ def measure(chosen: argparse.Namespace, runs: list[list[Measurement]]) -> None:
         disk, job = prepare(folder, chosen)
         with ThreadPoolExecutor(chosen.together) as pool:
             numbers = range(1, chosen.boots + 1)
-            booted = [pool.submit(boot, number, folder, disk, job, chosen.accelerator) for number in numbers]
+            booted = [pool.submit(boot, number, folder, disk, job, chosen) for number in numbers]
             for ended in as_completed(booted):
                 runs += ended.result()
                 if chosen.keep:
@@ -207,6 +220,18 @@ def main() -> None:
     parser.add_argument("--without-demand", action="store_true")
     parser.add_argument(
         "--cpusets", action="store_true", help="no manager, and one L3 by the runtime: boots are short"
+    )
+    parser.add_argument(
+        "--neighbour",
+        action="store_true",
+        help="beside a stream through four L3s, with and without isolation; needs the QEMU with resctrl",
+    )
+    parser.add_argument(
+        "--batch-cache",
+        nargs="+",
+        default=["30%"],
+        metavar="SHARE",
+        help="what isolation leaves the stream: isolation.batch_cache",
     )
     parser.add_argument("--accelerator", default=ACCELERATOR)
     parser.add_argument("--keep", type=Path, help="a file of earlier runs, to be added to")

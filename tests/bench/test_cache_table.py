@@ -16,6 +16,7 @@ from bench.cache.table import (
     Spread,
     agreement,
     background_share,
+    beside_alone,
     markdown,
     per_request,
     read_runs_of_boot,
@@ -159,3 +160,20 @@ def test_what_is_shown_says_how_far_runs_agree_and_what_was_taken_off() -> None:
     assert "| limit | 2 | 0-3 | 8-11 | 9.5 (9.2 to 9.8) |" in said
     assert "Half of the runs lie within 3 % of their median: from another CCX of the socket." in said
     assert "at most 3.8 % of the L3 misses" in said
+
+
+def test_what_a_neighbour_costs_is_told_in_times_of_the_misses_alone_and_in_this_order() -> None:
+    places = ("neighbour in another CCX", "isolation at 30%", "neighbour", "alone")
+    found = rows(
+        [
+            [measured(place, count) for place, count in zip(places, (110, 100 + run, 900, 100))]
+            for run in (0, 10)
+        ]
+    )
+    assert [row.placement for row in found] == list(reversed(places))
+    assert beside_alone(found, "l3_misses") == {
+        ("nginx", "neighbour"): 9.0,
+        ("nginx", "isolation at 30%"): 1.05,
+        ("nginx", "neighbour in another CCX"): 1.1,
+    }
+    assert beside_alone(rows([[measured("one L3", 5)]]), "l3_misses") == {}
