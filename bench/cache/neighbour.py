@@ -15,12 +15,23 @@ from pathlib import Path
 
 from bench.cache import guest
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.isolation import caches, treatment
+from cri_proxy.isolation.model import (
+    BATCH,
+    L3,
+    PROTECTED,
+    CacheDomain,
+    CacheInfo,
+    Group,
+    IsolatedContainer,
+    ResctrlInfo,
+)
+from policies.machine.cpus import parse_cpus
 from tests.vm.guest.installation import OBSERVER, SERVICE, SOCKET_UNIT, run
 from tests.vm.guest.node import RUNTIME, TASKS, Node, Running, connect
 from tests.vm.guest.table import Run
 
 RESCTRL = Path("/sys/fs/resctrl")
-BATCH_GROUP = "cri-resmgr.batch"
 #: Of 64 bytes: four times the 8 MiB of the modelled L3.
 STREAM_LINES = 4 * (8 << 20) // 64
 
@@ -50,9 +61,11 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
         with _going_on(neighbour):
             await guest.measure(node, pair, "neighbour", idle=False)
         for share in guest.job_of(node)["batch_cache"]:
-            group = RESCTRL / BATCH_GROUP
+            planned = batch_group(node, pair, neighbour, share)
+            group = RESCTRL / planned.name
             group.mkdir()
-            (group / "schemata").write_text(batch_schemata(share, own))
+            values = ";".join(f"{domain}={mask}" for domain, mask in planned.schemata[L3].items())
+            (group / "schemata").write_text(f"L3:{values}\n")
             move_threads(neighbour, group)
             print((group / "schemata").read_text())
             with _going_on(neighbour):
@@ -63,13 +76,29 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
             await guest.measure(node, pair, "neighbour in another CCX", idle=False)
 
 
-def batch_schemata(share: str, cpus: str) -> str:
-    """The line for the domain of these CPUs: the lowest ways, as many as the share is of all, rounded up."""
-    first = cpus.split("-")[0]
-    domain = Path(f"/sys/devices/system/cpu/cpu{first}/cache/index3/id").read_text().strip()
-    ways = int((RESCTRL / "info" / "L3" / "cbm_mask").read_text(), 16).bit_count()
-    chosen = -(-ways * int(share.rstrip("%")) // 100)
-    return f"L3:{domain}={(1 << chosen) - 1:x}\n"
+def batch_group(node: Node, pair: guest.Pair, neighbour: Running, share: str) -> Group:
+    """The group that the product plans for the neighbour, where the two of nginx are protected and in its L3."""
+    chosen = treatment.TreatmentSettings(caches.read_part(share), divides_bandwidth=False)
+    classes = {neighbour: BATCH, **dict.fromkeys(pair.both, PROTECTED)}
+    containers = [
+        IsolatedContainer(each.id, each.pod.id, cls, "", parse_cpus(node.cpus(each)))
+        for each, cls in classes.items()
+    ]
+    (group,) = treatment.wanted(containers, resctrl_info(node), chosen).groups
+    return group
+
+
+def resctrl_info(node: Node) -> ResctrlInfo:
+    offered = RESCTRL / "info" / L3
+    cache = CacheInfo(
+        int((offered / "cbm_mask").read_text(), 16), int((offered / "min_cbm_bits").read_text())
+    )
+    ids = Path("/sys/devices/system/cpu")
+    domains = tuple(
+        CacheDomain(int((ids / f"cpu{min(cpus)}/cache/index3/id").read_text()), cpus)
+        for cpus in map(parse_cpus, node.shape.ccxs)
+    )
+    return ResctrlInfo(caches={L3: cache}, domains={L3: domains})
 
 
 def move_threads(container: Running, group: Path) -> None:
@@ -94,8 +123,8 @@ def _going_on(container: Running) -> Iterator[None]:
 
 
 RUNS = {
-    "resctrl-8": Run(
-        *("resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", ("no_timer_check",)),
+    "cores-8": Run(
+        *("cores-8", "bookworm", "3.11", "systemd", "runtime.v1", ("no_timer_check",)),
         (beside_a_streaming_neighbour,),
     )
 }
