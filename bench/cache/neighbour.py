@@ -16,22 +16,19 @@ from pathlib import Path
 from bench.cache import guest
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.isolation import caches, treatment
+from cri_proxy.isolation.io.resctrl import MOUNT, Resctrl
 from cri_proxy.isolation.model import (
     BATCH,
     L3,
     PROTECTED,
-    CacheDomain,
-    CacheInfo,
     Group,
     IsolatedContainer,
-    ResctrlInfo,
 )
 from policies.machine.cpus import parse_cpus
 from tests.vm.guest.installation import OBSERVER, SERVICE, SOCKET_UNIT, run
 from tests.vm.guest.node import RUNTIME, TASKS, Node, Running, connect
 from tests.vm.guest.table import Run
 
-RESCTRL = Path("/sys/fs/resctrl")
 #: Of 64 bytes: four times the 8 MiB of the modelled L3.
 STREAM_LINES = 4 * (8 << 20) // 64
 
@@ -39,7 +36,8 @@ STREAM_LINES = 4 * (8 << 20) // 64
 async def beside_a_streaming_neighbour(node: Node) -> None:
     """One pair lives through all four; the neighbour runs only while something is counted beside it."""
     guest.write_files(node.job)
-    run("mount", "-t", "resctrl", "resctrl", str(RESCTRL))
+    run("mount", "-t", "resctrl", "resctrl", str(MOUNT))
+    kernel = Resctrl()
     pair = await guest.pair_of(node, "nginx")
     mounts = (cri.Mount(container_path=guest.MOUNTED, host_path=str(guest.FILES)),)
     stream = (f"{guest.MOUNTED}/sweep", str(STREAM_LINES))
@@ -47,10 +45,11 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
         "neighbour", qos="besteffort", image=guest.TRAFFIC, command=stream, mounts=mounts
     )
     os.kill(_pid(neighbour), signal.SIGSTOP)
-    watched = RESCTRL / "mon_groups" / "nginx"
+    watched = MOUNT / "mon_groups" / "nginx"
     watched.mkdir()
     for container in pair.both:
-        move_threads(container, watched)
+        for thread in threads(container):
+            (watched / "tasks").write_text(str(thread))
     run("systemctl", "stop", OBSERVER, SOCKET_UNIT, SERVICE)
     own, other = node.shape.ccxs[:2]
     async with connect(node.api, RUNTIME) as direct:
@@ -61,16 +60,15 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
         with _going_on(neighbour):
             await guest.measure(node, pair, "neighbour", idle=False)
         for share in guest.job_of(node)["batch_cache"]:
-            planned = batch_group(node, pair, neighbour, share)
-            group = RESCTRL / planned.name
-            group.mkdir()
-            values = ";".join(f"{domain}={mask}" for domain, mask in planned.schemata[L3].items())
-            (group / "schemata").write_text(f"L3:{values}\n")
-            move_threads(neighbour, group)
-            print((group / "schemata").read_text())
+            group = batch_group(node, pair, neighbour, share)
+            kernel.make(group.name)
+            kernel.write(group.name, L3, group.schemata[L3])
+            for thread in threads(neighbour):
+                kernel.move(group.name, thread)
+            print(f"{group.name}: {kernel.seen().schemata[group.name][L3]}: {group.why}")
             with _going_on(neighbour):
                 await guest.measure(node, pair, f"isolation at {share}", idle=False)
-            group.rmdir()
+            kernel.remove(group.name)
         await direct.update(neighbour.id, cpuset_cpus=other)
         with _going_on(neighbour):
             await guest.measure(node, pair, "neighbour in another CCX", idle=False)
@@ -84,28 +82,16 @@ def batch_group(node: Node, pair: guest.Pair, neighbour: Running, share: str) ->
         IsolatedContainer(each.id, each.pod.id, cls, "", parse_cpus(node.cpus(each)))
         for each, cls in classes.items()
     ]
-    (group,) = treatment.wanted(containers, resctrl_info(node), chosen).groups
+    info = Resctrl().info()
+    assert info is not None
+    (group,) = treatment.wanted(containers, info, chosen).groups
     return group
 
 
-def resctrl_info(node: Node) -> ResctrlInfo:
-    offered = RESCTRL / "info" / L3
-    cache = CacheInfo(
-        int((offered / "cbm_mask").read_text(), 16), int((offered / "min_cbm_bits").read_text())
-    )
-    ids = Path("/sys/devices/system/cpu")
-    domains = tuple(
-        CacheDomain(int((ids / f"cpu{min(cpus)}/cache/index3/id").read_text()), cpus)
-        for cpus in map(parse_cpus, node.shape.ccxs)
-    )
-    return ResctrlInfo(caches={L3: cache}, domains={L3: domains})
-
-
-def move_threads(container: Running, group: Path) -> None:
-    """All that a container has; it starts none meanwhile."""
+def threads(container: Running) -> list[int]:
+    """All that it has; it starts none meanwhile."""
     cgroup = Path(f"/proc/{_pid(container)}/cgroup").read_text().strip().rpartition("::")[2]
-    for thread in Path(f"/sys/fs/cgroup{cgroup}/cgroup.threads").read_text().split():
-        (group / "tasks").write_text(thread)
+    return [int(word) for word in Path(f"/sys/fs/cgroup{cgroup}/cgroup.threads").read_text().split()]
 
 
 def _pid(container: Running) -> int:
@@ -123,8 +109,8 @@ def _going_on(container: Running) -> Iterator[None]:
 
 
 RUNS = {
-    "cores-8": Run(
-        *("cores-8", "bookworm", "3.11", "systemd", "runtime.v1", ("no_timer_check",)),
+    "resctrl-8": Run(
+        *("resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", ("no_timer_check",)),
         (beside_a_streaming_neighbour,),
     )
 }

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -43,6 +43,7 @@ from tests.e2e.traffic_images import libraries, make_traffic_image, missing_for_
 from tests.vm.image import BOOKWORM, Image, image, missing
 from tests.vm.machine import CCX_PLACES, CORE_PLACES, SHAPES, THREAD_PLACES
 from tests.vm.packages import grpc_client, package
+from tests.vm.qemu import build as qemu
 from tests.vm.run import VirtualMachine
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +53,6 @@ SIZES_BY_DEMAND = any(option.key == "placement.size" for option in OPTIONS)
 ACCELERATOR = "tcg,thread=single"
 #: A boot takes four minutes on two CPUs of its own, and many times that where others want them.
 SILENCE_S = 7200
-#: The leaves of CPUID that tell of resctrl, of the QEMU that has it.
-RESCTRL = ("level=16", "xlevel=0x80000020")
-#: The distribution's, for a QEMU that has none of its own.
-FIRMWARE = ("-L", "/usr/share/seabios", "-L", "/usr/share/qemu")
 #: QEMU numbers a CPU by its place, with or without CPUs in the places before.
 PLACES = Shape(2 * CCX_PLACES * CORE_PLACES * THREAD_PLACES, CORE_PLACES * THREAD_PLACES, CCX_PLACES)
 
@@ -119,15 +116,8 @@ def copy_redis(folder: Path) -> None:
         shutil.copy(library, folder / ("loader" if "/ld-" in library else Path(library).name))
 
 
-@dataclass
 class TellingMachine(VirtualMachine):
-    """Shows each measurement as soon as it is made. ``qemu``: another one than the distribution's."""
-
-    qemu: str = ""
-
-    def _command(self) -> list[str]:
-        program, *words = super()._command()
-        return [self.qemu or program, *words]
+    """Shows each measurement as soon as it is made."""
 
     def _take(self, line: str) -> None:
         super()._take(line)
@@ -145,22 +135,15 @@ def boot(
     own = folder / f"boot-{number}"
     own.mkdir()
     counted = own / "counted"
-    more = ["-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True, idle=False)]
-    if chosen.qemu:
-        more += FIRMWARE
+    more = ("-plugin", plugin_argument(build_plugin(own), counted, PLACES, asleep=True, idle=False))
     (run,) = _table(chosen).RUNS.values()
     begun_s = time.monotonic()
-    shape = SHAPES[run.shape]
-    if chosen.neighbour:
-        shape = replace(shape, features=(*shape.features, *RESCTRL))
-    machine = TellingMachine(
-        *(shape, disk, job, run.words),
+    with TellingMachine(
+        *(SHAPES[run.shape], disk, job, run.words),
         silence_s=SILENCE_S,
         accelerator=chosen.accelerator,
-        more=tuple(more),
-        qemu=chosen.qemu,
-    )
-    with machine:
+        more=more,
+    ) as machine:
         said = []
         for check in run.names[1:]:
             verdict = machine.verdict(check)
@@ -249,7 +232,6 @@ def main() -> None:
         help="what isolation leaves the stream: isolation.batch_cache",
     )
     parser.add_argument("--accelerator", default=ACCELERATOR)
-    parser.add_argument("--qemu", default="", help="the program, where it is not the distribution's")
     parser.add_argument("--keep", type=Path, help="a file of earlier runs, to be added to")
     chosen = parser.parse_args()
     chosen.provider = chosen.provider or ("auto" if chosen.long else "sock_diag")
@@ -257,8 +239,9 @@ def main() -> None:
     if chosen.boots:
         if os.geteuid() != 0:
             sys.exit("make bench-cache needs root: it builds the disk of a virtual machine.")
-        if sentence := missing() or missing_for_traffic():
-            sys.exit(sentence)
+        lacking = missing() or missing_for_traffic() or (qemu.missing() if chosen.neighbour else "")
+        if lacking:
+            sys.exit(lacking)
         measure(chosen, runs)
     if not runs:
         sys.exit("There is no run to show.")
