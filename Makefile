@@ -208,9 +208,10 @@ bench-cache-model: setup ## What the model of caches counts of programs whose li
 	@tools/debian-packages $(CACHE)
 	$(BIN)/python -m bench.cache.user_mode
 
-bench-cache: setup ## Lines between caches a request, without a manager and in one L3, on a virtual Hygon machine: nginx, eight boots (root; an hour)
+bench-cache: setup resctrl-qemu ## Lines between caches a request, without a manager, in one L3, and there beside a stream, isolated or not: nginx on a virtual Hygon machine, eight and three boots (root; an hour and a half)
 	@tools/debian-packages $(VIRTUAL) $(TRAFFIC)
 	$(BIN)/python -m bench.cache.virtual --cpusets --boots 8 --runs 1
+	$(BIN)/python -m bench.cache.virtual --neighbour --boots 3 --runs 3
 
 bench-cache-long: setup ## The same under every placement, the observer's too: Redis over a unix socket, a producer and a consumer in shared memory (root)
 	@tools/debian-packages $(VIRTUAL) $(TRAFFIC) redis-tools
