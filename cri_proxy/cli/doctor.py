@@ -21,6 +21,7 @@ from cri_proxy.doctor.checks.daemon import (
     check_state,
     check_traffic,
 )
+from cri_proxy.doctor.checks.isolation import check_isolation
 from cri_proxy.doctor.checks.kubelet import check_kubelet
 from cri_proxy.doctor.checks.machine import check_kernel, check_machine, check_virtual
 from cri_proxy.doctor.checks.node import (
@@ -58,6 +59,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("state", check_state),
     ("containers", check_containers),
     ("traffic", check_traffic),
+    ("isolation", check_isolation),
     ("others", check_others),
     ("others", check_launch),
     ("units", check_units),

@@ -216,9 +216,19 @@ def balloon_settings(config: Config) -> BalloonSettings:
 SUBJECTS = ("isolation.caches", "isolation.bandwidth")
 
 
+def subjects_on(config: Config) -> dict[str, str]:
+    """The subjects of isolation that are not off, each with its mode; what is a flag is "on"."""
+    values = {key: config[key] for key in SUBJECTS}
+    return {
+        key: "on" if value is True else str(value)
+        for key, value in values.items()
+        if value not in ("off", False)
+    }
+
+
 def class_selectors(config: Config) -> Optional[ClassSelectors]:
     """What says the classes of containers; None: no subject of isolation is on."""
-    if all(config[key] in ("off", False) for key in SUBJECTS):
+    if not subjects_on(config):
         return None
     return ClassSelectors(config["isolation.protected"], config["isolation.batch"])
 

@@ -112,6 +112,8 @@ class KernelFacts:
     lockdown: str = ""
     bpf_config: str = ""
     boot_id: str = ""
+    #: What resctrl needs and this kernel is built without; "": nothing, or its configuration is not here.
+    resctrl_config: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,21 @@ class SystemFacts:
 
 
 @dataclass(frozen=True)
+class IsolationFacts:
+    """What there is for keeping neighbours apart. ``modes``: of each subject that is not off, by the option's name.
+
+    ``is_offered``: the kernel has resctrl; ``mount``: where it is mounted, "" = nowhere. ``others``: groups that are not
+    ours. ``problem``: why its folder could not be read.
+    """
+
+    modes: Mapping[str, str] = field(default_factory=dict)
+    is_offered: bool = False
+    mount: str = ""
+    others: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Facts:
     """All of it. ``failures``: what could not be found out, by what it is called, each with a sentence."""
 
@@ -180,6 +197,7 @@ class Facts:
     cgroups: Optional[CgroupFacts] = None
     state: Optional[StateFacts] = None
     system: Optional[SystemFacts] = None
+    isolation: Optional[IsolationFacts] = None
     rows: tuple[Mapping[str, Any], ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
 

@@ -20,6 +20,7 @@ from cri_proxy.doctor.facts import (
     DaemonFacts,
     Facts,
     FileFacts,
+    IsolationFacts,
     KernelFacts,
     KubeletFacts,
     MachineFacts,
@@ -99,6 +100,7 @@ HEALTHY = Facts(
     cgroups=CgroupFacts("v2", True, "/kubepods.slice", parse_cpus("0-127"), parse_cpus("0-7")),
     state=StateFacts(FOLDER, 1 << 32, 40960, True, "ok", 0.0, STATE_FILE),
     system=SystemFacts(True, HEALTHY_UNITS, ("kubelet", "bash"), (), True, 0),
+    isolation=IsolationFacts(),
 )
 
 
@@ -172,6 +174,8 @@ def test_no_machine_is_a_problem_by_itself_and_none_breaks_a_check(name: str, vi
 
 # ---------------------------------------------------------------------- one thing wrong
 
+RESCTRL = "/sys/fs/resctrl"
+ENFORCED = {"isolation.caches": "enforce"}
 WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "config invalid": (with_part("config", errors=("f:3: what",)), {"config": PROBLEM}),
     "config warns": (with_part("config", warnings=("unknown key",)), {"config-warning": WARNING}),
@@ -257,6 +261,21 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "koordlet runs": (with_part("system", programs=("koordlet",)), {"writer": WARNING}),
     "NRI plugin": (with_part("system", nri_plugins=("90-topology-aware",)), {"nri-plugin": WARNING}),
     "not root": (with_part("system", uid=1000), {"root": WARNING}),
+    "resctrl is not mounted": (
+        with_part("isolation", modes={"isolation.caches": "enforce"}, is_offered=True), {"resctrl": WARNING},
+    ),
+    "the kernel has no resctrl": (with_part("isolation", modes=ENFORCED), {"resctrl": WARNING}),
+    "resctrl cannot be looked at": (
+        with_part("isolation", modes=ENFORCED, mount=RESCTRL, problem="/sys/fs/resctrl: Permission denied"),
+        {"resctrl-folder": WARNING},
+    ),
+    "another writes to resctrl": (
+        replace(
+            with_part("isolation", modes=ENFORCED, mount=RESCTRL),
+            system=replace(HEALTHY.system, programs=("pqos",)),
+        ),
+        {"resctrl-writer": WARNING},
+    ),
     "start limit": (with_unit(UNITS[1], active="failed", result="start-limit-hit"), {UNITS[1]: PROBLEM}),
     "service failed": (with_unit(UNITS[0], active="failed", result="exit-code"), {UNITS[0]: PROBLEM}),
     "observer failed": (with_unit(UNITS[2], active="failed", result="exit-code"), {UNITS[2]: WARNING}),
@@ -611,3 +630,60 @@ def test_the_document_is_json_and_counts_by_verdict() -> None:
 def test_the_worst_verdict_counts() -> None:
     found = [Finding("t", v, v, "s") for v in VERDICTS]
     assert [worst(found[:n]) for n in range(5)] == [OK, *VERDICTS]
+
+
+# ---------------------------------------------------------------------- isolation
+
+HAS_IT = frozenset(("cat_l3", "mba", "cqm_llc"))
+
+
+def resctrl_sentence(facts: Facts) -> tuple[str, str]:
+    [found] = [f for f in diagnose(facts) if f.check == "resctrl"]
+    return found.sentence, found.hint
+
+
+def without_resctrl(machine: str, flags: frozenset[str], **kernel: Any) -> Facts:
+    return replace(
+        with_part("isolation", modes=ENFORCED),
+        machine=MachineFacts(machines.machine(machine), cpu_flags=flags),
+        kernel=replace(HEALTHY.kernel, **kernel),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (
+            without_resctrl(machines.HYGON_7285_2S, frozenset()),
+            "no control of caches, or the hypervisor hides it",
+        ),
+        (without_resctrl(machines.HYGON_7285_2S, HAS_IT), "this kernel does not use it on Hygon's"),
+        (without_resctrl(machines.EPYC_NPS1_1S, HAS_IT), "this kernel does not offer it"),
+        (
+            without_resctrl(machines.EPYC_NPS1_1S, HAS_IT, command_line=("rdt=!l3cat",)),
+            "was booted with rdt=!l3cat",
+        ),
+        (
+            without_resctrl(machines.EPYC_NPS1_1S, HAS_IT, resctrl_config="CONFIG_X86_CPU_RESCTRL"),
+            "is built without CONFIG_X86_CPU_RESCTRL",
+        ),
+    ],
+)
+def test_why_there_is_no_resctrl_is_said(facts: Facts, why: str) -> None:
+    assert why in resctrl_sentence(facts)[0]
+
+
+def test_what_mounts_resctrl_is_said() -> None:
+    sentence, hint = resctrl_sentence(with_part("isolation", modes=ENFORCED, is_offered=True))
+    assert sentence == "isolation.caches = enforce, and resctrl is not mounted: nothing is divided"
+    assert "mount -t resctrl resctrl /sys/fs/resctrl" in hint
+
+
+def test_groups_of_others_and_irqbalance_are_notes() -> None:
+    facts = replace(
+        with_part("isolation", modes=ENFORCED, mount=RESCTRL, others=("a", "b", "c", "d", "e")),
+        system=replace(HEALTHY.system, programs=("irqbalance",)),
+    )
+    assert findings_of(facts, [NOTE]) == {"resctrl-others": NOTE, "irqbalance": NOTE}
+    [others] = [f.sentence for f in diagnose(facts) if f.check == "resctrl-others"]
+    assert "(a, b, c and 2 more)" in others

@@ -21,12 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar, Union
 
-from cri_proxy.config.config import read_config
+from cri_proxy.config.config import read_config, subjects_on
 from cri_proxy.doctor.facts import ConfigFacts, Facts, StateFacts
 from cri_proxy.doctor.findings import EXAMINE_S
 from cri_proxy.doctor.io.host import (
     read_cgroup_facts,
     read_file_facts,
+    read_isolation_facts,
     read_kernel_facts,
     read_machine_facts,
     read_system_facts,
@@ -157,6 +158,7 @@ def _readers(places: Places, systemctl: str) -> dict[str, tuple[str, Callable[[]
         "cgroups": ("cgroups", lambda: read_cgroup_facts(root, places.at("topology.cgroup_root"))),
         "system": ("units", lambda: read_system_facts(root, places.proc, systemctl)),
         "kubelet": ("kubelet", lambda: read_kubelet_facts(places)),
+        "isolation": ("isolation", lambda: read_isolation_facts(root, subjects_on(places.config))),
     }
 
 

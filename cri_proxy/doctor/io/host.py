@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Optional
 
@@ -17,11 +17,13 @@ from cri_proxy.doctor.checks.node import INTELS, UNITS
 from cri_proxy.doctor.facts import (
     CgroupFacts,
     FileFacts,
+    IsolationFacts,
     KernelFacts,
     MachineFacts,
     SystemFacts,
     UnitFacts,
 )
+from cri_proxy.isolation.model import PREFIX
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.processes import Processes
@@ -32,6 +34,10 @@ _PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts,Result"
 _VIRTUAL = re.compile(r"QEMU|KVM|VMware|VirtualBox|Virtual Machine|Xen|Bochs|OpenStack|Bhyve", re.I)
 #: Of a kernel's configuration, what our programs need.
 _BPF_CONFIG = ("CONFIG_BPF_SYSCALL", "CONFIG_CGROUP_BPF")
+#: And resctrl, by the machine's architecture.
+_RESCTRL_CONFIG = {"x86_64": ("CONFIG_X86_CPU_RESCTRL",), "aarch64": ("CONFIG_ARM64_MPAM",)}
+#: Folders of resctrl's root that are no groups.
+_NO_GROUPS = ("info", "mon_groups", "mon_data")
 NRI_PLUGINS = "opt/nri/plugins"
 
 
@@ -106,25 +112,31 @@ def _steal(stat_text: str) -> Optional[float]:
 def read_kernel_facts(root: Path) -> KernelFacts:
     settings = root / "proc/sys/kernel"
     release = _text(settings / "osrelease")
+    lines = _config_lines(root, release)
     lockdown = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/security/lockdown"))
     return KernelFacts(
         release=release,
         command_line=tuple(_text(root / "proc/cmdline").split()),
         numa_balancing=_text(settings / "numa_balancing"),
         lockdown=lockdown[1] if lockdown else "",
-        bpf_config=_missing_bpf(root, release),
+        bpf_config=_missing(lines, _BPF_CONFIG),
         boot_id=_text(settings / "random/boot_id"),
+        resctrl_config=_missing(lines, _RESCTRL_CONFIG.get(os.uname().machine, ())),
     )
 
 
-def _missing_bpf(root: Path, release: str) -> str:
-    """What of our needs the kernel is built without; "": nothing, or its configuration is not here."""
+def _config_lines(root: Path, release: str) -> list[str]:
+    """The configuration that the kernel was built with; none where it is not here."""
     text = _text(root / "boot" / f"config-{release}")
     if not text:
         with contextlib.suppress(OSError, EOFError):
             text = gzip.decompress((root / "proc/config.gz").read_bytes()).decode(errors="replace")
-    lines = text.splitlines()
-    return next((name for name in _BPF_CONFIG if lines and f"{name}=y" not in lines), "")
+    return text.splitlines()
+
+
+def _missing(lines: list[str], names: Iterable[str]) -> str:
+    """The first of these that the kernel is built without; "": it has all, or its configuration is not known."""
+    return next((name for name in names if lines and f"{name}=y" not in lines), "")
 
 
 # ---------------------------------------------------------------------- cgroups
@@ -146,6 +158,33 @@ def read_cgroup_facts(root: Path, cgroup_root: Path) -> CgroupFacts:
     return CgroupFacts(
         version, has_cpuset, kubepods, found.cpus if found else None, found.mems if found else None
     )
+
+
+# ---------------------------------------------------------------------- resctrl
+
+
+def read_isolation_facts(root: Path, modes: Mapping[str, str]) -> IsolationFacts:
+    """``modes``: of the subjects that are not off."""
+    mount = next(
+        (
+            words[1]
+            for line in _text(root / "proc/self/mounts").splitlines()
+            if (words := line.split())[2:3] == ["resctrl"]
+        ),
+        "",
+    )
+    others, problem = [], ""
+    if mount:
+        try:
+            others = sorted(
+                each.name
+                for each in os.scandir(root / mount.lstrip("/"))
+                if each.is_dir() and each.name not in _NO_GROUPS and not each.name.startswith(PREFIX)
+            )
+        except OSError as error:
+            problem = f"{mount}: {error.strerror}"
+    is_offered = "resctrl" in _text(root / "proc/filesystems").split()
+    return IsolationFacts(modes, is_offered, mount, tuple(others), problem)
 
 
 # ---------------------------------------------------------------------- systemd, programs

@@ -20,7 +20,7 @@ import pytest
 
 from cri_proxy.config.config import read_config
 from cri_proxy.doctor.checks.node import INTELS, UNITS
-from cri_proxy.doctor.facts import Facts, MachineFacts
+from cri_proxy.doctor.facts import Facts, IsolationFacts, MachineFacts
 from cri_proxy.doctor.io import host, parts
 from cri_proxy.doctor.io.collect import examine, read_state_facts
 from cri_proxy.engine.snapshot import FORMAT
@@ -177,6 +177,29 @@ def test_what_the_kernel_is_built_without_is_read_in_both_places(root: Path, tex
 def test_a_kernel_that_tells_nothing_is_no_error(root: Path) -> None:
     (root / "proc/config.gz").write_bytes(b"not gzip")
     assert host.read_kernel_facts(root).release == ""
+
+
+# ---------------------------------------------------------------------- resctrl
+
+
+def test_resctrl_is_found_with_the_groups_of_others(root: Path) -> None:
+    write(root, "proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n")
+    write(root, "proc/self/mounts", "sysfs /sys sysfs rw 0 0\nresctrl /sys/fs/resctrl resctrl rw,cdp 0 0\n")
+    for group in ("info", "mon_groups", "mon_data", "cri-resmgr.batch", "theirs"):
+        (root / "sys/fs/resctrl" / group).mkdir(parents=True)
+    found = host.read_isolation_facts(root, {"isolation.caches": "observe"})
+    assert found == IsolationFacts({"isolation.caches": "observe"}, True, "/sys/fs/resctrl", ("theirs",))
+
+
+def test_a_kernel_without_resctrl_and_one_that_has_not_mounted_it_differ(root: Path) -> None:
+    assert host.read_isolation_facts(root, {}) == IsolationFacts()
+    write(root, "proc/filesystems", "nodev\tresctrl\n")
+    assert host.read_isolation_facts(root, {}) == IsolationFacts(is_offered=True)
+
+
+def test_a_folder_of_resctrl_that_cannot_be_read_is_said(root: Path) -> None:
+    write(root, "proc/self/mounts", "resctrl /gone resctrl rw 0 0\n")
+    assert host.read_isolation_facts(root, {}).problem == "/gone: No such file or directory"
 
 
 # ---------------------------------------------------------------------- cgroups

@@ -1,0 +1,90 @@
+"""What the doctor says of isolation: whether the kernel can do what is configured, and what else acts on the same things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cri_proxy.doctor.facts import Facts, IsolationFacts
+from cri_proxy.doctor.findings import Finding, note, ok, warning
+from cri_proxy.isolation.model import ENFORCE
+from cri_proxy.version import DOCUMENTS
+
+_MORE = f"{DOCUMENTS}/isolation.md"
+_FLAGS = frozenset(("cat_l3", "cat_l2", "cdp_l3", "mba", "cqm", "cqm_llc"))
+MOUNT = "mount -t resctrl resctrl /sys/fs/resctrl"
+_FSTAB = f"{MOUNT}\nover restarts, in /etc/fstab: resctrl /sys/fs/resctrl resctrl defaults 0 0"
+#: Programs that write to resctrl, by the first 15 letters of their names, as the kernel keeps them.
+WRITERS = ("rubik", "koordlet", "pqos", "katalyst-agent", "nri-resource-po", "intel-cri-resmg")
+#: As many groups of others are named.
+_SHOWN = 3
+
+
+def check_isolation(facts: Facts) -> Iterator[Finding]:
+    """Can the kernel do what the subjects that are not off ask for, and is something else at work there?"""
+    found = facts.isolation
+    if found is None:
+        return
+    if not found.modes:
+        can = "could be divided" if found.is_offered else "cannot be divided by this kernel"
+        yield ok(
+            "isolation", f"off; caches {can}", f"{_MORE} says what it would do" if found.is_offered else ""
+        )
+        return
+    yield from _kernel(found, facts)
+    yield from _others(found, facts)
+
+
+def _kernel(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
+    named = ", ".join(f"{name} = {mode}" for name, mode in sorted(found.modes.items()))
+    if found.mount:
+        yield ok("resctrl", f"resctrl is mounted at {found.mount} ({named})")
+        if found.problem:
+            yield warning(
+                "resctrl-folder", f"its groups could not be listed: {found.problem}", "run doctor as root"
+            )
+        return
+    if found.is_offered:
+        yield warning("resctrl", f"{named}, and resctrl is not mounted: nothing is divided", _FSTAB)
+        return
+    kernel, machine = facts.kernel, facts.machine
+    flags = machine.cpu_flags & _FLAGS if machine else frozenset()
+    why, hint = "the processor has no control of caches, or the hypervisor hides it", _MORE
+    switch = next((word for word in kernel.command_line if word.startswith("rdt=")), "") if kernel else ""
+    if kernel and kernel.resctrl_config:
+        why, hint = f"the kernel is built without {kernel.resctrl_config}", "a kernel that is built with it"
+    elif flags and switch:
+        why, hint = (
+            f"the kernel was booted with {switch}",
+            "remove what is switched off from the kernel's command line",
+        )
+    elif flags and machine and machine.data.vendor == "HygonGenuine":
+        why = f"the processor has it ({', '.join(sorted(flags))}), and this kernel does not use it on Hygon's"
+        hint = "the distribution's kernel for Hygon (openEuler, Anolis), or a stable kernel of late 2026"
+    elif flags:
+        why = f"the processor has it ({', '.join(sorted(flags))}), and this kernel does not offer it"
+        hint = "dmesg | grep resctrl"
+    yield warning("resctrl", f"{named}, and the kernel offers no resctrl: {why}", hint)
+
+
+def _others(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
+    if found.others:
+        more = len(found.others) - _SHOWN
+        names = ", ".join(found.others[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        sentence = (
+            f"resctrl has groups of others ({names}): they are left alone, and each takes a class of service"
+        )
+        yield note("resctrl-others", sentence, "ls /sys/fs/resctrl")
+    programs = facts.system.programs if facts.system else ()
+    writers = sorted(name for name in programs if name in WRITERS)
+    if writers and ENFORCE in found.modes.values():
+        sentence = (
+            f"{', '.join(writers)} runs, which may write to resctrl, too: each undoes what the other does"
+        )
+        yield warning("resctrl-writer", sentence, "one of the two should leave caches and bandwidth alone")
+    if "irqbalance" in programs:
+        sentence = "irqbalance runs: interrupts may go to CPUs of protected containers"
+        yield note(
+            "irqbalance",
+            sentence,
+            "IRQBALANCE_BANNED_CPULIST in /etc/default/irqbalance keeps CPUs free of them",
+        )
