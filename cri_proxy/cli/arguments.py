@@ -24,6 +24,7 @@ ELSEWHERE = {
     "nri": "cri_proxy.cli.nri",
     "observer": "cri_proxy.cli.observer",
     "rebalance": "cri_proxy.cli.affinity",
+    "isolation": "cri_proxy.cli.isolation",
     "top": "cri_proxy.cli.view",
     "web": "cri_proxy.cli.view",
 }

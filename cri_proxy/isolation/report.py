@@ -1,0 +1,177 @@
+"""What isolation does, as text for people: groups, the L3s that are shared, protection, threads, refusals. Pure.
+
+The document is ``Isolation.status()``, with what protection and monitoring say of themselves under their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cri_proxy.isolation.model import CACHES, MB, ROOT
+from cri_proxy.text.terminal import duration_text
+
+#: As many containers of a group are named.
+_SHOWN = 8
+_STATES = {"enforced": "enforced", "refused": "refused by the kernel", "observed": "would be made"}
+
+
+def isolation_text(document: Mapping[str, Any]) -> str:
+    """All of it; where everything is off, what switches it on."""
+    subjects: Mapping[str, Any] = document.get("subjects") or {}
+    lines = [_subject_line(name, row) for name, row in subjects.items()]
+    if not lines:
+        return "off: isolation.caches and isolation.bandwidth switch it on (cri-resmgr doctor says whether this kernel can)"
+    if document.get("missing"):
+        lines.append(f"nothing is divided: {document['missing']}")
+    lines += _meetings(document)
+    for group in document.get("groups", ()):
+        lines += ["", *_group_lines(group)]
+    lines += _protection_lines(document.get("protection"))
+    lines += _section("values of files", map(_file_line, document.get("files", ())))
+    lines += _section("threads", _thread_lines(document))
+    lines += _section("refused", map(_refusal_line, document.get("refusals", ())))
+    lines += _section("changed by others, and written again", _drift_lines(document.get("drift") or {}))
+    lines += _section("to know", _notes(document))
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    found = [f"  {line}" for line in lines]
+    return ["", title, *found] if found else []
+
+
+def _subject_line(name: str, row: Mapping[str, Any]) -> str:
+    configured, mode = str(row["configured"]), str(row["mode"])
+    held = "" if configured == mode else f" (configured: {configured})"
+    return f"{name:<12} {mode}{held}"
+
+
+def _meetings(document: Mapping[str, Any]) -> list[str]:
+    met = document.get("meetings", ())
+    if met or document.get("missing"):
+        return _section(
+            "protected beside batch",
+            (f"L3 {each['l3']}: {_names(each['protected'])} beside {_names(each['batch'])}" for each in met),
+        )
+    return ["no L3 is shared by protected and batch containers: batch has all of each cache"]
+
+
+def _names(paths: Iterable[str]) -> str:
+    found = list(paths)
+    more = len(found) - _SHOWN
+    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _group_lines(group: Mapping[str, Any]) -> list[str]:
+    name = group["name"] or "the root group"
+    state = _STATES.get(group["state"], group["state"])
+    lines = [
+        f"{name}: {state} for {duration_text(group['age_s'])}; {_names(group['members']) or 'no container'}"
+    ]
+    why: Mapping[str, str] = group["why"]
+    shared: dict[str, list[str]] = {number: [] for number in why}
+    for resource, values in group["schemata"].items():
+        if why:
+            for number in why:
+                if number in values:
+                    shared[number].append(value_text(resource, values[number]))
+        else:
+            lines.append(
+                f"  {resource}: {'; '.join(f'{number}={value}' for number, value in values.items())}"
+            )
+    for number, parts in shared.items():
+        lines.append(f"  L3 {number}: {', '.join(parts)}, as {why[number]}")
+    if why and any(values.keys() - why.keys() for values in group["schemata"].values()):
+        lines.append("  every other L3: all of it")
+    return lines
+
+
+def value_text(resource: str, value: str) -> str:
+    """One value of a schemata line: ways of a cache, or bandwidth in the kernel's unit."""
+    if resource in CACHES:
+        ways = int(value, 16).bit_count()
+        kind = {"CODE": " for code", "DATA": " for data"}.get(resource[2:], "")
+        return f"{ways} way{'' if ways == 1 else 's'} ({value}){kind}"
+    return f"bandwidth {value}" if resource == MB else f"{resource} {value}"
+
+
+def _protection_lines(row: Any) -> list[str]:
+    if not row or row.get("mode", "off") == "off":
+        return []
+    lines = [str(row["how"])]
+    for domain in row.get("domains", ()):
+        lines += _domain_lines(domain)
+    if row.get("left_out"):
+        lines.append(f"not counted, for want of counters: {row['left_out']} containers")
+    return _section(f"measured protection ({row['mode']})", lines)
+
+
+def _domain_lines(row: Mapping[str, Any]) -> list[str]:
+    parts = [f"L3 {row['domain']}: step {row['level']} of {row['levels']}"]
+    if row.get("age_s") is not None and row["level"]:
+        parts.append(f"for {duration_text(row['age_s'])}")
+    shares = [
+        f"{words} {share:.0%}"
+        for words, share in (("cache", row.get("cache_share")), ("bandwidth", row.get("bandwidth_share")))
+        if share is not None
+    ]
+    if shares:
+        parts.append(f"batch has {' and '.join(shares)}")
+    lines = [", ".join(parts) + (f": {row['why']}" if row.get("why") else "")]
+    if (found := row.get("helped")) is not None:
+        lines.append(f"  {_help_text(found)}")
+    for each in row.get("protected", ()):
+        current = "not known" if each["current"] is None else f"{each['current']:g}"
+        usual = (
+            f", usual {each['usual']:g} ({each['baseline']})"
+            if each["usual"] is not None
+            else f" ({each['baseline']})"
+        )
+        over = "; over its limit" if each["is_over"] else ""
+        lines.append(f"  {each['container']}: {each['words']} {current}{usual}{over}")
+    return lines
+
+
+def _help_text(row: Mapping[str, Any]) -> str:
+    if row["after"] is None:
+        return f"whether that helps {row['container']} is being measured"
+    verdict = "it has helped" if row["helped"] else "it has not helped"
+    return f"{verdict} {row['container']}: {row['words']} {row['before']:g} before, {row['after']:g} after"
+
+
+def _file_line(row: Mapping[str, Any]) -> str:
+    would = "" if row.get("enforced", True) else "would be "
+    return f"{row['place']}: {would}{row['value']}" + (f", as {row['why']}" if row.get("why") else "")
+
+
+def _thread_lines(document: Mapping[str, Any]) -> Iterable[str]:
+    paths: Mapping[str, str] = document.get("paths") or {}
+    for key, row in sorted((document.get("tasks") or {}).items()):
+        if row["group"] != ROOT:
+            ran = row["ran_before_s"]
+            when = "before it ran" if not ran else f"after it had run for {ran:.3f} s"
+            line = (
+                f"{paths.get(key, key)}: {row['moved']} moved into {row['group']}, {when} ({row['moment']})"
+            )
+            yield line + (f"; {row['problem']}" if row.get("problem") else "")
+
+
+def _refusal_line(row: Mapping[str, Any]) -> str:
+    times = "once" if row["tries"] == 1 else f"{row['tries']} times"
+    return f"{row['place']} = {row['value']}: {row['sentence']} (tried {times})"
+
+
+def _drift_lines(drift: Mapping[str, int]) -> Iterable[str]:
+    return (
+        f"{place}: {'once' if times == 1 else f'{times} times'}" for place, times in sorted(drift.items())
+    )
+
+
+def _notes(document: Mapping[str, Any]) -> Iterable[str]:
+    yield from document.get("notes", ())
+    others, monitors = document.get("other_groups") or (), document.get("other_monitors") or 0
+    if others:
+        yield f"groups of others, left alone: {_names(others)}"
+    if monitors:
+        yield f"monitoring groups of others, left alone: {monitors}"
