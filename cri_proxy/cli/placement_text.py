@@ -60,6 +60,7 @@ def explain_text(document: dict[str, Any], verbose: bool = False) -> str:
         lines += [f"    {figures}" for figures in row.get("figures", ()) if verbose]
         if row.get("isolation"):
             lines.append(f"  class: {row['isolation']} ({row['isolation_why']})")
+        lines += [f"  treatment: {sentence}" for sentence in row.get("treatment", ())]
         if row.get("runs_in"):
             lines.append(f"  not bound: {_not_bound(row['runs_in'])}")
         if row.get("not_alone"):

@@ -162,6 +162,7 @@ class Commands:
             grant = engine.grants[row["id"]]
             row["would_move"] = self._daemon.affinity.would_move(grant)
             row["demand"] = self._daemon.sizer.explained(engine, grant)
+            row["treatment"] = self._daemon.isolation.explained(grant)
         return {**document, "unsaved": self._is_unsaved(name), "old": old_of(self._daemon)}
 
     def _is_unsaved(self, name: str) -> bool:

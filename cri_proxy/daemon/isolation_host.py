@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.services.services import Services
 
 if TYPE_CHECKING:
@@ -128,6 +129,14 @@ class IsolationHost:
                 key.partition(".")[2]: {"configured": config[key], "mode": "off"} for key in SUBJECTS
             }
         }
+
+    def explained(self, grant: ContainerRecord) -> list[str]:
+        """What is done about a container, a sentence each."""
+        if self.isolation is None:
+            return []
+        from cri_proxy.isolation.report import treatment_lines
+
+        return treatment_lines(self.isolation.status(), grant.container.path)
 
 
 def _nothing() -> None:

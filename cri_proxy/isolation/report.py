@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cri_proxy.isolation.model import CACHES, MB, ROOT
+from cri_proxy.isolation.model import CACHES, MB, OFF, ROOT
 from cri_proxy.text.terminal import duration_text
 
 #: As many containers of a group are named.
@@ -20,7 +20,7 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     """All of it; where everything is off, what switches it on."""
     subjects: Mapping[str, Any] = document.get("subjects") or {}
     lines = [_subject_line(name, row) for name, row in subjects.items()]
-    if not lines:
+    if all(row["configured"] == row["mode"] == OFF for row in subjects.values()):
         return "off: isolation.caches and isolation.bandwidth switch it on (cri-resmgr doctor says whether this kernel can)"
     if document.get("missing"):
         lines.append(f"nothing is divided: {document['missing']}")
@@ -34,6 +34,24 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     lines += _section("changed by others, and written again", _drift_lines(document.get("drift") or {}))
     lines += _section("to know", _notes(document))
     return "\n".join(lines)
+
+
+def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
+    """What is done about one container, for ``explain``: the group that it is in, and where others give way to it."""
+    lines = []
+    for group in document.get("groups", ()):
+        if path in group["members"]:
+            would = "" if group["state"] == "enforced" else "would be "
+            shared = [f"L3 {number}: {', '.join(parts)}" for number, parts in _shared_parts(group).items()]
+            lines.append(
+                f"{would}in {group['name'] or 'the root group'}"
+                + (f": {'; '.join(shared)}" if shared else "")
+            )
+    gives_way = [str(each["l3"]) for each in document.get("meetings", ()) if path in each["protected"]]
+    if gives_way and lines == [] and document.get("groups"):
+        is_done = any(group["state"] == "enforced" for group in document["groups"])
+        lines.append(f"batch {'gives' if is_done else 'would give'} way in L3 {', '.join(gives_way)}")
+    return lines
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -85,6 +103,18 @@ def _group_lines(group: Mapping[str, Any]) -> list[str]:
     if why and any(values.keys() - why.keys() for values in group["schemata"].values()):
         lines.append("  every other L3: all of it")
     return lines
+
+
+def _shared_parts(group: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What a group has in each L3 where it has not all, as text by the L3's number."""
+    return {
+        number: [
+            value_text(resource, values[number])
+            for resource, values in group["schemata"].items()
+            if number in values
+        ]
+        for number in group["why"]
+    }
 
 
 def value_text(resource: str, value: str) -> str:
@@ -146,14 +176,11 @@ def _file_line(row: Mapping[str, Any]) -> str:
 
 
 def _thread_lines(document: Mapping[str, Any]) -> Iterable[str]:
-    paths: Mapping[str, str] = document.get("paths") or {}
     for key, row in sorted((document.get("tasks") or {}).items()):
         if row["group"] != ROOT:
             ran = row["ran_before_s"]
             when = "before it ran" if not ran else f"after it had run for {ran:.3f} s"
-            line = (
-                f"{paths.get(key, key)}: {row['moved']} moved into {row['group']}, {when} ({row['moment']})"
-            )
+            line = f"{row.get('container', key)}: {row['moved']} moved into {row['group']}, {when} ({row['moment']})"
             yield line + (f"; {row['problem']}" if row.get("problem") else "")
 
 

@@ -431,7 +431,10 @@ class Isolation:
             "other_monitors": seen.other_monitors,
             "originals": dict(self._originals.values),
             "notes": list(self._notes),
-            "tasks": {} if self._tasks is None else dict(self._tasks.status()),
+            "tasks": {
+                key: {**row, "container": path_of(engine, key) if engine is not None else ""}
+                for key, row in (self._tasks.status() if self._tasks is not None else {}).items()
+            },
         }
 
     def _group_row(
