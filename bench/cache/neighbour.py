@@ -57,8 +57,6 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
         for container, cpus in ((pair.server, own), (pair.client, own), (neighbour, own)):
             await direct.update(container.id, cpuset_cpus=cpus)
         await guest.measure(node, pair, "alone", idle=False)
-        with _going_on(neighbour):
-            await guest.measure(node, pair, "neighbour", idle=False)
         for share in guest.job_of(node)["batch_cache"]:
             group = batch_group(node, pair, neighbour, share)
             kernel.make(group.name)
@@ -69,6 +67,8 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
             with _going_on(neighbour):
                 await guest.measure(node, pair, f"isolation at {share}", idle=False)
             kernel.remove(group.name)
+        with _going_on(neighbour):
+            await guest.measure(node, pair, "neighbour", idle=False)
         await direct.update(neighbour.id, cpuset_cpus=other)
         with _going_on(neighbour):
             await guest.measure(node, pair, "neighbour in another CCX", idle=False)
@@ -77,10 +77,9 @@ async def beside_a_streaming_neighbour(node: Node) -> None:
 def batch_group(node: Node, pair: guest.Pair, neighbour: Running, share: str) -> Group:
     """The group that the product plans for the neighbour, where the two of nginx are protected and in its L3."""
     chosen = treatment.TreatmentSettings(caches.read_part(share), divides_bandwidth=False)
-    classes = {neighbour: BATCH, **dict.fromkeys(pair.both, PROTECTED)}
+    classes = [(neighbour, BATCH), *((each, PROTECTED) for each in pair.both)]
     containers = [
-        IsolatedContainer(each.id, each.pod.id, cls, "", parse_cpus(node.cpus(each)))
-        for each, cls in classes.items()
+        IsolatedContainer(each.id, each.pod.id, cls, "", parse_cpus(node.cpus(each))) for each, cls in classes
     ]
     info = Resctrl().info()
     assert info is not None
