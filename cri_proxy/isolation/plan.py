@@ -130,7 +130,7 @@ def make_plan(
         caches.SUBJECT in settings.modes,
         bandwidth.SUBJECT in settings.modes,
     )
-    found = _limited(wanted(containers, info, treatment, steps, rdt), settings.modes.__contains__)
+    found = _limited(wanted(containers, info, treatment, steps, rdt), info, settings.modes.__contains__)
     met = meetings(containers, l3_domains(info))
     return Plan(found, _enforced(found, info, settings), enforced_files, told, tuple(met.values()))
 
@@ -141,7 +141,7 @@ def subject_of(resource: str) -> str:
 
 
 def _enforced(found: Wanted, info: ResctrlInfo, settings: IsolationSettings) -> Wanted:
-    enforced = _limited(found, lambda subject: settings.modes.get(subject) == ENFORCE)
+    enforced = _limited(found, info, lambda subject: settings.modes.get(subject) == ENFORCE)
     # What was enforced in a group before must not stay where it is not any more.
     everything = _everything(info)
     return Wanted(
@@ -153,12 +153,15 @@ def _enforced(found: Wanted, info: ResctrlInfo, settings: IsolationSettings) -> 
     )
 
 
-def _limited(found: Wanted, has: Callable[[str], bool]) -> Wanted:
-    """The groups with the resources of some subjects only; a group that then has none is not wanted."""
-    groups = []
+def _limited(found: Wanted, info: ResctrlInfo, has: Callable[[str], bool]) -> Wanted:
+    """The groups with the resources of some subjects only. A group that is then limited in nothing is not wanted."""
+    groups, everything = [], _everything(info)
     for group in found.groups:
         schemata = {name: values for name, values in group.schemata.items() if has(subject_of(name))}
-        if schemata:
+        is_less = len(schemata) < len(group.schemata)
+        if schemata and not (
+            is_less and all(values == everything.get(name) for name, values in schemata.items())
+        ):
             groups.append(replace(group, schemata=schemata))
     return Wanted(tuple(groups), found.notes)
 

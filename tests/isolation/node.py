@@ -101,10 +101,10 @@ class IsolatedNode:
         values = {"state": {"directory": str(self.folder)}, "isolation": {**ON, **own}, **rdt}
         self.services.config = read_config([SettingsSource("test", values=values)]).config
 
-    def start(self, qos: Qos, limit: float = 2, cls: str = "") -> str:
+    def start(self, qos: Qos, limit: float = 2, cls: str = "", rdt: str = "") -> str:
         """A container is made and starts; its key. ``cls``: what its annotation asks for."""
         key = f"c{next(self._names)}"
-        preferences = PlacementPreferences(isolation_class=cls)
+        preferences = PlacementPreferences(isolation_class=cls, rdt_class=rdt)
         asked = None if qos is Qos.BESTEFFORT else limit
         container = make_container(key, asked, qos=qos, pod=make_pod(key), preferences=preferences)
         run(self.engine, container, key)

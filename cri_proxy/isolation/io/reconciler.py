@@ -321,7 +321,7 @@ class Isolation:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
         if section is None:
             return ""
-        return section.class_of("", record.container.qos)
+        return section.class_of(record.container.preferences.rdt_class, record.container.qos)
 
     def _resolve(self, section: Optional[RdtSection], info: Optional[ResctrlInfo]) -> Resolved:
         """The classes of a section on this machine; worked out once."""
