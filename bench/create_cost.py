@@ -5,7 +5,8 @@ process of its own. The same creates go to each runtime directly and through its
 between the two is the daemon's own: reading, deciding, making it durable twice, answering. Each container is removed
 again, so that their number stays. ``--log``: what its log lines take instead, without a thread and with one.
 ``--policies``: the same for every policy, an ordinary container and one that owns 3 CPUs, beside adopted containers that
-must be told by it; and how many of those were told a pod.
+must be told by it; and how many of those were told a pod. ``--isolation``: with all its subjects off and enforced, each
+container one of batch beside a protected one; the kernel's resctrl is the model of the tests, in the daemon's process.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from bench.raw import Client
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.control import ask
 from tests.agent import Agent
-from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
+from tests.cri_client import CriClient, Pod, cgroup_parent, container_config, create_request, pod_config
 from tests.fake_runtime import FakeRuntime
-from tests.functional.support import run_without_us
+from tests.functional.support import run_pod_with, run_without_us
 from tests.machines import HYGON_7285_2S, machine
 
 RUNNING = (0, 100, 400)
@@ -45,6 +46,8 @@ POLICIES: dict[str, dict[str, object]] = {
 }
 CREATES = 200
 TURN = 10
+#: For ``--isolation``: protected containers, and as many of batch.
+PROTECTED = 16
 #: Beside the state on disk: the same in memory, which shows what the disk has to do with it.
 MEMORY = Path("/dev/shm")
 #: The daemon that writes its lines in the event loop, as it did before.
@@ -58,6 +61,17 @@ class Direct:
 daemon.LogLines = Direct
 cli.cli()
 """
+#: A daemon on a machine with resctrl.
+WITH_RESCTRL = """
+from cri_proxy.isolation.io import resctrl
+from tests.isolation.kernel import KernelModel
+from tests.isolation.node import l3s
+resctrl.machine_resctrl = lambda: KernelModel(l3s())
+from cri_proxy.launcher import main
+main()
+"""
+#: What is made in turns is batch.
+ISOLATION = {"batch": ["qos/Burstable", "qos/BestEffort"], "protected": ["qos/Guaranteed"]}
 
 
 class Way:
@@ -228,6 +242,52 @@ async def measure_log(creates: int) -> None:
                     await agent.close()
 
 
+async def measure_isolation(running: int, creates: int) -> None:
+    """Rows of two daemons, in turns: isolation off, and all of it enforced."""
+    subjects = dict.fromkeys(("caches", "bandwidth", "protection"), "enforce")
+    kinds: dict[str, dict[str, object]] = {"off": {}, "enforced": {**subjects, **ISOLATION}}
+    with tempfile.TemporaryDirectory(prefix="crb-") as folder:
+        path = f"{folder}/r.sock"
+        with process("bench.create_cost", "--serve", path, str(running)):
+            agents = {
+                kind: Agent(path, machine(HYGON_7285_2S), {"isolation": section, "log": {"level": "error"}})
+                for kind, section in kinds.items()
+            }
+            try:
+                for agent in agents.values():
+                    await agent.start(command=(sys.executable, "-c", WITH_RESCTRL))
+                    await compared(agent)
+                # The same for both: what is made then is one more of batch, beside one that is protected.
+                for kind, agent in agents.items():
+                    async with CriClient(agent.socket) as client:
+                        for number in range(PROTECTED):
+                            name = f"{kind}{number}"
+                            for qos, size in (("guaranteed", {"cpu_limit": 2000}), ("besteffort", {})):
+                                parent = cgroup_parent(qos, f"{qos}-{name}")
+                                await run_pod_with(
+                                    client, f"{qos}-{name}", qos=qos, pod_cgroup_parent=parent, **size
+                                )
+                ways = {kind: Way(agent.socket, kind) for kind, agent in agents.items()}
+                before_s: dict[str, float] = {}
+                for turn in range(creates // TURN + 1):
+                    for kind, way in ways.items():
+                        if turn == 1:
+                            way.milliseconds.clear()
+                            before_s[kind] = pid_cpu_s(agents[kind])
+                        for _ in range(TURN):
+                            await asyncio.to_thread(way.create)
+                for kind, way in ways.items():
+                    cpu_ms = (pid_cpu_s(agents[kind]) - before_s[kind]) * 1000 / len(way.milliseconds)
+                    cells = [percentile(way.milliseconds, p) for p in (50, 99)]
+                    print_row(str(running), kind, *(f"{cell:.3f}" for cell in (*cells, cpu_ms)))
+                    way.close()
+                said = await asyncio.to_thread(ask, agents["enforced"].control, "isolation")
+                assert said["meetings"] and said["groups"][0]["state"] == "enforced", said
+            finally:
+                for agent in agents.values():
+                    await agent.close()
+
+
 def pid_cpu_s(agent: Agent) -> float:
     return cpu_s(pid_of(agent))
 
@@ -261,6 +321,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--log", action="store_true", help="what log lines take; ms p50, p99, CPU ms a pod")
     parser.add_argument("--policies", action="store_true", help="all policies, beside adopted containers")
+    parser.add_argument(
+        "--isolation", action="store_true", help="isolation off and enforced; ms p50, p99, CPU ms a pod"
+    )
     parser.add_argument("--serve", nargs=2, metavar=("SOCKET", "RUNNING"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -270,6 +333,9 @@ if __name__ == "__main__":
         print_row("policy", "container", "adopted", "own p50, ms", "told a pod", "CPU ms a pod")
         print_row(*["---"] * 6)
         asyncio.run(measure_policies(max(options.creates // 20, 3)))
+    elif options.isolation:
+        for beside in RUNNING:
+            asyncio.run(measure_isolation(beside, options.creates))
     elif options.log:
         asyncio.run(measure_log(options.creates))
     else:

@@ -57,12 +57,12 @@ class IsolationHost:
     async def _isolate(self) -> None:
         # On other nodes this is not imported.
         from cri_proxy.isolation.io.reconciler import Isolation
-        from cri_proxy.isolation.io.resctrl import Resctrl
+        from cri_proxy.isolation.io.resctrl import machine_resctrl
         from cri_proxy.isolation.io.starts import Starts
         from cri_proxy.isolation.io.tasks import Tasks
 
         services, node_state = self._services, self._services.node_state
-        resctrl = self._resource_control() if self._resource_control is not None else Resctrl()
+        resctrl = (self._resource_control or machine_resctrl)()
         tasks = Tasks(resctrl, services.cgroups)
         isolation = Isolation(services, resctrl, self._boot_id, tasks)
         starts = Starts(services, tasks, isolation.settled, isolation.group_of)

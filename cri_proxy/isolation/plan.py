@@ -130,8 +130,8 @@ def make_plan(
         caches.SUBJECT in settings.modes,
         bandwidth.SUBJECT in settings.modes,
     )
-    found = _limited(wanted(containers, info, treatment, steps, rdt), info, settings.modes.__contains__)
     met = meetings(containers, l3_domains(info))
+    found = _limited(wanted(containers, info, treatment, steps, rdt, met), info, settings.modes.__contains__)
     return Plan(found, _enforced(found, info, settings), enforced_files, told, tuple(met.values()))
 
 

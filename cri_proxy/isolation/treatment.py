@@ -14,6 +14,8 @@ Nothing is divided where nothing meets. Steps:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Optional
 
 from cri_proxy.isolation import bandwidth, caches
 from cri_proxy.isolation.model import (
@@ -69,17 +71,25 @@ class Meeting:
 
 def meetings(containers: Iterable[IsolatedContainer], domains: Iterable[CacheDomain]) -> dict[int, Meeting]:
     """The shared domains by id. A container of a configured ``rdt`` class meets none: the class says what it has."""
-    free = [each for each in containers if not each.rdt_class and each.cls in (PROTECTED, BATCH)]
-    # Many containers have the same CPUs: each set is compared with each domain once.
-    by_cpus: dict[frozenset[int], list[IsolatedContainer]] = {}
-    for each in free:
-        by_cpus.setdefault(each.cpus, []).append(each)
+    # Many containers have the same CPUs: each set is compared with each domain once, and lists that are the same are one.
+    free: dict[str, dict[frozenset[int], list[str]]] = {PROTECTED: {}, BATCH: {}}
+    for each in containers:
+        if not each.rdt_class and each.cls in free:
+            free[each.cls].setdefault(each.cpus, []).append(each.key)
+    known: dict[tuple[str, tuple[int, ...]], tuple[str, ...]] = {}
+
+    def here(cls: str, cpus: frozenset[int]) -> tuple[str, ...]:
+        lists = [keys for where, keys in free[cls].items() if not where.isdisjoint(cpus)]
+        name = cls, tuple(map(id, lists))
+        if name not in known:
+            known[name] = tuple(sorted(chain.from_iterable(lists)))
+        return known[name]
+
     found = {}
     for domain in domains:
-        here = [each for cpus, those in by_cpus.items() if not cpus.isdisjoint(domain.cpus) for each in those]
-        protected = tuple(sorted(each.key for each in here if each.cls == PROTECTED))
-        batch = tuple(sorted(each.key for each in here if each.cls == BATCH))
-        if protected and batch:
+        protected = here(PROTECTED, domain.cpus)
+        batch = here(BATCH, domain.cpus) if protected else ()
+        if batch:
             found[domain.id] = Meeting(domain, protected, batch)
     return found
 
@@ -90,20 +100,25 @@ def wanted(
     settings: TreatmentSettings,
     steps: Mapping[int, Step] = {},
     rdt: Mapping[str, RdtClass] = {},
+    met: Optional[Mapping[int, Meeting]] = None,
 ) -> Wanted:
-    """The groups that should be there. ``steps``: by id of L3 domains; ``rdt``: the classes of the machine by name."""
+    """The groups that should be there. ``steps``: by id of L3 domains; ``rdt``: the classes of the machine by name.
+
+    ``met``: ``meetings`` of these containers, where they are known.
+    """
     groups = list(_rdt_groups(containers, rdt))
     notes = []
     unknown = sorted({each.rdt_class for each in containers if each.rdt_class} - rdt.keys())
     notes += [
         f"the rdt class {name!r} is not configured: its containers are in the root group" for name in unknown
     ]
-    met = meetings(containers, l3_domains(info))
+    met = meetings(containers, l3_domains(info)) if met is None else met
     if met:
         schemata = _batch_schemata(met, info, settings, steps)
         if schemata:
             members = frozenset(each.key for each in containers if each.cls == BATCH and not each.rdt_class)
-            why = {number: _why(meeting, containers) for number, meeting in met.items()}
+            paths = {each.key: each.path for each in containers if each.cls == PROTECTED}
+            why = {number: _why(meeting, paths) for number, meeting in met.items()}
             groups.append(Group(BATCH_GROUP, schemata, members, why))
         else:
             notes.append(
@@ -186,7 +201,6 @@ def _with_room(groups: Sequence[Group], info: ResctrlInfo, notes: list[str]) -> 
     return tuple(kept)
 
 
-def _why(meeting: Meeting, containers: Iterable[IsolatedContainer]) -> str:
-    paths = {each.key: each.path for each in containers}
+def _why(meeting: Meeting, paths: Mapping[str, str]) -> str:
     first, others = paths[meeting.protected[0]], len(meeting.protected) - 1
     return f"{first} is protected{f' (and {others} more)' if others else ''} and may run in L3 {meeting.domain.id}, too"

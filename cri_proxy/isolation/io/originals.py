@@ -19,7 +19,7 @@ from bpf.service.json_file import write_json
 from cri_api.printable import printable
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
-from cri_proxy.isolation.io.resctrl import Resctrl, ResourceControl
+from cri_proxy.isolation.io.resctrl import ResourceControl, machine_resctrl
 from cri_proxy.isolation.model import FILE, PREFIX, RESCTRL, ROOT, place_parts
 
 FILE_NAME = "isolation.json"
@@ -149,7 +149,7 @@ def put_back(
     """
     if not (directory / FILE_NAME).exists():
         return []
-    control = resctrl or Resctrl()
+    control = resctrl or machine_resctrl()
     originals = Originals(directory, read_text(boot_id_file).strip())
     originals.load()
     done, refused = put_back_values(originals.values, control)

@@ -29,6 +29,7 @@ from cri_proxy.isolation.model import (
     SeenGroups,
     read_schemata,
 )
+from cri_proxy.machine_root import below, machine_root
 from policies.machine.cpus import NO_CPUS, parse_cpus
 
 MOUNT = Path("/sys/fs/resctrl")
@@ -279,6 +280,11 @@ class Resctrl:
             return read_text(path)
         except OSError:
             return ""
+
+
+def machine_resctrl() -> Resctrl:
+    """That of this machine; a daemon of a test has none."""
+    return Resctrl(below(machine_root(), MOUNT))
 
 
 def _number(text: str, default: int) -> int:
