@@ -155,6 +155,7 @@ def read_config(
     config = Config(MappingProxyType(values), MappingProxyType(origins), constants)
     # 2. The result as a whole.
     errors += _shared_sockets(config)
+    remarks += _unused_classes(config)
     if topology_cpus is not None:
         _compare_cpus(config, topology_cpus, errors, remarks)
     if strict:
@@ -347,6 +348,15 @@ def _capped(remarks: list[Remark], name: str) -> list[Remark]:
         return remarks
     more = Remark(f"{name}: {len(rest)} more warnings like these", any(remark.is_doubt for remark in rest))
     return [*remarks[:MAX_WARNINGS], more]
+
+
+def _unused_classes(config: Config) -> list[Remark]:
+    """Classes that no subject writes: files of other programs have them, and isolation is off by default."""
+    section, subjects = config[_RDT], ("isolation.caches", "isolation.bandwidth")
+    if section is None or not section.partitions or any(config[key] != "off" for key in subjects):
+        return []
+    sentence = f"{config.origins[_RDT]}: {_RDT} has classes, and {' and '.join(subjects)} are off"
+    return [Remark(f"{sentence}: nothing is written for them", is_doubt=False)]
 
 
 def _shared_sockets(config: Config) -> list[str]:

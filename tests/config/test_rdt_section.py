@@ -77,7 +77,7 @@ def test_the_section_is_the_same_wherever_it_stands_and_intels_gives_classes_by_
     found, ours = section(text), section(OURS)
     assert (found.partitions, found.optional) == (ours.partitions, ours.optional)
     assert found.by_qos is by_qos
-    assert read(text, strict=True).warnings == ()
+    assert read(f"{text}isolation: {{caches: observe}}\n", strict=True).warnings == ()
 
 
 @pytest.mark.parametrize("text", [OURS, INTEL, NRI_RESOURCE], ids=["ours", "Intel's", "nri-plugins'"])
@@ -211,6 +211,7 @@ rdt:
       mbAllocation: [50%, 3GBps]
       classes: {c: {kubernetes: {denyPodAnnotation: true}}}
       classes: {d: }
+isolation: {caches: observe}
 """
     assert read(text).warnings == (
         "c.yaml:2: rdt.force has no meaning here",
@@ -221,6 +222,15 @@ rdt:
         "c.yaml:7: unknown key rdt.partitions.p.l3allocations",
         'c.yaml:8: rdt.partitions.p.mbAllocation has "3GBps", expected a number with % or MBps; it is passed over',
     )
+
+
+def test_classes_that_no_subject_writes_are_noted() -> None:
+    (note,) = read(INTEL, strict=True).warnings
+    assert note == (
+        "c.yaml:1 (rdt): control.rdt has classes, and isolation.caches and isolation.bandwidth are off: "
+        "nothing is written for them"
+    )
+    assert read(f"{INTEL}isolation: {{bandwidth: enforce}}\n").warnings == ()
 
 
 def test_the_section_of_a_later_file_is_in_the_place_of_an_earlier_one() -> None:

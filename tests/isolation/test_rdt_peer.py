@@ -24,7 +24,7 @@ from tests.isolation.rdt_machines import (
 )
 from tests.peers.programs import Unavailable, find
 
-SEEDS = range(500)
+SEEDS = range(200)
 
 Case = tuple[ResctrlInfo, dict[str, Any]]
 
