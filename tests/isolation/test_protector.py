@@ -294,6 +294,16 @@ async def test_off_looks_at_nothing_and_gives_everything_back(protected) -> None
     }
 
 
+async def test_while_the_containers_are_not_known_batch_keeps_what_it_has(protected) -> None:
+    await protected.start()
+    await protected.learn()
+    await protected.windows(5, 0.5)
+    engine, protected.node.services.node_state.engine = protected.node.engine, None
+    await protected.windows(3, 0.5)
+    assert protected.steering.steps.keys() == {3}
+    protected.node.services.node_state.engine = engine
+
+
 async def test_observing_says_what_would_be_and_steers_nothing(protected) -> None:
     await protected.start(protection="observe")
     await protected.learn()
@@ -377,6 +387,7 @@ async def test_too_few_descriptors_leave_a_container_to_pressure(protected) -> N
         await protected.windows(1)
         status = protected.protector.status()
         assert (status["counted"], status["left_out"]) == (0, 1)
+        assert "1 of the containers by pressure: the descriptors for counters are too few" in status["how"]
 
 
 async def _counted(protected: Protected, stack: contextlib.ExitStack) -> list[subprocess.Popen[bytes]]:

@@ -166,9 +166,11 @@ class Protector:
         """One window: look, decide, and have the steps carried out."""
         node_state = self._services.node_state
         engine = node_state.engine
-        if self._mode == OFF or engine is None:
+        if self._mode == OFF:
             await self._rest()
             return
+        if engine is None:
+            return  # nothing is known of the containers; what batch has stays
         if self._countable is None:
             found = await self._jobs.begin(lambda: read_countable(self._sys, self._proc, misses_of))
             self._countable = replace(found, l3_type=0, l3_cpus=())
@@ -402,12 +404,14 @@ class Protector:
     def _by(self) -> str:
         if self._countable is None:
             return "the first look shows what can be measured"
-        if why := self._countable.why or self._problem:
-            return f"by pressure (PSI) alone: {why}"
-        assert self._countable.events is not None
         events = self._countable.events
-        by = f"{events.events[0].words} per {events.per_words}"
-        return f"by {by} ({events.cpu}), by pressure where there are too few counters"
+        if events is None or (self._problem and not self._counting):
+            return f"by pressure (PSI) alone: {self._countable.why or self._problem}"
+        by = f"by {events.events[0].words} per {events.per_words} ({events.cpu})"
+        if not self._left_out:
+            return by
+        why = self._problem or "the descriptors for counters are too few"
+        return f"{by}; {self._left_out} of the containers by pressure: {why}"
 
 
 def protection_settings(
