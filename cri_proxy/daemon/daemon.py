@@ -225,7 +225,10 @@ class Daemon:
         )
         self.services.node_state.on_records = self.history.add
         self.isolation = IsolationHost(
-            self.services, read_boot_id(self.options.boot_id_file), self.options.resource_control
+            self.services,
+            read_boot_id(self.options.boot_id_file),
+            lambda cpus: self.affinity.ask_apart(cpus),
+            self.options.resource_control,
         )
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)

@@ -26,15 +26,16 @@ class IsolationHost:
         self,
         services: Services,
         boot_id: str,
+        ask_apart: Callable[[frozenset[int]], bool],
         resource_control: Optional[Callable[[], ResourceControl]] = None,
     ) -> None:
+        """``ask_apart``: has the planner move one batch container away from a domain, by its CPUs; False: not possible now."""
         self.isolation: Optional[Isolation] = None
         self.protector: Optional[Protector] = None
-        #: Has the planner move one batch container away from a domain, by its CPUs; False: that is not possible now.
-        self.ask_apart: Callable[[frozenset[int]], bool] = lambda cpus: False
         self._services = services
         self._boot_id = boot_id
         self._resource_control = resource_control
+        self._ask_apart = ask_apart
         self._changed = asyncio.Event()
         self._protects = asyncio.Event()
 
@@ -92,7 +93,7 @@ class IsolationHost:
             from cri_proxy.isolation.io.protector import Protector
 
             root = Path(services.config["topology.cgroup_root"])
-            self.protector = Protector(services, root, isolation, self.ask_apart)
+            self.protector = Protector(services, root, isolation, self._ask_apart)
             try:
                 await self.protector.run()
             finally:

@@ -335,6 +335,32 @@ async def test_without_resctrl_the_planner_alone_is_asked(protected) -> None:
     assert "only the planner can be asked" in protected.protector.status()["how"]
 
 
+async def test_the_planner_that_is_asked_moves_one_batch_container_away(runtime, tmp_path) -> None:
+    of_batch = {**ON, "batch": ["namespace/default"], "protected": []}
+    async with (
+        Node(runtime, tmp_path, {"isolation": of_batch}) as node,
+        CriClient(runtime.socket) as client,
+    ):
+        it = Protected(node, client, tmp_path)
+        await it.start(batch=of_batch["batch"], protected=[])
+        it.steering.info = None
+        it.protector._ask = node.affinity.ask_apart
+        home = node.leaf("job")
+        assert node.leaf("web") == home, "batch comes together by itself"
+        elsewhere = next(l3.cpus for l3 in node.engine.host.topology.at("l3") if l3.cpus != home)
+        web, job = it._seen("web", PROTECTED, home), it._seen("job", BATCH, elsewhere)
+        it.steering.found = [web, job]
+        await it.windows(LEAST_WINDOWS + 1, 0.02)
+        it.steering.found = [web, replace(job, cpus=home)]
+        await it.windows(6, 0.5)
+        node.now_s += 1000
+        for _ in range(2):  # the first looks how long containers wait
+            node.now_s += 30
+            await node.round()
+        assert [node.leaf(name) == home for name in ("web", "job")].count(False) == 1
+        await it.protector.close()
+
+
 @pytest.mark.parametrize(
     ("isolation", "info", "expected"),
     [
