@@ -29,7 +29,7 @@ class IsolationHost:
         ask_apart: Callable[[frozenset[int]], bool],
         resource_control: Optional[Callable[[], ResourceControl]] = None,
     ) -> None:
-        """``ask_apart``: has the planner move one batch container away from a domain, by its CPUs; False: not possible now."""
+        """``ask_apart``: has the planner move a batch container away from a domain, by its CPUs; False: it cannot now."""
         self.isolation: Optional[Isolation] = None
         self.protector: Optional[Protector] = None
         self._services = services

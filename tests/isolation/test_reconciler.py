@@ -202,6 +202,16 @@ async def test_until_what_runs_was_compared_the_kernel_stays_as_it_is(make: Make
     assert BATCH not in node.kernel.schemata
 
 
+async def test_what_is_missing_is_no_warning_any_more_once_isolation_is_off(make: Make) -> None:
+    node = make()
+    node.kernel.missing = "resctrl is not mounted"
+    await node.begin()
+    assert node.services.health.warnings == ["isolation: resctrl is not mounted"]
+    node._configure({"caches": "off", "bandwidth": "off"})  # a round comes before it is told that there is another one
+    await node.isolation.round()
+    assert node.services.health.warnings == []
+
+
 async def test_without_resctrl_it_is_said_once_how_to_get_it(make: Make) -> None:
     node = make()
     node.kernel.missing = "resctrl is not mounted: mount -t resctrl resctrl /sys/fs/resctrl"

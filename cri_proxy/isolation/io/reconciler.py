@@ -358,6 +358,8 @@ class Isolation:
         if done.has_looked:
             self._looked_s = self._clock()
             self._tell(done)
+        # Also where the kernel was not looked at: a subject that is off now has nothing to say any more.
+        services.health.warn("isolation", self._sentences(done))
         if was_enforced != now.settings.writes:
             self.on_enforced(now.settings.writes)
 
@@ -369,7 +371,6 @@ class Isolation:
         metrics.isolation_groups.set(len(outcome.groups))
         metrics.isolation_other_groups.set(len(outcome.seen.others))
         metrics.isolation_drift.set(sum(outcome.drift.values()))
-        self._services.health.warn("isolation", self._sentences(done))
 
     def _sentences(self, done: _Done) -> list[str]:
         """What an operator should look at."""
