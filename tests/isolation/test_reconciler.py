@@ -207,7 +207,8 @@ async def test_what_is_missing_is_no_warning_any_more_once_isolation_is_off(make
     node.kernel.missing = "resctrl is not mounted"
     await node.begin()
     assert node.services.health.warnings == ["isolation: resctrl is not mounted"]
-    node._configure({"caches": "off", "bandwidth": "off"})  # a round comes before it is told that there is another one
+    # A round comes before it is told that there is another configuration.
+    node._configure({"caches": "off", "bandwidth": "off"})
     await node.isolation.round()
     assert node.services.health.warnings == []
 
