@@ -19,6 +19,7 @@ from bpf.service.json_file import write_json
 from cri_api.printable import printable
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
+from cri_proxy.isolation.io import monitoring_groups
 from cri_proxy.isolation.io.resctrl import ResourceControl, machine_resctrl
 from cri_proxy.isolation.model import FILE, PREFIX, RESCTRL, ROOT, place_parts
 
@@ -147,8 +148,9 @@ def put_back(
 
     What could not be put back stays in the file. Where there is no file nothing is read of the kernel.
     """
+    problems = monitoring_groups.put_back(directory)
     if not (directory / FILE_NAME).exists():
-        return []
+        return problems
     control = resctrl or machine_resctrl()
     originals = Originals(directory, read_text(boot_id_file).strip())
     originals.load()
@@ -156,7 +158,7 @@ def put_back(
     refused_groups = remove_groups(control) if originals.has_groups else {}
     with contextlib.suppress(OSError):
         originals.forget(done, groups=not refused_groups)
-    return [
+    return problems + [
         f"{place} is not as it was before: {reason}"
         for place, reason in {**refused, **refused_groups}.items()
     ]
