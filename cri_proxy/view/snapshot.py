@@ -23,11 +23,24 @@ _RANKS = {"Socket": 0, "Node": 1, "L3": 2}
 
 
 @dataclass(frozen=True)
+class CacheFill:
+    """What fills an L3. ``shares``: bytes of containers by id, the most first; ``others``: of all else. None = not known."""
+
+    size_bytes: int
+    shares: tuple[tuple[str, int], ...] = ()
+    others_bytes: Optional[int] = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.shares) + (self.others_bytes or 0)
+
+
+@dataclass(frozen=True)
 class Place:
     """A box of the machine: zones with the same CPUs are one, with all of their names, as people read
     them. ``load`` None = not known.
 
-    ``memory_bytes`` 0: it is no NUMA node, or not known.
+    ``memory_bytes`` 0: it is no NUMA node, or not known. ``fill``: of an L3, where that is monitored.
     """
 
     names: tuple[str, ...]
@@ -40,6 +53,7 @@ class Place:
     memory_charged_bytes: int
     load: Optional[float] = None
     children: tuple[Place, ...] = ()
+    fill: Optional[CacheFill] = None
 
     @property
     def title(self) -> str:
@@ -55,13 +69,25 @@ class Place:
         return tuple(leaf for child in self.children for leaf in child.leaves) if self.children else (self,)
 
 
-def read_places(zones: Sequence[Mapping[str, Any]], by_cpu: Mapping[int, float]) -> tuple[Place, ...]:
-    """The boxes of a machine, each in the smallest that holds it: a NUMA node in a large L3 as well as the reverse."""
+def read_places(
+    zones: Sequence[Mapping[str, Any]],
+    by_cpu: Mapping[int, float],
+    fills: Mapping[str, CacheFill] = {},
+) -> tuple[Place, ...]:
+    """The boxes of a machine, each in the smallest that holds it: a NUMA node in a large L3 as well as the reverse.
+
+    ``fills``: of L3s, by the name of the zone.
+    """
     boxes = _boxes(tuple((zone["type"], zone["cpus"]) for zone in zones))
-    return tuple(_read_place(box, zones, by_cpu) for box in boxes)
+    return tuple(_read_place(box, zones, by_cpu, fills) for box in boxes)
 
 
-def _read_place(box: _Box, zones: Sequence[Mapping[str, Any]], by_cpu: Mapping[int, float]) -> Place:
+def _read_place(
+    box: _Box,
+    zones: Sequence[Mapping[str, Any]],
+    by_cpu: Mapping[int, float],
+    fills: Mapping[str, CacheFill],
+) -> Place:
     rows = [zones[index] for index in box.zones]
     return Place(
         tuple(domain_text(row["name"]) for row in rows),
@@ -73,7 +99,8 @@ def _read_place(box: _Box, zones: Sequence[Mapping[str, Any]], by_cpu: Mapping[i
         max(row["memory_bytes"] for row in rows),
         max(row["memory_charged_bytes"] for row in rows),
         mean_load(box.cpus, by_cpu),
-        tuple(_read_place(child, zones, by_cpu) for child in box.children),
+        tuple(_read_place(child, zones, by_cpu, fills) for child in box.children),
+        next((fills[row["name"]] for row in rows if row["name"] in fills), None),
     )
 
 
@@ -158,7 +185,8 @@ def mean_load(cpus: Iterable[int], by_cpu: Mapping[int, float]) -> Optional[floa
 
 @dataclass(frozen=True)
 class ContainerView:
-    """One container. ``zone``: the smallest that holds its CPUs, "" = it spans sockets."""
+    """One container. ``zone``: the smallest that holds its CPUs, "" = it spans sockets. ``cache_bytes``: what it fills of
+    all L3s, None = not known."""
 
     id: str
     namespace: str
@@ -175,6 +203,7 @@ class ContainerView:
     why: str
     pod_uid: str
     bytes_per_s: float = 0.0
+    cache_bytes: Optional[int] = None
 
     @property
     def path(self) -> str:
@@ -244,7 +273,12 @@ def read_snapshot(
     for row in affinity.get("edges", ()):
         for end in (row["a"], row["b"]):
             rates[end] = rates.get(end, 0.0) + row["bytes_per_s"]
-    containers = tuple(_read_container(row, rates) for row in report["placements"])
+    # A daemon before this version does not say it.
+    fills = {row["l3"]: _read_fill(row) for row in report.get("caches") or ()}
+    filled: dict[str, int] = {}
+    for key, size in (share for fill in fills.values() for share in fill.shares):
+        filled[key] = filled.get(key, 0) + size
+    containers = tuple(_read_container(row, rates, filled) for row in report["placements"])
     return NodeSnapshot(
         version=clean(report["version"]),
         instance=report["instance"],
@@ -254,7 +288,7 @@ def read_snapshot(
         warnings=tuple(map(clean, report["warnings"])),
         old={name: {**row, "why": clean(row["why"])} for name, row in (report.get("old") or {}).items()},
         by_cpu=by_cpu,
-        places=read_places(report["zones"], by_cpu),
+        places=read_places(report["zones"], by_cpu, fills),
         containers=containers,
         flows=tuple(map(_read_flow, affinity.get("edges", ()))),
         moves=tuple(_read_moved(row) for row in moves.get("moves", ())),
@@ -269,7 +303,14 @@ def clean(text: Any) -> str:
     return printable(" ".join(str(text).split()))
 
 
-def _read_container(row: Mapping[str, Any], rates: Mapping[str, float]) -> ContainerView:
+def _read_fill(row: Mapping[str, Any]) -> CacheFill:
+    shares = tuple((one["id"], one["bytes"]) for one in row["containers"] if one["bytes"] is not None)
+    return CacheFill(row["size_bytes"], shares, row["others_bytes"])
+
+
+def _read_container(
+    row: Mapping[str, Any], rates: Mapping[str, float], filled: Mapping[str, int]
+) -> ContainerView:
     return ContainerView(
         row["container_id"],
         clean(row["namespace"]),
@@ -286,6 +327,7 @@ def _read_container(row: Mapping[str, Any], rates: Mapping[str, float]) -> Conta
         clean(row["why"]),
         row["pod_uid"],
         rates.get(row["container_id"], 0.0),
+        filled.get(row["container_id"]),
     )
 
 

@@ -13,7 +13,8 @@ from itertools import product
 from string import ascii_lowercase
 from typing import Optional
 
-from cri_proxy.view.snapshot import ContainerView, NodeSnapshot, Place, box_names
+from cri_proxy.isolation.monitoring import mib_text
+from cri_proxy.view.snapshot import CacheFill, ContainerView, NodeSnapshot, Place, box_names
 from cri_proxy.view.top.canvas import (
     BOLD,
     COLOURS,
@@ -180,9 +181,9 @@ def draw_boxes(
     canvas: Canvas, top: int, snapshot: NodeSnapshot, shown: Sequence[ContainerView], grid: Grid
 ) -> None:
     """Draw the machine from line ``top`` on, with the containers that are ``shown``."""
-    _Drawing(canvas, grid, by_place(shown, snapshot.places), Namespaces(snapshot.namespaces)).machine(
-        top, snapshot.places
-    )
+    residents, names = by_place(shown, snapshot.places), Namespaces(snapshot.namespaces)
+    by_id = {container.id: container for container in shown}
+    _Drawing(canvas, grid, residents, names, by_id).machine(top, snapshot.places)
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,7 @@ class _Drawing:
     grid: Grid
     residents: Residents
     names: Namespaces
+    by_id: Mapping[str, ContainerView]
 
     def machine(self, top: int, places: Sequence[Place]) -> None:
         columns, shape = _columns(places), shape_of(places)
@@ -234,9 +236,8 @@ class _Drawing:
             # The box has said it already.
             title = "" if cell is box else cell.title
             residents = self.residents.get(cell.names, ())
-            for offset, spans in enumerate(
-                cell_lines(cell, title, residents, self.names, inner - 1, grid.lines)
-            ):
+            lines = cell_lines(cell, title, residents, self.names, inner - 1, grid.lines, self.by_id)
+            for offset, spans in enumerate(lines):
                 canvas.line(top + offset, spans, left + 1)
 
     def _headline(
@@ -266,9 +267,18 @@ class _Drawing:
 
 
 def cell_lines(
-    place: Place, title: str, residents: Sequence[ContainerView], names: Namespaces, width: int, lines: int
+    place: Place,
+    title: str,
+    residents: Sequence[ContainerView],
+    names: Namespaces,
+    width: int,
+    lines: int,
+    by_id: Mapping[str, ContainerView] = {},
 ) -> list[Line]:
-    """One box of the innermost: name, load, charge, CPUs that belong to containers alone, containers."""
+    """One box of the innermost: name, load, charge, CPUs that belong to containers alone, containers.
+
+    ``by_id``: the containers whose lines an L3 may be filled by.
+    """
     title = f"{title} " if title else ""
     count = f" x{len(parse_cpus(place.exclusive))}" if place.exclusive else ""
     own = f" exclusive {place.exclusive}" if place.exclusive else ""
@@ -283,7 +293,10 @@ def cell_lines(
             (TextSpan(cut(title.strip(), width), BOLD), TextSpan(cut(own, width - len(title.strip())), BOLD))
         ]
         head = [line for line in head if any(span.text for span in line)]
-        return [*head, load, charge, *chips(residents, names, width, lines - 2 - len(head))]
+        shown = [*head, load, charge]
+        if place.fill is not None and lines > len(shown) + 1:
+            shown.append(fill_spans(place.fill, by_id, names, width))
+        return [*shown, *chips(residents, names, width, lines - len(shown))]
     charge_words = f" {charge_text(place)}"
     spans = [TextSpan(title, BOLD), _load_span(place), TextSpan(charge_words, PLAIN)]
     left = width - columns_of(spans)
@@ -351,6 +364,28 @@ def charge_text(place: Place) -> str:
     """``5.5/8``: CPUs asked for, and those there are."""
     charged, whole = place.charged_milli / 1000, place.allocatable_milli / 1000
     return f"{charged:.1f}".replace(".0", "") + f"/{whole:g}"
+
+
+def fill_spans(fill: CacheFill, by_id: Mapping[str, ContainerView], names: Namespaces, width: int) -> Line:
+    """``cache aaaab██░░ 5/8M``: whose lines fill an L3, a letter a container, those of others full."""
+    text = fill_text(fill)
+    room = max(0, width - len("cache") - len(text) - 2)
+    spans, whole, done = [TextSpan("cache ", DIM)], max(fill.size_bytes, fill.bytes, 1), 0
+    total = 0
+    for key, size in (*fill.shares, ("", fill.others_bytes or 0)):
+        total += size
+        columns = round(total / whole * room) - done
+        done += columns
+        one = by_id.get(key)
+        letter, look = ("█", DIM) if one is None else (names.letter(one), names.look(one))
+        spans.append(TextSpan(letter * columns, look))
+    return (*spans, TextSpan("░" * (room - done), DIM), TextSpan(f" {text}", PLAIN))
+
+
+def fill_text(fill: CacheFill) -> str:
+    """``12/32M``: what is filled of an L3, and its size, MiB."""
+    whole = f"/{mib_text(fill.size_bytes)}" if fill.size_bytes else ""
+    return f"{mib_text(fill.bytes)}{whole}M"
 
 
 def percent(load: Optional[float]) -> str:

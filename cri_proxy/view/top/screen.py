@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from cri_proxy.engine.moves import bytes_text
+from cri_proxy.isolation.monitoring import mib_text
 from cri_proxy.text.ages import CONTAINERS as CONTAINERS_OLD
 from cri_proxy.text.ages import TRAFFIC as TRAFFIC_OLD
 from cri_proxy.text.ages import old_text
@@ -61,6 +62,8 @@ LEAST_LIST = 12
 #: The least columns of a container's name, and what stands beside it.
 NAME = 20
 _FIELDS = (("PLACE", 8), ("CPUS", 12), ("REQUEST", 8), ("TRAFFIC", 10), ("STATE", 9))
+#: Beside those, where L3s are monitored: what a container fills of them.
+_CACHE = ("L3 MIB", 7)
 #: What the machine's figures and letters are, above the keys.
 LEGEND = "28% load  4/8 CPUs requested  x4 exclusive  a, web container  A exclusive  a9 9"
 #: A lower terminal has no line for it.
@@ -83,7 +86,8 @@ q               end
     "that requests ask for, and those there are. exclusive 2-3, x2: CPUs that belong to single containers. 3/64 "
     "GiB: memory that is allocated, and what there is. A letter or a name is a container, its letter and colour its "
     "namespace; a14: 14 of them. Capital letters have exclusive CPUs. What lies in several boxes stands on the edge "
-    "of the one around them, what spans sockets is counted in the first line."
+    "of the one around them, what spans sockets is counted in the first line. cache and L3 MIB, with "
+    "isolation.monitoring: whose lines fill an L3 (█ others), and what a container fills of L3s."
 )
 
 #: Why there is no answer, by the view socket's causes.
@@ -294,6 +298,8 @@ def _draw_containers(
     # What has no room beside a name of NAME columns is left off, the last first.
     is_old = TRAFFIC_OLD in snapshot.old
     fields = [_OLD_TRAFFIC if is_old and title == "TRAFFIC" else (title, wide) for title, wide in _FIELDS]
+    if any(one.cache_bytes is not None for one in snapshot.containers):
+        fields.insert(3, _CACHE)
     while fields and sum(wide + 1 for _, wide in fields) + NAME > state.width:
         fields.pop()
     if fields and state.width >= 100:
@@ -331,6 +337,7 @@ def _value(container: ContainerView, title: str) -> str:
         "TRAFFIC": bytes_text(container.bytes_per_s) if container.bytes_per_s else "-",
         _OLD_TRAFFIC[0]: bytes_text(container.bytes_per_s) if container.bytes_per_s else "-",
         "STATE": container.state,
+        _CACHE[0]: "-" if container.cache_bytes is None else mib_text(container.cache_bytes),
     }
     return values[title]
 
@@ -338,7 +345,7 @@ def _value(container: ContainerView, title: str) -> str:
 def _aligned(title: str, text: str, columns: int) -> str:
     return (
         cut(text, columns).rjust(columns)
-        if title in ("REQUEST", "TRAFFIC", _OLD_TRAFFIC[0])
+        if title in ("REQUEST", "TRAFFIC", _OLD_TRAFFIC[0], _CACHE[0])
         else cut(text, columns).ljust(columns)
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cri_proxy.view.snapshot import ContainerView, NodeSnapshot, Place, box_names
+from cri_proxy.view.snapshot import CacheFill, ContainerView, NodeSnapshot, Place, box_names
 from policies.machine.cpus import format_cpus, parse_cpus
 
 #: Of each section: rows by id.
@@ -66,6 +66,7 @@ def read_document(
         },
         "machine": {"boxes": [_box(place) for place in snapshot.places], "cores": _cores(topology)},
         "zones": {place.names[0]: _zone(place) for place in places},
+        "caches": {place.names[0]: _cache(place.fill) for place in places if place.fill is not None},
         "cpus": {str(cpu): round(load, 2) for cpu, load in sorted(snapshot.by_cpu.items())},
         "containers": {one.id: _container(one, boxes) for one in snapshot.containers},
         "edges": _edges(snapshot),
@@ -94,6 +95,15 @@ def _zone(place: Place) -> dict[str, Any]:
         "memory": place.memory_bytes,
         "memory_charged": place.memory_charged_bytes,
         "load": None if place.load is None else round(place.load, 2),
+    }
+
+
+def _cache(fill: CacheFill) -> dict[str, Any]:
+    """What fills an L3, in MiB; ``shares``: of containers by id, the most first."""
+    return {
+        "size": rounded(fill.size_bytes / 2**20),
+        "others": None if fill.others_bytes is None else rounded(fill.others_bytes / 2**20),
+        "shares": [[key, rounded(size / 2**20)] for key, size in fill.shares if size],
     }
 
 

@@ -11,7 +11,7 @@ from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.engine.report import explain
 from cri_proxy.text.ages import CONTAINERS as AGES_CONTAINERS
 from cri_proxy.text.ages import TRAFFIC as AGES_TRAFFIC
-from cri_proxy.view.snapshot import clean
+from cri_proxy.view.snapshot import clean, read_snapshot
 from cri_proxy.view.top.canvas import ALARM, COLOURS, DIM, SELECTED, TITLE, cut_inside, text_of
 from cri_proxy.view.top.keys import CONTAINERS, MACHINE, MOVES, PANES, TRAFFIC, ScreenState, press
 from cri_proxy.view.top.screen import LEGEND, Opened, Scene, draw, rows
@@ -29,7 +29,7 @@ from tests.machines import (
     UNEVEN_CCX,
     VM_NO_CACHE_INFO,
 )
-from tests.view.nodes import busy_engine, scene_of, snapshot_of
+from tests.view.nodes import busy_engine, fills_of, report_of, scene_of, snapshot_of, steady_loads
 
 FOLDER = Path(__file__).parent / "screens"
 #: Name, machine, containers, state.
@@ -56,7 +56,7 @@ SCREENS = [
 ]
 
 
-OTHERS = ("opened", "ascii")
+OTHERS = ("opened", "ascii", "caches", "caches-containers")
 
 
 def screen(name: str) -> str:
@@ -64,8 +64,18 @@ def screen(name: str) -> str:
         return text_of(draw(*opened()))
     if name == "ascii":
         return text_of(draw(scene_of(busy_engine(HYGON_7285_2S, 30)), ScreenState(), ascii_only=True))
+    if name.startswith("caches"):
+        pane = CONTAINERS if name.endswith("containers") else MACHINE
+        return text_of(draw(filled_scene(), ScreenState(160, 50, pane)))
     [(machine, count, state)] = [rest for its_name, *rest in SCREENS if its_name == name]
     return text_of(draw(scene_of(busy_engine(machine, count)), state))
+
+
+def filled_scene() -> Scene:
+    """L3s that are monitored."""
+    engine = busy_engine(HYGON_7285_2S, 30)
+    report = {**report_of(engine), "caches": fills_of(engine)}
+    return Scene(read_snapshot(report, {}, {}, steady_loads(engine.host.topology)), clock="12:34:56")
 
 
 def opened() -> tuple[Scene, ScreenState]:

@@ -25,7 +25,7 @@ from policies.machine.topology_json import write_topology
 from tests.functional.conftest import HANG_S
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO, machine
 from tests.scenes import TOPOLOGY_AWARE, engine_on, make_container, make_pod, run
-from tests.view.nodes import busy_engine, edges_of, report_of, steady_loads
+from tests.view.nodes import busy_engine, edges_of, fills_of, report_of, steady_loads
 from tests.view.web.browser import CHROMIUM, DRIVER, Browser, browser
 
 pytestmark = pytest.mark.skipif(
@@ -278,6 +278,38 @@ async def test_a_box_with_more_than_it_shows_says_how_many_and_scrolls(window: B
         box = _rect(page, "[aria-label^='l3-0:'] .chips")
         assert box[1] - 1 <= _rect(page, first)[1] <= box[1] + box[3]
         await page.until(lambda: page.run(_INK) == 0, "lines are drawn anew after scrolling")
+
+
+async def test_an_l3_that_is_monitored_shows_whose_lines_fill_it(window: Browser) -> None:
+    view = crowded(3)
+    view.report["caches"] = fills_of(view.engine)
+    row = next(row for row in view.report["caches"] if row["l3"] == "l3-0")
+    ids = [one["container_id"] for one in view.report["placements"]]
+    row["containers"] = [{"id": ids[0], "bytes": 4 << 20, "bytes_per_s": None}]
+    row["containers"] += [{"id": ids[1], "bytes": 1 << 20, "bytes_per_s": None}]
+    with shown(window, view) as page:
+        await _drawn(page, 18)
+        await page.until(lambda: page.count("[aria-label^='l3-0:'] .fill i") == 3, "the bar")
+        bar = _rect(page, "[aria-label^='l3-0:'] .fill")
+        parts = page.run(
+            "return [...document.querySelectorAll(arguments[0])].map((at) => at.getBoundingClientRect().width)",
+            "[aria-label^='l3-0:'] .fill i",
+        )
+        assert [round(8 * part / bar[2]) for part in parts] == [4, 1, 1]
+        label = page.run("return document.querySelector(arguments[0]).ariaLabel", "[aria-label^='l3-0:']")
+        assert ", 6 / 8 MiB of the L3 filled, " in label
+        page.run(
+            "document.querySelector(arguments[0]).dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))",
+            "[aria-label^='l3-0:'] .fill",
+        )
+        told = page.run("return [...document.querySelectorAll('#tip p')].map((at) => at.textContent)")
+        assert told[0] == "6 / 8 MiB filled" and told[-1] == "1 MiB others"
+        assert [line.split()[0] for line in told[1:-1]] == ["4", "1"]
+        page.press("3")
+        await page.until(lambda: "6 / 8 MiB" in page.text("#view"), "the table")
+        # It is gone with the monitoring.
+        view.report["caches"] = []
+        await page.until(lambda: not page.count(".leaf .fill:not([hidden])"), "no bar")
 
 
 async def test_a_search_says_how_many_of_how_many_and_filters_all_that_is_beside_it(window: Browser) -> None:

@@ -188,12 +188,13 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// What a chip, a box or a CPU is, beside the pointer or the focus.
+// What a chip, a CPU or the lines in an L3 are, beside the pointer or the focus.
 function tip(target) {
   const chip = chips.get(target?.closest?.(".chip")?.dataset.id);
   const cpu = target?.dataset?.cpu;
+  const fill = target?.closest?.(".fill")?.dataset.texts;
   const texts = chip ? [path(chip.row), `${chip.row.box || "several sockets"}, ${chip.row.own ? "exclusive " : ""}CPUs ${chip.row.cpus || "all"}, request ${chip.row.milli}m`, chip.row.unsure ? "Where it was at that time is not kept." : chip.row.gone ? "It has gone since; when is not kept." : chip.row.why]
-    : cpu !== undefined ? [`CPU ${cpu}`, `load ${percent(loadsAt()[cpu])}`] : [];
+    : cpu !== undefined ? [`CPU ${cpu}`, `load ${percent(loadsAt()[cpu])}`] : fill ? fill.split("\n") : [];
   const box = $("tip");
   box.hidden = !texts.length;
   if (!texts.length) return;

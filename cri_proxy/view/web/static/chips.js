@@ -15,7 +15,7 @@ export const chips = new Map(); // container id -> {at: element, row, box, name,
 
 const spaces = new Map(); // namespace -> index of its colour
 
-function tintOf(namespace) {
+export function tintOf(namespace) {
   if (!spaces.has(namespace)) spaces.set(namespace, spaces.size % 8);
   return spaces.get(namespace);
 }

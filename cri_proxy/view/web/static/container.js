@@ -54,6 +54,7 @@ export function sheet() {
   const names = new Map(Object.entries(shown).map(([id, row]) => [path(row), id]));
   for (const one of more.containers.filter((one) => one.id === view.chosen)) {
     made.append(element("h3", {}, "Room around it"), facts(one.domains.map((domain) => [domain.name, `${cores(domain.charged_milli)} CPUs requested, ${cores(domain.free_milli)} left (${domain.cpus})`])));
+    if (one.caches) made.append(element("h3", {}, "Caches"), element("ul", { class: "rows" }, ...one.caches.texts.map((text) => element("li", {}, text))));
     made.append(element("h3", {}, "Talks to"));
     made.append(one.peers.length ? element("ul", { class: "rows" }, ...one.peers.map((peer) => element("li", {},
       element("span", { class: "what" }, linkTo(names.get(peer.container) ?? peer.id, peer.container || peer.id.slice(0, 13))),

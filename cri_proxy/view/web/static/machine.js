@@ -1,9 +1,9 @@
 // The machine as boxes in boxes: where each lies, its colour, and where everything is drawn.
 
-import { chips } from "/chips.js";
+import { chips, tintOf } from "/chips.js";
 import { loadsAt } from "/past.js";
 import { known, looks, view } from "/state.js";
-import { $, cores, cpusOf, element, memory, percent, plural } from "/words.js";
+import { $, cores, cpusOf, element, memory, mib, path, percent, plural } from "/words.js";
 
 // The least height of a smallest box: its name, its CPUs and two lines of containers.
 const LEAST_HIGH = 84;
@@ -28,6 +28,7 @@ function build(row, siblings, depth) {
   const asked = element("span", { class: "asked" });
   const more = element("span", { class: "more" });
   const held = element("div", { class: "chips" });
+  const fill = element("div", { class: "fill", hidden: true });
   const head = element("div", { class: "head" }, element("b", {}, row.names.join(" = ")), load, more, asked);
   const at = element("section", { class: `box depth${depth}${row.inside.length ? "" : " leaf"}`, role: "group", "aria-label": row.names.join(", ") }, head);
   if (row.inside.length) {
@@ -48,11 +49,46 @@ function build(row, siblings, depth) {
       }
       all.append(core);
     }
-    at.append(all, held);
+    at.append(all, fill, held);
   }
-  boxes.set(row.id, { row, cpus, at, head, cores: at.querySelector(":scope > .cores"), chips: held, load, more, asked });
+  boxes.set(row.id, { row, cpus, at, head, cores: at.querySelector(":scope > .cores"), chips: held, load, more, asked, fill });
   return at;
 }
+
+// Whose lines fill an L3: a part for each container, the most first, then all others; the rest of the bar is empty. Of the past
+// it is not known.
+function drawFill(box) {
+  const cache = view.at < 0 ? known.caches[box.row.id] : undefined;
+  const sign = cache ? JSON.stringify(cache) : "";
+  if (box.fill.dataset.sign === sign) return;
+  box.fill.dataset.sign = sign;
+  box.fill.hidden = !cache;
+  if (!cache) { box.fill.replaceChildren(); return; }
+  const all = cache.shares.reduce((sum, [, size]) => sum + size, cache.others ?? 0);
+  const whole = Math.max(cache.size, all, 1e-9);
+  const part = (size, name) => element("i", { class: name, style: { "--part": String(size / whole) } });
+  const parts = cache.shares.map(([id, size]) => part(size, known.containers[id] ? `c${tintOf(known.containers[id].namespace)}` : "others"));
+  box.fill.replaceChildren(...parts, ...(cache.others ? [part(cache.others, "others")] : []));
+  box.fill.dataset.texts = fillTexts(cache).join("\n");
+}
+
+// "12 of 32 MiB filled", then the containers that fill most.
+const MOST_TOLD = 6;
+
+function fillTexts(cache) {
+  const all = cache.shares.reduce((sum, [, size]) => sum + size, cache.others ?? 0);
+  const named = cache.shares.slice(0, MOST_TOLD).map(([id, size]) => `${mib(size)} MiB ${known.containers[id] ? path(known.containers[id]) : id.slice(0, 13)}`);
+  const left = cache.shares.length - named.length;
+  return [`${fillText(all, cache.size)} filled`, ...named, ...(left > 0 ? [`and ${plural(left, "container")}`] : []), ...(cache.others ? [`${mib(cache.others)} MiB others`] : [])];
+}
+
+// Of an L3, "12 / 32 MiB"; "" = it is not known.
+export function filledOf(id) {
+  const cache = known.caches[id];
+  return cache ? fillText(cache.shares.reduce((sum, [, size]) => sum + size, cache.others ?? 0), cache.size) : "";
+}
+
+const fillText = (filled, size) => (size ? `${mib(filled)} / ${mib(size)} MiB` : `${mib(filled)} MiB`);
 
 // How boxes lie side by side: all ways are tried, and the one whose smallest boxes have the best shape is taken.
 export function arrange() {
@@ -112,6 +148,7 @@ export function measure() {
     box.y = rect.y + rect.high / 2;
     for (const one of [...box.head.children].filter((word) => word.textContent)) words.push(within(one.getBoundingClientRect()));
     if (box.cores) words.push(within(box.cores.getBoundingClientRect()));
+    if (!box.fill.hidden) words.push(within(box.fill.getBoundingClientRect()));
   }
   for (const chip of chips.values()) {
     const rect = within(chip.at.getBoundingClientRect()), seen = windows.get(chip.box);
@@ -150,6 +187,7 @@ export function colour() {
   const loads = loadsAt();
   const scale = scaleOf(loads);
   if ($("scale").textContent !== SCALES[scale]) $("scale").textContent = SCALES[scale];
+  $("fill-key").hidden = isPast || !Object.keys(known.caches).length;
   const own = new Set(cpusOf(known.node.exclusive)), reserved = new Set(cpusOf(known.node.reserved));
   for (const [cpu, cell] of cells) {
     const load = String(loads[cpu] ?? 0);
@@ -175,7 +213,9 @@ export function colour() {
     }
     const load = part === null ? "load not known" : scale === "filled" ? `${percent(part)} filled by requests, load not measured` : `load ${percent(part)}`;
     const requested = isPast ? "" : `, ${cores(zone.charged)} of ${cores(zone.allocatable)} CPUs requested`;
-    const label = `${box.row.names.join(", ")}: ${load}${requested}, ${plural(box.chips.childElementCount, "container")}`;
+    drawFill(box);
+    const lines = !isPast && filledOf(id) ? `, ${filledOf(id)} of the L3 filled` : "";
+    const label = `${box.row.names.join(", ")}: ${load}${requested}${lines}, ${plural(box.chips.childElementCount, "container")}`;
     if (box.at.getAttribute("aria-label") !== label) box.at.setAttribute("aria-label", label);
   }
 }

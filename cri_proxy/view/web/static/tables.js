@@ -2,7 +2,7 @@
 
 import { choose, sheet } from "/container.js";
 import { chips, shown } from "/chips.js";
-import { boxes, leavesOf } from "/machine.js";
+import { boxes, filledOf, leavesOf } from "/machine.js";
 import { decisions, loadsAt } from "/past.js";
 import { draw, isFiltered, known, matches, ofAll, rate, view } from "/state.js";
 import { isAbout, kindOf, show } from "/timeline.js";
@@ -133,6 +133,7 @@ export const TABLES = {
       ["Requested", ([id]) => `${cores(known.zones[id].charged)} / ${cores(known.zones[id].allocatable)}`, ([id]) => -known.zones[id].charged, true],
       ["Exclusive", ([id]) => known.zones[id].exclusive || "–", ([id]) => -cpusOf(known.zones[id].exclusive).length],
       ["Containers", ([id]) => String(count.get(id) ?? 0), ([id]) => -(count.get(id) ?? 0), true],
+      ...(Object.keys(known.caches).length ? [["L3 filled", ([id]) => filledOf(id) || "–", ([id]) => -parseFloat(filledOf(id) || "-1"), true]] : []),
     ]);
   },
   traffic() {

@@ -35,6 +35,8 @@ export function memory(size) {
   return gib >= 10 || gib === 0 ? gib.toFixed(0) : gib.toFixed(1);
 }
 
+export const mib = (size) => (size >= 10 ? size.toFixed(0) : `${+size.toFixed(1)}`);
+
 export function ago(seconds) {
   if (seconds < 90) return `${Math.round(seconds)} s ago`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
