@@ -82,6 +82,8 @@ def explain_text(document: dict[str, Any], verbose: bool = False) -> str:
         lines += [f"  {move_text(move)}" for move in row.get("moves", ())]
         if row.get("demand"):
             lines += [f"  {line}" for line in demand_text(row["demand"])]
+        if row.get("caches"):
+            lines += [f"  {text}" for text in row["caches"]["texts"]]
         lines += [f"  {each['text']}" for each in row.get("declared", ())]
         if row.get("would_move"):
             lines.append(f"  {would_move_text(row['would_move'])}")

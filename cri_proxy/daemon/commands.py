@@ -132,6 +132,7 @@ class Commands:
             "old": old_of(daemon),
             "affinity": daemon.affinity.status(),
             "demand": daemon.sizer.status(),
+            "monitoring": daemon.monitoring.status(),
             "cluster": daemon.cluster.document(),
             "counters": counters(services.metrics.registry),
         }
@@ -163,6 +164,7 @@ class Commands:
             row["would_move"] = self._daemon.affinity.would_move(grant)
             row["demand"] = self._daemon.sizer.explained(engine, grant)
             row["treatment"] = self._daemon.isolation.explained(grant)
+            row["caches"] = self._daemon.monitoring.explained(engine, grant.key)
         return {**document, "unsaved": self._is_unsaved(name), "old": old_of(self._daemon)}
 
     def _is_unsaved(self, name: str) -> bool:
@@ -233,6 +235,7 @@ class Commands:
         self._daemon.services.node_state.give_back_quotas({g.container.pod.cgroup_parent for g in grants})
         if arguments.get("all"):
             await self._daemon.isolation.release()
+            await self._daemon.monitoring.release()
         return await self._carry_out(len(grants))
 
     async def adopt(self, arguments: dict[str, Any]) -> Any:
@@ -244,6 +247,7 @@ class Commands:
             waiting = [g for g in engine.grants.values() if is_adoptable(engine, g)]
             left = self._manage_all(engine, waiting)
             self._daemon.isolation.reconfigured()
+            self._daemon.monitoring.reconfigured()
             return {**await self._carry_out(len(waiting)), "left": left}
         grant = self._one(str(arguments.get("container", "")))
         if grant.stance is Management.PLACED:

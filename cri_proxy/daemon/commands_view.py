@@ -60,7 +60,7 @@ FRONT_ENDS = {"proxy": "cri", "nri-plugin": "nri", "standalone": "standalone"}
 #: The commands of the control socket that the view socket has as well.
 SHARED = ("status", "topology", "placements", "explain", "affinity", "metrics")
 #: Parts of a report that have a row a zone or a container.
-ROWS = frozenset(("zones", "placements", "affinity_groups"))
+ROWS = frozenset(("zones", "placements", "affinity_groups", "caches"))
 
 Item = TypeVar("Item")
 
@@ -200,6 +200,7 @@ class ViewCommands:
                 "placements": [],
                 "affinity_groups": [],
                 "remote_peers": [],
+                "caches": [],
             }
             return {**document, "machine": None, **nothing, "remote_left_out": 0}
         # 1. In one step: what belongs together.
@@ -213,6 +214,7 @@ class ViewCommands:
         # 2. What follows from records that do not change any more.
         rows = await sliced(grants, lambda some: [container_row(engine, grant, zones) for grant in some])
         groups = await self._group_rows(engine, zones)
+        document["caches"] = await self._daemon.monitoring.rows(engine)
         document |= {"remote_peers": remote_rows(engine, peers), "remote_left_out": left_out}
         return {**document, "placements": rows, "affinity_groups": groups}
 

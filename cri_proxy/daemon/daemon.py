@@ -40,6 +40,7 @@ from cri_proxy.daemon.first_mode import FirstMode
 from cri_proxy.daemon.isolation_host import IsolationHost
 from cri_proxy.daemon.maintenance import Maintenance
 from cri_proxy.daemon.metrics_http import MetricsEndpoint
+from cri_proxy.daemon.monitoring_host import MonitoringHost
 from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
 from cri_proxy.engine.engine import Engine
@@ -230,6 +231,7 @@ class Daemon:
             lambda cpus: self.affinity.ask_apart(cpus),
             self.options.resource_control,
         )
+        self.monitoring = MonitoringHost(self.services, self.isolation.group_of, lambda: self.mode)
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
         self.services.node_state.on_doubt = self.rounds.look_soon
@@ -267,6 +269,7 @@ class Daemon:
     def _mode_changed(self) -> None:
         self.sizer.wake()
         self.isolation.mode_changed()
+        self.monitoring.mode_changed()
 
     def _engage(self, engine: Engine) -> None:
         self.affinity.follow(engine)
@@ -398,6 +401,7 @@ class Daemon:
         keep("demand", self.sizer.run)
         keep("orders", self.orders.run)
         keep("isolation", self.isolation.run)
+        keep("monitoring", self.monitoring.run)
         self.watch = TopologyWatch(
             services.machine.signature,
             lambda: self.supervisor.begin("machine", self.assembly.follow_machine()),
@@ -535,6 +539,7 @@ class Daemon:
         self.affinity.reconfigured()
         self.sizer.reconfigured()
         self.isolation.reconfigured()
+        self.monitoring.reconfigured()
         if self._front is not None:
             self.front.reconfigured()
         await services.store.settled()  # a mode that was given by command does not come back

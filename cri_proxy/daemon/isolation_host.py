@@ -119,6 +119,10 @@ class IsolationHost:
         if self.isolation is not None:
             await self.isolation.release()
 
+    def group_of(self, key: str) -> str:
+        """The name of the group that a container is in; "" = the root's."""
+        return "" if self.isolation is None else self.isolation.group_of(key)
+
     def status(self) -> dict[str, Any]:
         """``Isolation.status``; without one only its subjects."""
         if self.isolation is not None:

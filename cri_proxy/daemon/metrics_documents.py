@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cri_proxy.isolation.io.series import monitoring_families
 from cri_proxy.metrics import Metrics, NriMetrics, engine_families
 
 ALERTS = Path(__file__).resolve().parents[2] / "packaging" / "monitoring" / "alerts.yaml"
@@ -66,6 +67,24 @@ metric_relabel_configs:
   - source_labels: [__name__]
     regex: kubelet_.*
     action: drop
+```
+
+## What containers have in L3s
+
+With `isolation.monitoring` each container has a monitoring group of resctrl, as long as there are RMIDs: protected ones
+first, then batch beside those, then by the CPUs that are used. `l3` is the L3's name here, `cache_id` the kernel's; a
+container that may run in more than 16 L3s has one series, `l3="several"`. "Unavailable" is not 0: there is no value then.
+
+`l3_llc_occupancy`, `l3_mbm_local_bytes` and `l3_mbm_total_bytes` are named and labelled as cri-resource-manager has them
+(`rdt_class`, `rdt_mon_group`, `cache_id`, `pod_name`, `container_name`); `rdt_class` is the control group. nri-plugins puts
+`nri_` before the names; for a dashboard made for that, in the scrape job:
+
+```yaml
+metric_relabel_configs:
+  - source_labels: [__name__]
+    regex: (l3_.*)
+    target_label: __name__
+    replacement: nri_$1
 ```
 
 ## What to be woken for
@@ -136,7 +155,7 @@ def metrics_markdown() -> str:
     """The page docs/metrics.md."""
     metrics = Metrics("")
     NriMetrics(metrics.registry)
-    families = [*metrics.registry.collect(), *engine_families()]
+    families = [*metrics.registry.collect(), *engine_families(), *monitoring_families()]
     rows = [
         f"| `{f.name}{'_total' if f.type == 'counter' else ''}` | {f.type} | {f.documentation} |"
         for f in sorted(families, key=lambda family: family.name)

@@ -49,3 +49,18 @@ async def test_protection_is_measured_while_it_is_on(agent: Agent) -> None:
     await until(agent, lambda status: status.get("protection") == {"mode": "off"}, "isolation")
     problems = [worker for worker in (await ask(agent, "status"))["warnings"] if "protection" in worker]
     assert problems == []
+
+
+@pytest.mark.skipif(Path("/sys/fs/resctrl/schemata").exists(), reason="a real resctrl would be written to")
+async def test_monitoring_begins_and_ends_with_a_reload(agent: Agent) -> None:
+    assert (await ask(agent, "status"))["monitoring"] == {"is_on": False}
+    agent.write_config({"isolation": {"monitoring": True}})
+    await support.reloaded(agent)
+    status = await until(agent, lambda status: status["monitoring"].get("why"))
+    why = status["monitoring"]["why"]
+    assert "resctrl" in why and f"isolation.monitoring: {why}" in status["warnings"]
+    assert (await ask(agent, "report"))["caches"] == []
+    agent.write_config({"isolation": {"monitoring": False}})
+    await support.reloaded(agent)
+    status = await until(agent, lambda status: status["monitoring"] == {"is_on": False})
+    assert not any("monitoring" in sentence for sentence in status["warnings"])

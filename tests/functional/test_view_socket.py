@@ -28,6 +28,7 @@ QUESTIONS = {
     "moves",
     "report",
     "history",
+    "isolation",
 }
 
 

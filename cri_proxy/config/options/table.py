@@ -258,6 +258,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("isolation.batch", selectors(), ("qos/BestEffort",),
            "Containers that give way to those. Where both lists name a container, balloons count before namespaces, and "
            "these before QoS classes; at the same rank it is protected.", cluster=True),
+    Option("isolation.monitoring", flag(), False,
+           "Whether each container's lines in L3s and its memory bandwidth are read every ten seconds, where the processor "
+           "counts them (resctrl monitoring).", cluster=True),
     Option("nri.host", one_of("auto", "on", "off"), "auto",
            "Whether NRI plugins are hosted here. auto: where the runtime has no NRI of its own.", live=False),
     Option("nri.socket", endpoint("no external plugins"), "/var/run/cri-resmgr/nri/nri.sock",
