@@ -20,7 +20,7 @@ from cri_proxy.engine.model import Life, zones_of
 from cri_proxy.instruments import Family
 from cri_proxy.isolation.io.monitoring_groups import MonitoringGroups
 from cri_proxy.isolation.io.monitoring_rounds import Answer, MonitoringRounds, Question, Usage, fills
-from cri_proxy.isolation.io.resctrl import MOUNT, Resctrl
+from cri_proxy.isolation.io.resctrl import Resctrl, machine_mount
 from cri_proxy.isolation.io.series import filled_families, monitoring_families
 from cri_proxy.isolation.io.watcher import Watcher
 from cri_proxy.isolation.model import OFF, CacheDomain, IsolatedContainer
@@ -201,12 +201,17 @@ def make_monitor(
     services: Services,
     group_of: Callable[[str], str],
     mode: Callable[[], str],
-    mount: Path = MOUNT,
+    mount: Optional[Path] = None,
     sys: Path = Path("/sys"),
 ) -> CacheMonitor:
-    """Monitoring of a daemon; ``group_of``: the control group of a container, "" = the root's; ``mode``: in force."""
+    """Monitoring of a daemon.
+
+    ``mount`` None: this machine's resctrl. ``group_of``: the control group of a container, "" = the root's; ``mode``: in
+    force.
+    """
     config = services.config
     cgroup_root, directory = Path(config["topology.cgroup_root"]), Path(config["state.directory"])
+    mount = mount or machine_mount()
     kernel = MonitoringGroups(mount)
     watcher = Watcher(kernel, Cgroups(cgroup_root).threads)
     usage = usage_of(UsageReader(cgroup_root, services.node_state.clock))

@@ -19,7 +19,7 @@ from typing import Callable, Optional, Protocol, TypeVar
 from bpf.service.json_file import write_json
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
-from cri_proxy.isolation.io.resctrl import MOUNT
+from cri_proxy.isolation.io.resctrl import machine_mount
 from cri_proxy.isolation.model import PREFIX, ROOT
 from cri_proxy.isolation.monitoring import Source, is_ours
 
@@ -190,7 +190,7 @@ def put_back(directory: Path, kernel: Optional[MonitoringKernel] = None) -> list
     """
     if not is_marked(directory):
         return []
-    control = kernel or MonitoringGroups(MOUNT)
+    control = kernel or MonitoringGroups(machine_mount())
     remove_ours(control)
     left = [f"{group or 'the root group'}: {name} is still there" for group, name in ours_in(control)]
     if not left:

@@ -284,7 +284,12 @@ class Resctrl:
 
 def machine_resctrl() -> Resctrl:
     """That of this machine; a daemon of a test has none."""
-    return Resctrl(below(machine_root(), MOUNT))
+    return Resctrl(machine_mount())
+
+
+def machine_mount() -> Path:
+    """Where that is."""
+    return below(machine_root(), MOUNT)
 
 
 def _number(text: str, default: int) -> int:
