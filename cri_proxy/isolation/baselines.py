@@ -75,58 +75,76 @@ class Baseline:
         return (value - self.usual) / (self.limit - self.usual)
 
 
+class _Windows:
+    """The last windows of one container or workload, and the baseline that they make."""
+
+    def __init__(self, signal: Signal, of_workload: bool = False) -> None:
+        self._signal, self._of_workload = signal, of_workload
+        self._values: deque[float] = deque(maxlen=MOST_WINDOWS)
+        self._baseline: Optional[Baseline] = None
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self._baseline = None
+
+    @property
+    def is_enough(self) -> bool:
+        return len(self._values) >= LEAST_WINDOWS
+
+    @property
+    def baseline(self) -> Optional[Baseline]:
+        """None: there are too few."""
+        if self._baseline is None and self.is_enough:
+            self._baseline = baseline_of(self._values, self._signal, self._of_workload)
+        return self._baseline
+
+
 class Baselines:
     """The baselines of the protected containers of one node."""
 
     def __init__(self) -> None:
-        self._own: dict[tuple[str, Signal], deque[float]] = {}
-        self._of_workload: OrderedDict[tuple[str, Signal], deque[float]] = OrderedDict()
+        self._own: dict[str, dict[Signal, _Windows]] = {}
+        self._of_workload: OrderedDict[tuple[str, Signal], _Windows] = OrderedDict()
         #: What a daemon before has learnt, by workload, and name and words of the signal.
         self._recalled: dict[tuple[str, str, str], Baseline] = {}
         #: How many windows workloads have been learnt from.
         self.learnt = 0
-        #: What was worked out of them, until there is another window.
-        self._known: dict[tuple[str, str, Signal], Optional[Baseline]] = {}
 
     def learn(self, key: str, workload: str, signal: Signal, value: float) -> None:
         """A window of a container without batch beside it."""
-        self._own.setdefault((key, signal), deque(maxlen=MOST_WINDOWS)).append(value)
-        if workload:
-            at = workload, signal
-            self.learnt += 1
-            self._of_workload.setdefault(at, deque(maxlen=MOST_WINDOWS)).append(value)
-            self._of_workload.move_to_end(at)
-            while len(self._of_workload) > MOST_WORKLOADS:
-                self._of_workload.popitem(last=False)
-        for known in [each for each in self._known if each[0] == key or each[1] == workload]:
-            del self._known[known]
+        own = self._own.setdefault(key, {})
+        if signal not in own:
+            own[signal] = _Windows(signal)
+        own[signal].add(value)
+        if not workload:
+            return
+        at = workload, signal
+        if at not in self._of_workload:
+            self._of_workload[at] = _Windows(signal, of_workload=True)
+        self._of_workload[at].add(value)
+        self._of_workload.move_to_end(at)
+        self.learnt += 1
+        while len(self._of_workload) > MOST_WORKLOADS:
+            self._of_workload.popitem(last=False)
 
     def has(self, key: str) -> bool:
         """Whether windows of a container itself are enough for a baseline of some signal."""
-        return any(len(own) >= LEAST_WINDOWS for at, own in self._own.items() if at[0] == key)
+        return any(windows.is_enough for windows in self._own.get(key, {}).values())
 
     def of(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
         """The container's own baseline, else that of its workload; None while neither has windows enough."""
-        at = key, workload, signal
-        if at not in self._known:
-            self._known[at] = self._worked_out(key, workload, signal)
-        return self._known[at]
-
-    def _worked_out(self, key: str, workload: str, signal: Signal) -> Optional[Baseline]:
-        own = self._own.get((key, signal), ())
-        if len(own) >= LEAST_WINDOWS:
-            return baseline_of(own, signal)
-        others = self._of_workload.get((workload, signal), ())
-        if len(others) >= LEAST_WINDOWS:
-            return baseline_of(others, signal, of_workload=True)
+        own = self._own.get(key, {}).get(signal)
+        if own is not None and own.is_enough:
+            return own.baseline
+        others = self._of_workload.get((workload, signal))
+        if others is not None and others.is_enough:
+            return others.baseline
         return self._recalled.get((workload, signal.name, signal.words))
 
     def keep(self, keys: Collection[str]) -> None:
         """Forget the containers that are none of these; what their workloads have taught stays."""
-        for at in [at for at in self._own if at[0] not in keys]:
-            del self._own[at]
-        for known in [each for each in self._known if each[0] not in keys]:
-            del self._known[known]
+        for key in self._own.keys() - set(keys):
+            del self._own[key]
 
     # ------------------------------------------------------------------ over restarts
 
@@ -134,10 +152,10 @@ class Baselines:
         """The baselines of workloads as plain data, for ``recall``."""
         known = dict(self._recalled)
         for (workload, signal), windows in self._of_workload.items():
-            if len(windows) >= LEAST_WINDOWS:
+            if (baseline := windows.baseline) is not None:
                 at = workload, signal.name, signal.words
                 known.pop(at, None)  # so that it is among the newest
-                known[at] = baseline_of(windows, signal, of_workload=True)
+                known[at] = baseline
         newest = list(known.items())[-MOST_WORKLOADS:]
         return [[*at, baseline.usual, baseline.limit, baseline.windows] for at, baseline in newest]
 
@@ -152,7 +170,7 @@ class Baselines:
             if not (0 <= baseline.usual < baseline.limit < math.inf):
                 raise ValueError(f"no baseline: {usual!r}, {limit!r}")
             found[str(workload), str(name), str(words)] = baseline
-        self._recalled, self._known = found, {}
+        self._recalled = found
 
 
 def baseline_of(windows: Iterable[float], signal: Signal, of_workload: bool = False) -> Baseline:
