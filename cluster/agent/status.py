@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Optional
 
+from cluster.api.fit import MOST_SHARED
 from cluster.api.names import CONFIG_APPLIED, CURRENT, DEGRADED, READY, SCHEMA_CURRENT
 from cluster.api.reader import Fields, Unreadable
 from cluster.kube.known import not_written
@@ -207,6 +208,8 @@ def _of_report(report: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, 
         status["modeFrom"] = shortened(status["modeFrom"], MOST_TEXT)
     if report.get("policy"):
         status["activePolicy"] = report["policy"]
+    if report.get("isolation"):
+        status["isolation"] = _isolation(report["isolation"])
     machine = report.get("machine")
     if machine is not None:
         status["machine"] = {
@@ -275,6 +278,25 @@ def _remote(rows: Iterable[Mapping[str, Any]], told: Iterable[Mapping[str, Any]]
 
 def _words(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(row.get(key, "")) for key in keys)
+
+
+def _isolation(row: Mapping[str, Any]) -> dict[str, Any]:
+    shared = row.get("l3s") or ()
+    modes = row.get("modes") or {}
+    return {
+        **{name: str(modes[name]) for name in ("caches", "bandwidth") if name in modes},
+        **_taken(row, ("protection", "groups", "other_groups", "refusals")),
+        **({"missing": shortened(row["missing"], MOST_TEXT)} if row.get("missing") else {}),
+        "sharedL3Count": len(shared),
+        "sharedL3s": [
+            {
+                "zone": f"l3-{each.get('l3', 0)}",
+                **_taken(each, ("protected", "batch")),
+                "batchHas": shortened(str(each.get("batch_has", "")), MOST_TEXT),
+            }
+            for each in shared[:MOST_SHARED]
+        ],
+    }
 
 
 def _doctor(problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ STATUS_BYTES = OBJECT_BYTES - 40 * 1024
 MOST_TEXTS, MOST_PROBLEMS, MOST_OVERRIDES, MOST_GROUPS, MOST_MEMBERS = 32, 32, 128, 64, 32
 #: Each of 5,000 nodes has them in the operator's memory.
 MOST_REMOTE = 32
+#: L3s that protected and batch containers share.
+MOST_SHARED = 32
 #: Characters of a text: a sentence, and a shorter one where room is scarce.
 LONG, SHORT = 200, 60
 ID_DIGITS = 13

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.fit import MOST_GROUPS, MOST_MEMBERS, MOST_PROBLEMS, MOST_REMOTE, MOST_TEXTS
+from cluster.api.fit import MOST_GROUPS, MOST_MEMBERS, MOST_PROBLEMS, MOST_REMOTE, MOST_SHARED, MOST_TEXTS
 from cluster.api.schema import KEEPS_UNKNOWN, LINES, flag, keyed, number, record, rows, rule, text, word
 
 #: More of them than a node has containers.
@@ -297,6 +297,33 @@ def _policy_done() -> dict[str, Any]:
     )
 
 
+def _isolation() -> dict[str, Any]:
+    shared = record(
+        "One L3 that protected and batch containers may both run in.",
+        {
+            "zone": text("Its name in zones, such as l3-4."),
+            "protected": number("How many protected containers may run there."),
+            "batch": number("How many batch containers may run there."),
+            "batchHas": text("What batch has of its cache and bandwidth; empty where it has all."),
+        },
+        ("zone",),
+    )
+    return record(
+        "What keeps noisy neighbours apart; absent where that is off.",
+        {
+            "caches": text("The mode of isolation.caches in force: enforce, observe or off."),
+            "bandwidth": text("The mode of isolation.bandwidth in force."),
+            "protection": text("The mode of isolation.protection in force."),
+            "missing": text("One sentence: why the kernel cannot do it; empty where it can."),
+            "groups": number("Groups of resctrl that the daemon has made."),
+            "otherGroups": number("Groups of resctrl that others have made."),
+            "refusals": number("Values that the kernel has refused."),
+            "sharedL3Count": number("How many L3s protected and batch containers share."),
+            "sharedL3s": rows("The first of them.", shared, maxItems=MOST_SHARED),
+        },
+    )
+
+
 def _doctor() -> dict[str, Any]:
     problem = record(
         "One problem.",
@@ -390,6 +417,7 @@ def _status() -> dict[str, Any]:
             "overrides": _overrides_done(),
             "policy": _policy_done(),
             "doctor": _doctor(),
+            "isolation": _isolation(),
             "counts": record(
                 "How many there are, and what is left out here.", {k: number(v) for k, v in COUNTS.items()}
             ),

@@ -255,6 +255,7 @@ class ViewCommands:
             "old": old_of(daemon),
             "cluster": daemon.cluster.document(),
             "topology_manager": services.machine.topology_manager,
+            "isolation": daemon.isolation.summary(),
         }
 
     def _zones(self, topology: Topology) -> tuple[tuple[Zone, ...], dict[str, Any]]:

@@ -135,6 +135,14 @@ class IsolationHost:
             }
         }
 
+    def summary(self) -> Optional[dict[str, Any]]:
+        """What reports on this node are told; None: all of it is off."""
+        if self.isolation is None:
+            return None
+        from cri_proxy.isolation.report import isolation_summary
+
+        return isolation_summary(self.status())
+
     def explained(self, grant: ContainerRecord) -> list[str]:
         """What is done about a container, a sentence each."""
         if self.isolation is None:

@@ -6,7 +6,7 @@ The document is ``Isolation.status()``, with what protection and monitoring say 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from cri_proxy.isolation.model import CACHES, MB, OFF, ROOT
 from cri_proxy.text.terminal import duration_text
@@ -20,7 +20,7 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     """All of it; where everything is off, what switches it on."""
     subjects: Mapping[str, Any] = document.get("subjects") or {}
     lines = [_subject_line(name, row) for name, row in subjects.items()]
-    if all(row["configured"] == row["mode"] == OFF for row in subjects.values()):
+    if is_off(document):
         return "off: isolation.caches and isolation.bandwidth switch it on (cri-resmgr doctor says whether this kernel can)"
     if document.get("missing"):
         lines.append(f"nothing is divided: {document['missing']}")
@@ -34,6 +34,42 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     lines += _section("changed by others, and written again", _drift_lines(document.get("drift") or {}))
     lines += _section("to know", _notes(document))
     return "\n".join(lines)
+
+
+def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """What reports on this node are told of isolation; None: all of it is off.
+
+    ``l3s``: those that protected and batch containers share, with how many of each, and what batch has there.
+    """
+    subjects: Mapping[str, Any] = document.get("subjects") or {}
+    if is_off(document):
+        return None
+    batch_has: dict[str, str] = {}
+    for group in document.get("groups", ()):
+        if group["state"] == "enforced":
+            batch_has |= {number: ", ".join(parts) for number, parts in _shared_parts(group).items()}
+    return {
+        "modes": {name: row["mode"] for name, row in subjects.items()},
+        "protection": (document.get("protection") or {}).get("mode", OFF),
+        "missing": document.get("missing") or "",
+        "groups": sum(1 for group in document.get("groups", ()) if group["state"] == "enforced"),
+        "other_groups": len(document.get("other_groups") or ()),
+        "refusals": len(document.get("refusals") or ()),
+        "l3s": [
+            {
+                "l3": each["l3"],
+                "protected": len(each["protected"]),
+                "batch": len(each["batch"]),
+                "batch_has": batch_has.get(str(each["l3"]), ""),
+            }
+            for each in document.get("meetings", ())
+        ],
+    }
+
+
+def is_off(document: Mapping[str, Any]) -> bool:
+    """Whether no subject is configured, and none is at work."""
+    return all(row["configured"] == row["mode"] == OFF for row in (document.get("subjects") or {}).values())
 
 
 def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:

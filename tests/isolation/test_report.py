@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.isolation.report import isolation_text, treatment_lines, value_text
+from cri_proxy.isolation.report import isolation_summary, isolation_text, treatment_lines, value_text
 from policies.model import Qos
 from tests.isolation.test_reconciler import Make, make  # noqa: F401  (a fixture)
 
@@ -164,3 +164,16 @@ async def test_a_treatment_that_is_only_observed_says_so(make: Make) -> None:  #
     await node.isolation.round()
     [line] = treatment_lines(node.isolation.status(), node.engine.grants[batch].container.path)
     assert line.startswith("would be in cri-resmgr.batch: L3 ") and "bandwidth" not in line
+
+
+async def test_reports_on_the_node_are_told_a_summary(make: Make) -> None:  # noqa: F811
+    node = await make().begin()
+    node.protected()
+    node.batch()
+    await node.isolation.round()
+    found = isolation_summary(node.isolation.status())
+    assert found is not None
+    assert (found["modes"], found["groups"]) == ({"caches": "enforce", "bandwidth": "enforce"}, 1)
+    [shared] = found["l3s"]
+    assert (shared["protected"], shared["batch"], shared["batch_has"]) == (1, 1, "5 ways (1f), bandwidth 132")
+    assert isolation_summary({"subjects": {"caches": {"configured": "off", "mode": "off"}}}) is None

@@ -17,6 +17,17 @@ def status(told: Optional[dict[str, Any]] = None, **changes: Any) -> dict[str, A
     return status_of(AgentView(report(**changes)), told or {}, NOW)
 
 
+ISOLATION = {
+    "modes": {"caches": "enforce", "bandwidth": "off"},
+    "protection": "off",
+    "missing": "",
+    "groups": 1,
+    "other_groups": 0,
+    "refusals": 0,
+    "l3s": [{"l3": 4, "protected": 1, "batch": 2, "batch_has": "5 ways (1f)"}],
+}
+
+
 def conditions(seen: AgentView) -> dict[str, dict[str, Any]]:
     return {condition["type"]: condition for condition in status_of(seen, {}, NOW)["conditions"]}
 
@@ -28,6 +39,7 @@ def test_every_field_of_a_status_is_one_of_the_schema() -> None:
             affinity_groups=[group("a", "b", bytes_per_s=5e6)],
             remote_peers=[remote("a", "10.0.0.1", 5e6)],
             warnings=["hot"],
+            isolation=ISOLATION,
         ),
         "",
         problems,
@@ -134,6 +146,27 @@ def test_an_older_daemon_that_tells_less_makes_a_status_with_less() -> None:
         del old[key]
     found = status_of(AgentView(old), {}, NOW)
     assert "frontEnd" not in found and found["affinityGroups"] == found["remoteTraffic"] == []
+
+
+def test_isolation_is_told_where_it_is_on() -> None:
+    assert "isolation" not in status(isolation=None)
+    assert status(isolation=ISOLATION)["isolation"] == {
+        "caches": "enforce",
+        "bandwidth": "off",
+        "protection": "off",
+        "groups": 1,
+        "otherGroups": 0,
+        "refusals": 0,
+        "sharedL3Count": 1,
+        "sharedL3s": [{"zone": "l3-4", "protected": 1, "batch": 2, "batchHas": "5 ways (1f)"}],
+    }
+
+
+def test_of_many_shared_l3s_the_first_are_told_and_all_are_counted() -> None:
+    many = [{"l3": number, "protected": 1, "batch": 1, "batch_has": ""} for number in range(100)]
+    found = status(isolation={**ISOLATION, "l3s": many, "missing": "resctrl is not mounted"})["isolation"]
+    assert (len(found["sharedL3s"]), found["sharedL3Count"]) == (32, 100)
+    assert found["missing"] == "resctrl is not mounted"
 
 
 def test_memory_that_is_not_known_is_left_out() -> None:
