@@ -73,7 +73,7 @@ metric_relabel_configs:
 
 With `isolation.monitoring` each container has a monitoring group of resctrl, as long as there are RMIDs: protected ones
 first, then batch beside those, then by the CPUs that are used. `l3` is the L3's name here, `cache_id` the kernel's; a
-container that may run in more than 16 L3s has one series, `l3="several"`. "Unavailable" is not 0: there is no value then.
+container that may run in more than 4 L3s has one series, `l3="several"`. "Unavailable" is not 0: there is no value then.
 
 `l3_llc_occupancy`, `l3_mbm_local_bytes` and `l3_mbm_total_bytes` are named and labelled as cri-resource-manager has them
 (`rdt_class`, `rdt_mon_group`, `cache_id`, `pod_name`, `container_name`); `rdt_class` is the control group. nri-plugins puts

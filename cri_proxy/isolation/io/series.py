@@ -17,7 +17,7 @@ from cri_proxy.isolation.model import PREFIX
 from cri_proxy.isolation.monitoring import Counted, Meter, group_name
 
 #: A container that may run in more L3s than these has one series with their sum.
-MOST_L3S = 16
+MOST_L3S = 4
 #: The L3 of that one.
 SEVERAL = "several"
 #: What Intel's exporters call the root's group.
