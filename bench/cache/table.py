@@ -22,6 +22,7 @@ PLACEMENTS = (
 COLUMNS = (
     ("other_ccx", "from another CCX of the socket"),
     ("other_socket", "from another socket"),
+    ("memory", "from memory"),
     ("l3_misses", "L3 misses in all"),
 )
 

@@ -167,7 +167,9 @@ def show(runs: Sequence[Sequence[Measurement]]) -> str:
         if apart is not None:
             text.append(f"Half of the runs lie within {100 * apart:.0f} % of their median: {title}.")
     for (load, placement), times in beside_alone(made, "l3_misses").items():
-        text.append(f"{load}, {placement}: {times:.2f} times its L3 misses alone.")
+        from_memory = beside_alone(made, "memory").get((load, placement))
+        of_memory = "" if from_memory is None else f", {from_memory:.2f} times its lines from memory"
+        text.append(f"{load}, {placement}: {times:.2f} times its L3 misses alone{of_memory}.")
     share = max(background_share(run, "l3_misses") for run in runs)
     text.append(f"What the idle machine misses was taken off: at most {100 * share:.1f} % of the L3 misses.")
     return "\n".join(text)

@@ -94,7 +94,8 @@ def test_as_many_measurements_as_marks_are_wanted(marks: int) -> None:
 
 def test_what_an_idle_machine_counts_in_the_same_time_is_taken_off() -> None:
     run = [idle(10), idle(1000, guest_s=50.0), idle(20), measured("limit", 540)]
-    assert per_request(run) == {("limit", "nginx"): {"other_ccx": 5.0, "other_socket": 0.0, "l3_misses": 5.0}}
+    lines = {"other_ccx": 5.0, "other_socket": 0.0, "memory": 0.0, "l3_misses": 5.0}
+    assert per_request(run) == {("limit", "nginx"): lines}
     assert background_share(run, "other_ccx") == pytest.approx(40 / 540)
 
 
@@ -128,23 +129,24 @@ def test_the_table_has_a_part_for_each_load() -> None:
     lines = {
         "other_ccx": Spread(1234.5, 1200.0, 1300.0),
         "other_socket": Spread(0.0, 0.0, 0.0),
+        "memory": Spread(2.0, 1.0, 3.0),
         "l3_misses": Spread(9.96, 9.5, 10.0),
     }
     table = markdown([Row("limit", "nginx", APART, 3, lines), Row("limit", "redis", TOGETHER, 1, lines)])
-    counters = "from another CCX of the socket | from another socket | L3 misses in all"
+    counters = "from another CCX of the socket | from another socket | from memory | L3 misses in all"
     head = f"| placement | runs | server on CPUs | client | {counters} |"
     assert table.splitlines() == [
         "nginx; lines a request:",
         "",
         head,
-        "|---|---|---|---|---|---|---|",
-        "| limit | 3 | 0-3 | 8-11 | 1,234 (1,200 to 1,300) | 0.0 (0.0 to 0.0) | 10.0 (9.5 to 10) |",
+        "|---|---|---|---|---|---|---|---|",
+        "| limit | 3 | 0-3 | 8-11 | 1,234 (1,200 to 1,300) | 0.0 (0.0 to 0.0) | 2.0 (1.0 to 3.0) | 10.0 (9.5 to 10) |",
         "",
         "redis; lines a request:",
         "",
         head,
-        "|---|---|---|---|---|---|---|",
-        "| limit | 1 | 0-3 | 0-3 | 1,234 | 0.0 | 10.0 |",
+        "|---|---|---|---|---|---|---|---|",
+        "| limit | 1 | 0-3 | 0-3 | 1,234 | 0.0 | 2.0 | 10.0 |",
     ]
 
 
