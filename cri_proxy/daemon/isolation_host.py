@@ -45,8 +45,8 @@ class IsolationHost:
             self._changed.clear()
             if await self._has_work():
                 await self._isolate()
-            else:
-                await self._changed.wait()
+            # It has ended, as all is off, or there was nothing to do.
+            await self._changed.wait()
 
     async def _has_work(self) -> bool:
         config = self._services.config
@@ -111,6 +111,7 @@ class IsolationHost:
 
     def mode_changed(self) -> None:
         """The daemon's mode is another one."""
+        self._changed.set()
         if self.isolation is not None:
             self.isolation.wake()
 

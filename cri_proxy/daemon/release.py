@@ -50,6 +50,8 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
     runtime = RuntimeClient(discover(config["relay.runtime_endpoint"]))
     store = StateWriter(Store(Path(config["state.directory"])), Metrics(""), log)
     node = _Node(config, runtime, store, log)
+    if container is None:  # for which neither state nor runtime is needed
+        _give_back_isolation(node)
     try:
         loaded = await _load(node)
         engine = await _engine(node, loaded)
@@ -59,8 +61,6 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         lost = "; ".join(filter(None, [loaded.meta.get(LOST_KEY), loaded.lost]))
         store.write(engine.drain(), {LOST_KEY: lost} if lost else {})
         _give_back_quotas(node, engine, loaded)
-        if container is None:
-            _give_back_isolation(node)
         await store.settled()
         rows = [_row(engine, update, result) for update, result in zip(updates, results)]
         return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cri_proxy.isolation.io.originals import FILE_NAME
 from tests.agent import Agent
+from tests.fake_runtime import FakeRuntime
 from tests.functional import support
 from tests.functional.conftest import ask, until
 
@@ -64,3 +67,33 @@ async def test_monitoring_begins_and_ends_with_a_reload(agent: Agent) -> None:
     await support.reloaded(agent)
     status = await until(agent, lambda status: status["monitoring"] == {"is_on": False})
     assert not any("monitoring" in sentence for sentence in status["warnings"])
+
+
+def left_by_a_daemon(agent: Agent) -> Path:
+    """A file of the kernel's that a daemon has written to, as the state directory tells."""
+    clock = agent.folder / "scaling_max_freq"
+    clock.write_text("2500000\n")
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    document = {"boot_id": boot_id, "values": {f"file:{clock}": "3300000"}, "groups": False}
+    (agent.state / FILE_NAME).write_text(json.dumps(document))
+    return clock
+
+
+async def test_a_daemon_with_isolation_off_puts_back_what_the_one_before_wrote(agent: Agent) -> None:
+    await agent.kill()
+    clock = left_by_a_daemon(agent)
+    await support.start(agent)
+    await support.eventually(lambda: clock.read_text() == "3300000\n", "the value of before")
+    await support.eventually(lambda: not (agent.state / FILE_NAME).exists(), "nothing is remembered")
+
+
+@pytest.mark.parametrize("has_runtime", [True, False])
+async def test_a_release_without_a_daemon_puts_back_even_without_a_runtime(
+    runtime: FakeRuntime, agent: Agent, has_runtime: bool
+) -> None:
+    await agent.kill()
+    clock = left_by_a_daemon(agent)
+    if not has_runtime:
+        await runtime.stop()
+    await agent.cli("release", "--all", "--config", str(agent.config_file))
+    assert clock.read_text() == "3300000\n" and not (agent.state / FILE_NAME).exists()

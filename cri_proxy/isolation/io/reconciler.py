@@ -218,7 +218,12 @@ class Isolation:
 
     async def load(self) -> None:
         """Read what was there before the daemon before this one wrote. Before the first round."""
-        await self._jobs.begin(self._originals.load)
+        await self._jobs.begin(self._load)
+
+    def _load(self) -> None:
+        self._originals.load()
+        if self._originals.is_empty:
+            self._originals.forget(())  # a file of another boot
 
     def close(self) -> None:
         """The thread ends with what it does; the kernel stays as it is."""
