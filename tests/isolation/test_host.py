@@ -11,6 +11,7 @@ import pytest
 from cri_proxy.daemon.isolation_host import IsolationHost
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals
 from tests.functional.support import eventually
+from tests.isolation.kernel import KernelModel
 from tests.isolation.node import IsolatedNode
 
 OFF = {"caches": "off", "bandwidth": "off"}
@@ -22,10 +23,10 @@ class Host:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = IsolatedNode(folder, monkeypatch)
         self.begun = 0
-        self.host = IsolationHost(self.node.services, "boot", self._control)
+        self.host = IsolationHost(self.node.services, "boot", lambda cpus: False, self._control)
         self.running: asyncio.Future[None] = asyncio.ensure_future(asyncio.sleep(0))
 
-    def _control(self):
+    def _control(self) -> KernelModel:
         self.begun += 1
         return self.node.kernel
 
