@@ -1,7 +1,8 @@
-"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY|full|members]...``.
+"""What a decision costs, under each policy: ``python -m bench.decision_time [POLICY|classes|full|members]...``.
 
 512 CPUs (two sockets of four NUMA nodes of four CCXs of eight cores, two threads) with 1,000 containers.
 Every kind of container is admitted many times, and bound or cancelled; reading its request is timed as well.
+``classes``: ``hygon`` on two such nodes in turns, without and with isolation on.
 ``full``: on a node whose requests exceed its CPUs, under ``hygon``: no container finds room, and every one asks whether
 moving others would help.
 ``members``: a create that makes the ``default`` balloon larger, with so many containers in it, and its removal.
@@ -23,7 +24,7 @@ from cri_proxy.engine.model import Host
 from policies.balloons.types import BalloonSettings, BalloonType
 from policies.machine.topology import Cpu, Topology, TopologyData
 from policies.registry import POLICIES
-from policies.settings import EngineOptions, PlacementSettings
+from policies.settings import ClassSelectors, EngineOptions, PlacementSettings
 from tests.cri_client import Pod, cgroup_parent, container_config, create_request, pod_config
 
 CONTAINERS = 1000
@@ -79,14 +80,14 @@ def request_of(number: int, fields: dict[str, Any]) -> bytes:
     return bytes(create_request(pod, container).SerializeToString())
 
 
-def filled(policy: str) -> Engine:
+def filled(policy: str, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
     tree = topology()
     host = Host(topology=tree, usable=tree.online, mems=tree.memory_nodes)
     settings = PlacementSettings(
         ownership="exclusive" if policy == "topology-aware" else "shared",
         balloons=BalloonSettings((BalloonType("web", namespaces=("default",), max_cpus=8),)),
     )
-    engine = Engine(host, POLICIES[policy](tree, settings), EngineOptions())
+    engine = Engine(host, POLICIES[policy](tree, settings), options)
     random = Random(1)
     small, large = ["2 CPUs", "no limit", "BestEffort"], ["12 CPUs", "48 CPUs"]
     for number in range(CONTAINERS):
@@ -155,6 +156,24 @@ def report(policy: str) -> None:
         print(f"{kind:<14}" + "".join(f"{a:10.0f}{b:8.0f}" for a, b in zip(cells[::2], cells[1::2])))
 
 
+def report_classes() -> None:
+    """A create and its removal, each kind on both nodes in turns; the least of the medians."""
+    engines = filled("hygon"), filled("hygon", EngineOptions(classes=ClassSelectors(), keeps_apart=True))
+    print(
+        "hygon policy, isolation off and on; microseconds of CPU time to admit and bind, the least median of 5"
+    )
+    print(f"{'container':<14}{'off':>10}{'on':>10}{'more':>10}")
+    for number, kind in enumerate(KINDS):
+        message = request(CONTAINERS + number, kind)
+        least = [float("inf"), float("inf")]
+        for _ in range(5):
+            for index, engine in enumerate(engines):
+                _, admits, binds = measure(engine, message)
+                took = (percentile(admits, 50) + percentile(binds, 50)) * 1e6
+                least[index] = min(least[index], took)
+        print(f"{kind:<14}{least[0]:10.0f}{least[1]:10.0f}{least[1] - least[0]:10.0f}", flush=True)
+
+
 def report_full() -> None:
     print(
         f"a full node, hygon policy, {FULL_PERCENT} % of 512 CPUs requested; microseconds of CPU time to admit"
@@ -207,6 +226,8 @@ def main() -> None:
     for case in sys.argv[1:] or ("hygon", "topology-aware", "balloons", "full", "members"):
         if case == "full":
             report_full()
+        elif case == "classes":
+            report_classes()
         elif case == "members":
             report_members()
         else:

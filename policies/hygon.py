@@ -145,7 +145,7 @@ class Hygon(Policy):
             self.topology.nodes_of(near or ()),
             hinted,
             wanted_milli(container) if is_sized else 0,
-            None if kind not in (PROTECTED, BATCH) else (lambda leaves: node.company(kind, leaves)),
+            None if kind not in (PROTECTED, BATCH) else (lambda places: node.company(kind, places)),
         )
         try:
             choice = (self._fine_ladder() if is_sized else self.ladder).climb(capacity, node, want)

@@ -25,7 +25,7 @@ node (interleaved memory) have theirs below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Callable, Optional
 
@@ -97,8 +97,8 @@ class Climb:
 
     ``origin``: the NUMA nodes a container that is placed anew comes from; ``pod_leaves`` are then its old home's.
     ``hinted``: the NUMA nodes of each thing it uses. ``milli_used``: its known usage, where its set is sized by
-    demand: places come first in which as much is neither requested nor used by others. ``company``: how ill leaves suit
-    its class by the containers that run there, where classes are kept apart.
+    demand: places come first in which as much is neither requested nor used by others. ``company``: how ill places
+    suit its class, by their leaves, where classes are kept apart.
     """
 
     milli_wanted: int
@@ -110,7 +110,7 @@ class Climb:
     origin: frozenset[int] = frozenset()
     hinted: tuple[frozenset[int], ...] = ()
     milli_used: int = 0
-    company: Optional[Callable[[Iterable[int]], int]] = None
+    company: Optional[Callable[[Sequence[tuple[int, ...]]], list[int]]] = None
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class Ladder:
         steps, company = none, none
         if want.company is not None:
             steps = [share // CROWDING_STEP for share in shares]
-            company = [want.company(s.leaves) for s in sites]
+            company = want.company([s.leaves for s in sites])
         return list(zip(faults, outside, used, costs, hints, spreads, steps, company, shares))
 
     def _outside(self, want: Climb, pod: frozenset[int], sites: list[RungDomain]) -> list[int]:
@@ -420,7 +420,7 @@ def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: C
         outside = bool(pod) and pod.isdisjoint(ccx.leaves)
         share, step, company = capacity.share_nano(ccx.leaves), 0, 0
         if want.company is not None:
-            step, company = share // CROWDING_STEP, want.company(ccx.leaves)
+            step, [company] = share // CROWDING_STEP, want.company([ccx.leaves])
         return (fault, outside, cost, step, company, share, ccx.leaves)
 
     chosen: list[Domain] = []

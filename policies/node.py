@@ -7,7 +7,7 @@ some of them, what its own do not carry is spread over the others. They are kept
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Optional
 
@@ -317,17 +317,24 @@ class Node:
         for cache in caches:
             counts[cache] += more
 
-    def company(self, kind: str, leaves: Iterable[int]) -> int:
-        """How ill a place suits a container of a class; 0 = well. Of a protected one: the L3s in which batch may run. Of a
-        batch one: those in which a protected one may, and, if these are as many, those that have no batch yet."""
-        caches = {self.cache_of[leaf] for leaf in leaves}
+    def company(self, kind: str, places: Sequence[tuple[int, ...]]) -> list[int]:
+        """How ill places suit a container of a class, by their leaves; 0 = well. Of a protected one: the L3s in which batch
+        may run. Of a batch one: those in which a protected one may, and, if these are as many, those without batch yet."""
         if kind == PROTECTED:
-            return sum([1 for cache in caches if self.batch[cache]])
-        if kind != BATCH:
-            return 0
-        shared = sum([1 for cache in caches if self.protected[cache]])
-        fresh = sum([1 for cache in caches if not self.batch[cache]])
-        return shared * (len(self.batch) + 1) + fresh
+            scores = [1 if count else 0 for count in self.batch]
+        else:
+            shared = len(self.batch) + 1
+            scores = [
+                (shared if protected else 0) + (0 if batch else 1)
+                for protected, batch in zip(self.protected, self.batch)
+            ]
+        cache_of = self.cache_of
+        return [
+            scores[cache_of[leaves[0]]]
+            if len(leaves) == 1
+            else sum([scores[cache] for cache in {cache_of[leaf] for leaf in leaves}])
+            for leaves in places
+        ]
 
     def _claim(self, group: str, exclusive: frozenset[int], more: int) -> None:
         """Note that there is one more or one less that owns some CPUs, alone; of a group there may be ``more`` than one."""

@@ -214,7 +214,7 @@ def balloon_settings(config: Config) -> BalloonSettings:
 
 
 #: The subjects of isolation: containers have classes where one of them is not off.
-SUBJECTS = ("isolation.caches", "isolation.bandwidth", "isolation.monitoring")
+SUBJECTS = ("isolation.caches", "isolation.bandwidth", "isolation.monitoring", "isolation.protection")
 
 
 def subjects_on(config: Config) -> dict[str, str]:

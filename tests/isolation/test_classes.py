@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Optional
@@ -23,6 +25,7 @@ from policies.balloons.types import BalloonSettings, BalloonType
 from policies.model import NO_CONSTRAINT, Container, Pod, Qos
 from policies.registry import POLICIES
 from policies.settings import ClassSelectors, EngineOptions, PlacementSettings
+from tests.agent import ROOT
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import engine_on, host_of, make_container, make_pod, run
 
@@ -150,6 +153,30 @@ def test_containers_have_classes_where_a_subject_is_on() -> None:
         assert class_selectors(settings(f"{key}: {on}")) == ClassSelectors()
     given = 'isolation: {caches: enforce, batch: ["namespace/ci-*", qos/BestEffort], protected: []}'
     assert class_selectors(settings(given)) == ClassSelectors((), ("namespace/ci-*", "qos/BestEffort"))
+
+
+OFF = """
+import sys
+from cri_proxy.config.config import engine_options, read_config
+from cri_proxy.text.sources import SettingsSource
+from policies.model import Qos
+from tests.agent import ROOT
+from tests.machines import HYGON_7285_2S
+from tests.scenes import engine_on, make_container, run
+given = read_config([SettingsSource("c.yaml", sys.argv[1])]).config
+run(engine_on(HYGON_7285_2S, options=engine_options(given)), make_container(qos=Qos.BESTEFFORT), "one")
+print(*[name for name in sys.modules if name.startswith("cri_proxy.isolation")])
+"""
+
+
+def test_what_finds_classes_is_not_imported_where_isolation_is_off() -> None:
+    def imported(text: str) -> str:
+        done = subprocess.run([sys.executable, "-c", OFF, text], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert imported("") == ""
+    assert "cri_proxy.isolation.classes" in imported("isolation: {caches: observe}")
 
 
 # ---------------------------------------------------------------------- the record
