@@ -7,6 +7,7 @@ worse than at present, or than before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Optional
 
 from policies.affinity.planner.instance import Instance
 
@@ -128,22 +129,24 @@ class Arrangement:
                     pull[there] = pull.get(there, 0.0) + weight
         return pull
 
-    def crowding_row(self, fills: int, source: int = -1) -> list[float]:
+    def crowding_row(
+        self, fills: int, source: int = -1, sites: Optional[Iterable[int]] = None
+    ) -> list[float]:
         """The cost of each site by so many lines a second there, beside what the others fetch; ``source``: the site that
-        they are at now."""
+        they are at now. ``sites``: those that are asked about, 0 for the others; None: all."""
         instance, fetched = self.instance, list(self.fetched)
         for cache, lines in instance.fill_parts(fills, source) if source >= 0 else ():
             fetched[cache] -= lines
         costs = [instance.crowding(each) for each in fetched]
-        return [
-            sum(
+        row = [0.0] * len(instance.rows)
+        for site in range(len(row)) if sites is None else sites:
+            row[site] = sum(
                 [
                     instance.crowding(fetched[cache] + lines) - costs[cache]
                     for cache, lines in instance.fill_parts(fills, site)
                 ]
             )
-            for site in range(len(instance.rows))
-        ]
+        return row
 
     def crowding_change(self, moves: Iterable[tuple[int, int]]) -> float:
         """How much several moves at once would change what crowding costs."""

@@ -13,6 +13,7 @@ container. These three are in one whole number (``fills``, of an L3 ``fetched``)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Optional
 
 from policies.affinity.planner.problem import Problem, Vertex
@@ -26,7 +27,7 @@ LEAST_SIZE = 10 * _MICRO
 #: The units of the three sums in one number: lines a second, thousandths of protected containers, and of batch ones.
 _WHOLE = 1000
 _PROTECTED, _BATCH = 1 << 48, 1 << 80
-_PARTS = ((1, _PROTECTED - 1), (_PROTECTED, (1 << 32) - 1), (_BATCH, (1 << 32) - 1))
+_MOST = _BATCH // _PROTECTED
 _UNITS = {PROTECTED: _WHOLE * _PROTECTED, BATCH: _WHOLE * _BATCH}
 #: How far from being in one L3 two sites can be: not at all, in one NUMA node, in one socket, in none.
 _STEPS_APART = 3
@@ -96,6 +97,7 @@ class Instance:
         self._cache_shares = [
             self._summed(shares, [number_of[each] for each in numbers]) for shares in self._shares
         ]
+        self.caches_of = [frozenset([cache for cache, _ in shares]) for shares in self._cache_shares]
         self._fill_parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._farthest = max([max(row) for row in self.rows])
@@ -136,6 +138,11 @@ class Instance:
         coarse._connect()
         return coarse, owner
 
+    def without_meetings(self) -> Instance:
+        """The same where no classes are to be kept apart."""
+        vertices = [replace(vertex, isolation="") for vertex in self.problem.vertices]
+        return Instance(replace(self.problem, vertices=tuple(vertices)))
+
     def parts(self, size: int, site: int) -> list[tuple[int, int]]:
         """The charges of a demand at a site: (leaf, micro-CPUs)."""
         known = self._parts.get((size, site))
@@ -155,7 +162,11 @@ class Instance:
             if fills < _PROTECTED:
                 known = [(cache, -(-fills * share // total)) for cache, share in shares]
             else:
-                counts = [(unit, fills // unit & most) for unit, most in _PARTS]
+                counts = [
+                    (1, fills % _PROTECTED),
+                    (_PROTECTED, fills // _PROTECTED % _MOST),
+                    (_BATCH, fills // _BATCH),
+                ]
                 known = [
                     (cache, sum([unit * -(-count * share // total) for unit, count in counts]))
                     for cache, share in shares
@@ -171,10 +182,12 @@ class Instance:
         """
         if fetched < _PROTECTED:
             return self.repel_s * max(0, fetched - self.problem.settings.saturated_fills)
-        (_, lines), (_, protected), (_, batch) = [(unit, fetched // unit & most) for unit, most in _PARTS]
-        cost = self.repel_s * max(0, lines - self.problem.settings.saturated_fills)
-        if protected and batch:
-            cost += self.meeting_cpus * protected / _WHOLE * batch / (batch + _WHOLE)
+        cost, batch = 0.0, fetched // _BATCH
+        if batch:
+            protected = fetched // _PROTECTED % _MOST
+            cost = self.meeting_cpus * protected / _WHOLE * batch / (batch + _WHOLE)
+        if self.repel_s:
+            cost += self.repel_s * max(0, fetched % _PROTECTED - self.problem.settings.saturated_fills)
         return cost
 
     def cost(self, at: Sequence[int]) -> float:
@@ -223,7 +236,7 @@ class Instance:
         """All that does not follow from its vertices."""
         self.problem, self.repel_s = fine.problem, fine.repel_s
         self.meets, self.meeting_cpus = fine.meets, fine.meeting_cpus
-        self.most_crowding = fine.most_crowding
+        self.most_crowding, self.caches_of = fine.most_crowding, fine.caches_of
         self.capacities, self.leaves, self.single, self._shares = (
             fine.capacities,
             fine.leaves,

@@ -150,8 +150,9 @@ class Order:
                 gains[other] += weight * (here[site] - here[source] - there[site] + there[source])
                 heappush(self.heap, (-gains[other], other))
         # 2. What others make L3s fetch beyond saturation is another amount now.
+        touched = instance.caches_of[source] | instance.caches_of[site] if instance.meets else None
         for other in instance.filling if instance.fills[vertex] else ():
-            if other in gains:
+            if other in gains and (touched is None or not touched.isdisjoint(self._caches_of(other))):
                 gains[other] = self._gain(other, self.wanted[other])
                 heappush(self.heap, (-gains[other], other))
         # 3. Moves that waited for its place try again.
@@ -367,6 +368,11 @@ class Order:
             f"{self.instance.problem.settings.exchange_overcommit:.0%} above the CPUs of a place, "
             f"of at most {LONGEST_EXCHANGE} containers"
         )
+
+    def _caches_of(self, vertex: int) -> frozenset[int]:
+        """The L3s that a vertex is in, and those it is to go to."""
+        caches = self.instance.caches_of
+        return caches[self.arrangement.at[vertex]] | caches[self.wanted[vertex]]
 
     def _gain(self, vertex: int, site: int) -> float:
         at, rows = self.arrangement.at, self.instance.rows

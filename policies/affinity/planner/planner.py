@@ -49,7 +49,14 @@ def plan(problem: Problem) -> Proposal:
     bias = _prices(instance, present)
     before = instance.cost(present)
     search = Search(instance, present, bias, before)
-    search.run()
+    if instance.meets:
+        # Classes are about what traffic leaves open: a better placement for traffic is looked for without them.
+        plain = instance.without_meetings()
+        traffic = Search(plain, present, bias, plain.cost(present))
+        traffic.run()
+        search.improve(traffic)
+    else:
+        search.run()
     # 1. All of it, if it pays; 2. else, and if it is not enough, what repairs overfull leaves, whatever it costs.
     paying, held, blocked, why = _accepted(instance, present, search, before)
     steps, said = _with_repairs(instance, present, bias, paying, why)

@@ -19,6 +19,9 @@ from policies.affinity.planner.arrangement import Arrangement
 #: Better places of a vertex that are full, for which partners are looked for.
 _PLACES_TRIED = 3
 
+#: To see which L3s a container would meet others in, in units of work.
+_WORK_OF_MEETINGS = 10
+
 Move = tuple[int, int]
 
 
@@ -56,14 +59,25 @@ class Refinement:
             vertex = queue.popleft()
             waiting[vertex] = False
             moves = self._best(vertex)
+            sources = {moved: self.arrangement.at[moved] for moved, _ in moves}
             for moved, site in moves:
                 self.move(moved, site)
-            for moved, _ in moves:
-                others = instance.filling if instance.fills[moved] else ()
+            for moved, site in moves:
+                others = self._crowded_by(moved, sources[moved], site)
                 for other in [moved, *[neighbour for neighbour, _ in instance.near[moved]], *others]:
                     if not waiting[other] and instance.movable[other]:
                         waiting[other] = True
                         queue.append(other)
+
+    def _crowded_by(self, vertex: int, source: int, target: int) -> Iterable[int]:
+        """Those for which a place may be better now that a vertex has moved, by what it fetches or is to others."""
+        instance, members = self.arrangement.instance, self.arrangement.members
+        if not instance.fills[vertex]:
+            return ()
+        if not instance.meets:
+            return instance.filling
+        beside = [*(members[source] if source >= 0 else ()), *members[target]]
+        return [other for other in beside if instance.fills[other]]
 
     def move(self, vertex: int, site: int) -> None:
         """Move a vertex, worth while or not."""
@@ -93,8 +107,14 @@ class Refinement:
         fills = self._fills[vertex]
         if not fills:
             return known
-        self.work += 1 + self._width
-        crowding = self.arrangement.crowding_row(fills, self.arrangement.at[vertex])
+        instance, here = self.arrangement.instance, self.arrangement.at[vertex]
+        if not instance.meets:
+            self.work += 1 + self._width
+            crowding = self.arrangement.crowding_row(fills, here)
+        else:
+            sites = instance.sites[vertex] if here < 0 else (here, *instance.sites[vertex])
+            self.work += _WORK_OF_MEETINGS + len(sites) // 2
+            crowding = self.arrangement.crowding_row(fills, here, sites)
         return [cost + more for cost, more in zip(known, crowding)]
 
     def _still_row(self, vertex: int) -> list[float]:

@@ -106,6 +106,16 @@ class Search:
         # 2. The best, shaken.
         self._shake()
 
+    def improve(self, found: Search) -> None:
+        """Take what a search without classes has found, or the present placement, and part the classes there as far as that
+        pays."""
+        for at, start in ((found.best, found.start), (self.present, "the present placement")):
+            refinement = self._refinement(Arrangement(self.instance, at))
+            self._take(refinement.arrangement, self._value(refinement.arrangement), start)
+            if refinement.arrangement.excess() == found.value[0]:
+                refinement.run(self.instance.filling, self.instance.problem.settings.work)
+                self._take(refinement.arrangement, self._value(refinement.arrangement), f"{start}, parted")
+
     def _try(self, at: Sequence[int], start: str) -> list[int]:
         """Refine a placement and keep it if it is the best; what became of it."""
         refinement = self._refinement(Arrangement(self.instance, at))
