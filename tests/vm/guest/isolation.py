@@ -10,11 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+from cri_proxy.isolation.io.monitoring_groups import MonitoringGroups, remove_ours
 from cri_proxy.isolation.io.resctrl import Resctrl
+from cri_proxy.isolation.io.watcher import Watcher
 from cri_proxy.isolation.model import EIGHTHS, PERCENT
+from cri_proxy.isolation.monitoring import Plan, Seen, Watch, group_name
 from policies.machine.cpus import format_cpus
 from tests.vm.guest import resctrl
-from tests.vm.guest.node import Node
+from tests.vm.guest.node import Node, until
 from tests.vm.guest.rules import AMD, INTEL, differences
 
 #: Starts a child for each line, says its number, and leaves none of those that end to be waited for.
@@ -52,6 +55,46 @@ async def the_kernel_keeps_the_rules_that_the_model_has(node: Node) -> None:
     vendor = INTEL if node.shape.model == resctrl.INTEL else AMD
     told = await asyncio.to_thread(differences, Resctrl(), _Processes(), vendor)
     assert told == [], "\n".join(told)
+
+
+async def monitoring_tells_what_fills_an_l3_and_leaves_the_groups_of_others(node: Node) -> None:
+    resctrl.mount()
+    info = Resctrl().info()
+    assert info is not None
+    own, key = resctrl.domain_of(node.shape.ccxs[0]), "a" * 64
+    name, kernel = group_name(key), MonitoringGroups(resctrl.MOUNT)
+    with resctrl.group("cri-resmgr.checked"), resctrl.process("sh", "-c", "while :; do :; done") as busy:
+        os.sched_setaffinity(busy.pid, {0})
+        watcher = Watcher(kernel, lambda cgroup: {busy.pid})
+
+        def look(group: str) -> Seen:
+            return watcher.round(Plan((Watch(key, group, "/a", (own,)),), info.domains["L3_MON"]))
+
+        # 1. In the root's group.
+        seen = await until(lambda: look(""), lambda seen: (seen.meters[key, own].occupancy or 0) > 1 << 20)
+        print(
+            seen.meters[key, own], seen.groups["", own], f"{seen.reads} values in {seen.spent_s * 1e3:.2f} ms"
+        )
+        assert kernel.monitored("", name) == {busy.pid}
+        # 2. In another control group: there is a group anew, once its thread is there.
+        assert resctrl.refusal(resctrl.MOUNT / "cri-resmgr.checked" / "tasks", f"{busy.pid}\n") == 0
+        assert look("cri-resmgr.checked").watched == {key}
+        assert kernel.monitors("") == () and kernel.monitored("cri-resmgr.checked", name) == {busy.pid}
+        # 3. Another program watches it.
+        theirs = resctrl.MOUNT / "cri-resmgr.checked" / "mon_groups" / "theirs"
+        theirs.mkdir()
+        assert resctrl.refusal(theirs / "tasks", f"{busy.pid}\n") == 0
+        look("cri-resmgr.checked")
+        assert look("cri-resmgr.checked").watched == frozenset()
+        assert kernel.monitors("cri-resmgr.checked") == ("theirs",)
+        assert resctrl.tasks(theirs) == {busy.pid}
+        theirs.rmdir()
+        # 4. The way back.
+        look("cri-resmgr.checked")
+        assert look("cri-resmgr.checked").watched == {key}
+        watcher.close()
+        assert remove_ours(kernel) == 1 and kernel.monitors("cri-resmgr.checked") == ()
+        assert busy.pid in resctrl.tasks(resctrl.MOUNT / "cri-resmgr.checked")
 
 
 class _Processes:

@@ -80,6 +80,7 @@ _RESCTRL: tuple[Check, ...] = (
     resctrl.monitoring_groups_run_out_and_what_has_no_counter_says_so,
     isolation.what_the_product_reads_is_this_machine,
     isolation.the_kernel_keeps_the_rules_that_the_model_has,
+    isolation.monitoring_tells_what_fills_an_l3_and_leaves_the_groups_of_others,
 )
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
