@@ -53,7 +53,7 @@ from policies.frozen import frozen
 #: How often the kernel is looked at where nothing has changed, seconds.
 LOOK_S = 10.0
 #: Changes that come within so many seconds are one round, where no start waits for it.
-GATHER_S = 0.05
+GATHER_S = 0.2
 #: The threads of all containers are looked for so often at most, seconds, as long as groups stay the same: a container
 #: that starts is moved by itself.
 FOLLOW_S = 1.0
