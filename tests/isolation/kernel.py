@@ -101,6 +101,9 @@ class KernelModel:
     def tasks(self, group: str) -> frozenset[int]:
         return frozenset(thread for thread, of in self.group_of.items() if of == group)
 
+    def where(self, thread: int) -> Optional[str]:
+        return self.group_of.get(thread)
+
     def move(self, group: str, thread: int) -> None:
         effects.before(effects.RESCTRL, f"{group}/tasks")
         self._must_be_there(group)

@@ -78,6 +78,9 @@ class ResourceControl(Protocol):
     def tasks(self, group: str) -> frozenset[int]:
         """The threads in a group; empty where it is gone."""
 
+    def where(self, thread: int) -> Optional[str]:
+        """The group of one thread. None: it has ended, or this kernel does not tell."""
+
     def move(self, group: str, thread: int) -> None:
         """Move one thread into a group.
 
@@ -207,6 +210,11 @@ class Resctrl:
             return frozenset(map(int, read_text(self._folder(group) / "tasks").split()))
         except FileNotFoundError:
             return frozenset()
+
+    def where(self, thread: int) -> Optional[str]:
+        # "res:GROUP" and "mon:GROUP", of the root's "res:/" (Linux 5.6, proc_resctrl_show).
+        line = self._text(self._proc / str(thread) / "cpu_resctrl_groups").partition("\n")[0]
+        return line[4:].strip("/") if line.startswith("res:") and len(line) > 4 else None
 
     def _groups(self) -> list[str]:
         return [name for name in self._names(self._mount) if name not in _FOLDERS]

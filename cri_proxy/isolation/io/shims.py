@@ -17,15 +17,18 @@ from policies.frozen import frozen
 #: As the kernel has the name of containerd-shim-runc-v2: 15 characters (TASK_COMM_LEN).
 SHIM = "containerd-shim"
 
+#: A flag of a thread that ends (include/linux/sched.h).
+_PF_EXITING = 0x4
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @frozen
 class Process:
-    """A process or thread. ``started_s``: boot time; with its number it is no other one."""
+    """A process or thread. ``started_s``: boot time; with its number it is no other one. ``is_ending``: it runs no more."""
 
     pid: int
     name: str
+    is_ending: bool
     parent: int
     started_s: float
 
@@ -35,7 +38,9 @@ def read_process(proc: Path, pid: int) -> Optional[Process]:
     try:
         before, _, after = read_bytes(proc / str(pid) / "stat", 4096).decode(errors="replace").rpartition(")")
         fields = after.split()
-        return Process(pid, before.partition("(")[2], int(fields[1]), int(fields[19]) / _TICKS_PER_S)
+        started_s = int(fields[19]) / _TICKS_PER_S
+        is_ending = fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+        return Process(pid, before.partition("(")[2], is_ending, int(fields[1]), started_s)
     except (OSError, ValueError, LookupError):
         return None
 

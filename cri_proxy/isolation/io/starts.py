@@ -13,7 +13,8 @@ Rule: no start waits longer than ``START_S``, and none fails, for anything in he
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Callable
 
 from cri_api.waiting import wait_within
@@ -60,6 +61,7 @@ class Starts:
             await wait_within(START_S, self._before(key, grant))
         except asyncio.TimeoutError:
             self.late += 1
+            self._begin(self._after_all(key, f"/{pod_cgroup(grant.container.pod.cgroup_parent)}"))
         except Exception:
             self._services.log.error("a container starts outside its group", id=key, exc_info=True)
 
@@ -81,9 +83,19 @@ class Starts:
             return has_threads or group == ROOT or (is_shims and common == group)
 
         if not await asyncio.to_thread(move):
-            task = self._services.supervisor.begin("isolation of a start", self._catch(key, cgroup, group))
-            self._catching.add(task)
-            task.add_done_callback(self._catching.discard)
+            self._begin(self._catch(key, cgroup, group))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._services.supervisor.begin("isolation of a start", work)
+        self._catching.add(task)
+        task.add_done_callback(self._catching.discard)
+
+    async def _after_all(self, key: str, pod: str) -> None:
+        """The start has not waited: what runs is moved."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            group = await wait_within(CATCH_S, self._settled(key))
+            if group != ROOT:
+                await self._catch(key, pod, group)
 
     def _beside(self, key: str, pod_id: str) -> list[str]:
         """The other containers of a pod that have processes, or will have."""

@@ -21,11 +21,16 @@ from typing import Any, Callable, Optional, Protocol
 
 from bpf.kernel.clock import boot_time_s
 from cri_proxy.isolation.io.shims import Process, read_process, shim_of, threads_of
-from cri_proxy.isolation.model import ROOT, Wanted
+from cri_proxy.isolation.model import PREFIX, ROOT, Wanted
 from cri_proxy.node.cgroups import Cgroups
 
 #: How often the threads of one container are listed in a row: a container that forks without end needs two or three.
 LOOKS = 10
+
+#: How often those are looked at that were right, seconds: an exec that no shim of ours has forked is found so.
+AGAIN_S = 10.0
+#: How long a container is waited for that was about to start, seconds.
+STARTING_S = 60.0
 
 #: When threads of a container came into its group: they waited for their start, and nothing of its image had run; by the
 #: shim, that forked them there; as soon as its cgroup was there; in a round, while it ran; as it belongs to another now.
@@ -41,6 +46,10 @@ class TaskGroups(Protocol):
         """The threads in a group."""
         ...
 
+    def where(self, thread: int) -> Optional[str]:
+        """The group of one thread. None: it has ended, or this kernel does not tell."""
+        ...
+
     def move(self, group: str, thread: int) -> None:
         """Have a thread in a group, and what it forks from then on."""
         ...
@@ -52,7 +61,7 @@ class TaskGroups(Protocol):
 
 @dataclass
 class _Followed:
-    """A container in a group. ``threads``: those in it; ``left``: those that the last round has not brought into it;
+    """A container in a group. ``threads``: those in it; ``left``: those that the last round has not found or brought there;
     ``elsewhere``: those in groups of others. ``ran_before_s``: how old the oldest of the first that were moved was, 0 =
     they had not run. ``problem``: why one could not be moved.
     """
@@ -67,6 +76,9 @@ class _Followed:
     problem: str = ""
     #: Whether a round has had it; one that has just started may not be in the round that is under way.
     is_known: bool = False
+    since_s: float = 0.0
+    #: The cgroup of its pod, of one that has just started: its own may not be known yet.
+    pod: str = ""
 
 
 class Tasks:
@@ -83,6 +95,7 @@ class Tasks:
         self._clock = clock
         self._lock = threading.Lock()
         self._followed: dict[str, _Followed] = {}
+        self._all_at_s = -AGAIN_S
         #: All containers of the last round: those without a group were not to be in one.
         self._seen: frozenset[str] = frozenset()
         #: The shims that are in a group, by the cgroup of their pod.
@@ -94,28 +107,45 @@ class Tasks:
         """Have every thread of all containers where it belongs; how many were moved.
 
         ``containers``: the cgroups of all that run, below the hierarchy's mount, by their keys; what is not in it is
-        forgotten. The groups of ``wanted`` must be there.
+        forgotten. The groups of ``wanted`` must be there. A container that was right at the last call is looked at again
+        after ``AGAIN_S``: a call for one new container costs nothing for the others.
         """
-        own = {key: path for key, path in containers.items() if is_own(key, path)}
         group_of = {key: group.name for group in wanted.groups if group.name for key in group.members}
+        started = {key: self._just_started(key) for key in group_of if key not in containers}
+        own = {key: path for key, path in {**started, **containers}.items() if is_own(key, path)}
         ours = [group.name for group in wanted.groups if group.name]
-        inside = {name: self._inside([name]) for name in ours}
-        others = self._inside(self._resctrl.others())
+        now_s = self._clock()
+        is_all = now_s >= self._all_at_s + AGAIN_S
+        self._all_at_s = now_s if is_all else self._all_at_s
+        # 1. Members.
+        due = [key for key in own if key in group_of and (is_all or not self._is_right(key, group_of[key]))]
+        inside = {name: self._inside([name]) for name in {group_of[key] for key in due}}
+        others = self._inside(self._resctrl.others()) if due else _NONE
         moved, settled = 0, set[int]()
-        for key, path in own.items():
-            if (group := group_of.get(key, ROOT)) != ROOT:
-                moment = REGROUPED if key in self._seen else IN_ROUND
-                count, threads = self._settle(key, path, group, moment, inside[group], others)
-                moved += count
-                settled |= threads
+        for key in due:
+            group, moment = group_of[key], REGROUPED if key in self._seen else IN_ROUND
+            count, threads = self._settle(key, own[key], group, moment, inside[group], others)
+            moved += count
+            settled |= threads
+        # 2. Shims.
         settled |= self._follow_shims(own, group_of)
-        # What is in a group of ours and is no member's: a container has left it.
-        strays = _NONE.union(*inside.values()) - settled
-        for key, path in own.items() if strays else ():
-            if key not in group_of:
-                moved += self._send_home(path, ours, strays)
+        # 3. Those that have left their group; after a restart of ours it is not known which.
+        left = [key for key in own if key not in group_of and (is_all or key in self._followed)]
+        strays = self._inside(ours) - settled if left else _NONE
+        for key in left if strays else ():
+            moved += self._send_home(own[key], ours, strays)
         self._forget(own, group_of)
         return moved
+
+    def _just_started(self, key: str) -> str:
+        """The cgroup of a container that has just started; "" = it has not, or there is none yet."""
+        row = self._followed.get(key)
+        return self._cgroups.below(row.pod, key) if row is not None and row.pod else ""
+
+    def _is_right(self, key: str, group: str) -> bool:
+        """Whether a round has found all threads of a container in this group."""
+        row = self._followed.get(key)
+        return row is not None and row.is_known and row.group == group and not row.left and not row.problem
 
     def _settle(
         self, key: str, path: str, group: str, moment: str, inside: frozenset[int], others: frozenset[int]
@@ -123,35 +153,42 @@ class Tasks:
         """Bring a container's threads into its group. How many were moved; and all that it has."""
         with self._lock:
             row = self._row(key, group, moment)
-            row.problem, moved = "", 0
-            outside = threads = self._cgroups.threads(path)
+            row.problem, moved, is_first = "", set[int](), not row.moved and row.moment != REGROUPED
+            threads, unclear = _NONE, set[int]()
             for _ in range(LOOKS):
-                # The group's threads are read after the container's: one that was forked in between is not outside.
-                if threads - inside - others:
-                    inside = self._inside([group])
-                lacking = threads - inside - others
-                outside = lacking & self._cgroups.threads(path) if lacking else lacking
-                if not lacking or row.problem:
-                    break
-                if outside and not row.moved and row.moment != REGROUPED:
-                    row.ran_before_s = self._age_s(outside)
-                count = self._move(group, outside, row)
-                moved, row.moved = moved + count, row.moved + count
-                # What ended before the group was read may have been outside, and have left a child there.
                 threads = self._cgroups.threads(path)
-            row.threads, row.left = len(threads & inside), len(outside)
-            row.elsewhere = len(threads & others)
-            return moved, threads
+                unclear = set(threads - inside - others)
+                # The list of the group may be older than a thread, so each is asked about, and moved at once: it may not
+                # live long. One that has ended may have been outside, and have left a child there: there is another look.
+                for thread in sorted(unclear):
+                    of = self._resctrl.where(thread)
+                    if of == group:
+                        inside |= {thread}
+                    elif of and not is_ours(of):
+                        others |= {thread}
+                    elif of is not None or self._runs(thread):
+                        if is_first:
+                            row.ran_before_s = max(row.ran_before_s, self._age_s([thread]))
+                        if self._move(group, [thread], row):
+                            inside |= {thread}
+                            moved.add(thread)
+                if not unclear or row.problem:
+                    break
+            row.threads, row.left = len(threads & inside), len(unclear - inside - others)
+            row.elsewhere, row.moved = len(threads & others), row.moved + len(moved)
+            return len(moved), threads
 
     def _send_home(self, path: str, ours: Collection[str], strays: frozenset[int]) -> int:
         """Have a container that belongs to no group in the root's; only what is in a group of ours is moved."""
-        moved = 0
-        for look in range(LOOKS):
-            strays = self._inside(ours) if look else strays
-            here = self._cgroups.threads(path) & strays
+        moved, home = 0, _NONE
+        for _ in range(LOOKS):
+            where = {thread: self._resctrl.where(thread) for thread in self._cgroups.threads(path) - home}
+            # Where this kernel does not tell, the list that was read before does.
+            here = {thread for thread, of in where.items() if of in ours or (of is None and thread in strays)}
             if not here:
                 break
             moved += self._move(ROOT, here)
+            home |= here
         return moved
 
     def _follow_shims(self, own: Mapping[str, str], group_of: Mapping[str, str]) -> frozenset[int]:
@@ -175,7 +212,9 @@ class Tasks:
                 if key in own:
                     row.is_known = True
                 is_member = group_of.get(key, row.group if key not in own else ROOT) == row.group
-                if not is_member or (key not in own and row.is_known):
+                # A round that was begun before a start knows nothing of it; much later it has not started.
+                is_starting = not row.is_known and self._clock() < row.since_s + STARTING_S
+                if not is_member or (key not in own and not is_starting):
                     del self._followed[key]
             self._seen = frozenset(own)
 
@@ -192,7 +231,7 @@ class Tasks:
         if not threads or group == ROOT:
             return bool(threads)
         with self._lock:
-            self._bring(path, threads, self._row(key, group, AT_START))
+            self._bring(path, threads, self._row(key, group, AT_START, pod))
         return True
 
     def catch(self, key: str, path: str, group: str) -> bool:
@@ -201,7 +240,8 @@ class Tasks:
         if not threads:
             return False
         with self._lock:
-            row = self._row(key, group, BY_CGROUP)
+            row = self._row(key, group, BY_CGROUP, pod_of(key, path))
+            # What ran is runc's own program; at the time of the move it may not have begun the image's yet.
             row.ran_before_s = self._age_s(threads)
             self._bring(path, threads, row)
         return True
@@ -219,7 +259,7 @@ class Tasks:
         if group != ROOT:
             with self._lock:
                 if key not in self._followed:
-                    self._row(key, group, BY_SHIM)
+                    self._row(key, group, BY_SHIM, pod)
         return True
 
     def cgroup_of(self, key: str, pod: str) -> str:
@@ -263,10 +303,12 @@ class Tasks:
         found = read_process(self._cgroups.proc, shim.pid)
         return found is not None and found.started_s == shim.started_s
 
-    def _row(self, key: str, group: str, moment: str) -> _Followed:
+    def _row(self, key: str, group: str, moment: str, pod: str = "") -> _Followed:
         row = self._followed.get(key)
         if row is None or row.group != group:
-            row = self._followed[key] = _Followed(group, moment if row is None else REGROUPED)
+            row = self._followed[key] = _Followed(
+                group, moment if row is None else REGROUPED, since_s=self._clock(), pod=pod
+            )
         return row
 
     def _move(self, group: str, threads: Iterable[int], row: Optional[_Followed] = None) -> int:
@@ -295,6 +337,10 @@ class Tasks:
                 continue
         return found
 
+    def _runs(self, thread: int) -> bool:
+        found = read_process(self._cgroups.proc, thread)
+        return found is not None and not found.is_ending
+
     def _age_s(self, threads: Iterable[int]) -> float:
         """How long the oldest of some threads has been there."""
         found = filter(None, (read_process(self._cgroups.proc, thread) for thread in threads))
@@ -319,6 +365,10 @@ class Tasks:
                 }
                 for key, row in self._followed.items()
             }
+
+
+def is_ours(group: str) -> bool:
+    return group.startswith(PREFIX)
 
 
 def is_own(key: str, path: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
+from cri_proxy.isolation.io.shims import read_process
 from cri_proxy.isolation.model import PREFIX
 from cri_proxy.node.cgroups import Cgroups
 from tests.e2e.cgroups import cgroup_mounts, remove_cgroup
@@ -37,7 +38,7 @@ sys.stdout.flush()
 for chain in range(int(sys.argv[1])):
     if os.fork():
         continue
-    while not select.select([0], [], [], 0.001)[0]:
+    while not select.select([0], [], [], 0.02)[0]:
         if os.fork():
             os._exit(0)
     os._exit(0)
@@ -70,11 +71,20 @@ class Hierarchy:
             path.name for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(PREFIX)
         ]
 
+    def where(self, thread: int) -> Optional[str]:
+        try:
+            return self.group_of(thread)
+        except OSError:
+            return None
+
     def group_of(self, thread: int) -> str:
-        """The group of one thread, as the kernel has it."""
+        """The group of one thread, as the kernel has it; one that has ended is in none, as it is said in resctrl."""
         name = f":name={NAME}:/"
-        lines = Path(f"/proc/{thread}/cgroup").read_text().splitlines()
-        return next(line.partition(name)[2] for line in lines if name in line)
+        text = Path(f"/proc/{thread}/cgroup").read_text()
+        process = read_process(Path("/proc"), thread)
+        if process is None or process.is_ending:  # v1 tells the root of what ends (proc_cgroup_show)
+            raise ProcessLookupError(thread)
+        return text.partition(name)[2].partition("\n")[0]
 
 
 #: Of the tests of one process: another one of that name would be the same hierarchy.
@@ -164,10 +174,8 @@ class Node:
 
     def groups_of(self, path: str) -> set[str]:
         """The groups that the threads of a cgroup are in, as the kernel has it."""
-        threads, hierarchy = self.cgroups.threads(path), self.hierarchy
-        groups = ["", *(each.name for each in hierarchy.folder.iterdir() if each.is_dir())]
-        # One that has ended since is in none.
-        return {group for group in groups if hierarchy.tasks(group) & threads}
+        found = (self.hierarchy.where(thread) for thread in self.cgroups.threads(path))
+        return {group for group in found if group is not None}
 
 
 @contextlib.contextmanager

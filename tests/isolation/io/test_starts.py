@@ -145,9 +145,16 @@ async def test_a_start_waits_no_longer_than_it_may(
         scene.is_settled = asyncio.Event()
     else:
         scene.tasks.may.clear()
+    scene.tasks.cgroup = f"{CGROUP}/{key}"
     await scene.starts.before(key)
     assert scene.starts.status() == {"late": 1}
+    # It is moved all the same, as soon as that can be.
     scene.tasks.may.set()
+    if scene.is_settled is not None:
+        assert not scene.tasks.caught.is_set()
+        scene.is_settled.set()
+    await asyncio.wait_for(scene.tasks.caught.wait(), 20)
+    assert ("catch", key, f"{CGROUP}/{key}", BATCH) in scene.tasks.calls
 
 
 async def test_a_failure_of_ours_is_logged_and_the_start_goes_on(
