@@ -18,7 +18,7 @@ import pytest_asyncio
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.nri.io.connection import CallFailed
-from cri_proxy.nri.subscription import MASK_ALL, MASK_CLASSIC
+from cri_proxy.nri.subscription import MASK_ALL, MASK_CLASSIC, STARTS
 from policies.machine.cpus import parse_cpus
 from tests.agent import ROOT, Agent
 from tests.fake_runtime import FakeRuntime
@@ -508,3 +508,12 @@ async def test_a_resize_while_it_was_not_asked_is_followed(host, start_plugin, r
     assert (known["cpu_limit_milli"], known["level"]) == (2000, "ccx")
     assert await counted(agent, "drift_total{result=resized}") == 1
     await until(agent, lambda status: status["counters"].get("cri_resmgr_updates_total{result=sent}") == 1)
+
+
+@pytest.mark.parametrize("mode", ["off", "enforce"])
+async def test_the_event_before_each_start_is_asked_for_where_isolation_is_on(
+    host, start_plugin, mode: str
+) -> None:
+    await start_plugin(isolation={"caches": mode})
+    await host.ready()
+    assert bool(host.masks[-1] & STARTS) is (mode == "enforce")

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 from cri_api.supervisor import together
 from cri_api.waiting import wait_within
-from cri_proxy.config.config import Config
+from cri_proxy.config.config import Config, subjects_on
 from cri_proxy.front_ends.late_placement import Arrivals
 from cri_proxy.node.lock import FILE, NodeLock
 from cri_proxy.nri.io.plugin import launched
@@ -124,7 +124,7 @@ class NriPlugin:
 
     async def _connect(self) -> None:
         wait_s = FIRST_WAIT_S
-        taken = launched.take(self._services.node_state.on_start is not None)
+        taken = launched.take(self._has_starts())
         if taken is not None:
             self._lost(await self._serve(*await asyncio.open_unix_connection(sock=taken.connection), taken))
         while True:
@@ -192,7 +192,9 @@ class NriPlugin:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, taken: Optional[Taken] = None
     ) -> str:
         hooks = Hooks(self._configured, self._synchronized, self._shut_down)
-        session = NriSession(self._services.node_state, self._placing, hooks, self._is_small)
+        session = NriSession(
+            self._services.node_state, self._placing, hooks, self._is_small, self._has_starts
+        )
         self._session = session
         try:
             return await session.run(reader, writer, self._identity, taken)
@@ -227,6 +229,10 @@ class NriPlugin:
         if self._options.descriptor is None:
             return "is NRI enabled in the runtime?"
         return "a launch that was missed is made up for where it lets plugins connect (disable_connections = false)"
+
+    def _has_starts(self) -> bool:
+        """Whether isolation is enforced: by the configuration, as its first round comes after the first connection."""
+        return "enforce" in subjects_on(self._services.config).values()
 
     def _is_small(self, host: HostFacts) -> bool:
         return (host.runtime, host.version) in self._small

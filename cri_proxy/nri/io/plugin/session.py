@@ -84,7 +84,8 @@ class Hooks:
 
 
 class NriSession:
-    """``run`` once. ``refused``: whether a host has refused our larger subscription."""
+    """``run`` once. ``refused``: whether a host has refused our larger subscription. ``has_starts``: whether we want the event
+    before each start."""
 
     def __init__(
         self,
@@ -92,10 +93,12 @@ class NriSession:
         placing: NriPlacing,
         hooks: Hooks,
         refused: Callable[[HostFacts], bool],
+        has_starts: Callable[[], bool] = lambda: False,
     ) -> None:
         self._node_state = node_state
         self._hooks = hooks
         self._refused = refused
+        self._has_starts = has_starts
         self._snapshot = Snapshot()
         self._connection: Optional[NriConnection] = None
         self._placing = placing
@@ -115,7 +118,7 @@ class NriSession:
     @property
     def lacks_starts(self) -> bool:
         """Whether the event before each start is wanted since the host was told what is."""
-        return bool(self.mask) and not self.mask & STARTS and self._node_state.on_start is not None
+        return bool(self.mask) and not self.mask & STARTS and self._has_starts()
 
     def end(self, reason: str) -> None:
         """Close the connection."""
@@ -219,7 +222,7 @@ class NriSession:
             told.runtime_version,
             told.NRI_version,
             self._refused(self.host),
-            has_starts=self._node_state.on_start is not None,
+            has_starts=self._has_starts(),
         )
 
     async def _synchronize(self, message: bytes, timeout_s: float) -> bytes:
