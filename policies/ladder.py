@@ -420,7 +420,7 @@ def _take_ccxs(capacity: Capacity, ccxs: tuple[Domain, ...], count: int, want: C
         outside = bool(pod) and pod.isdisjoint(ccx.leaves)
         share, step, company = capacity.share_nano(ccx.leaves), 0, 0
         if want.company is not None:
-            step, [company] = share // CROWDING_STEP, want.company([ccx.leaves])
+            step, company = share // CROWDING_STEP, want.company([ccx.leaves])[0]
         return (fault, outside, cost, step, company, share, ccx.leaves)
 
     chosen: list[Domain] = []
