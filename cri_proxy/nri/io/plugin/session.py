@@ -84,8 +84,9 @@ class Hooks:
 
 
 class NriSession:
-    """``run`` once. ``refused``: whether a host has refused our larger subscription. ``has_starts``: whether we want the event
-    before each start."""
+    """``run`` once. ``refused``: whether a host has refused our larger subscription. ``has_starts``: whether the event before
+    a start is wanted.
+    """
 
     def __init__(
         self,
