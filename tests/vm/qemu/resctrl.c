@@ -9,6 +9,8 @@
  * The numbers of CPUID and of the registers: Intel's manual, volume 3, chapter 18; AMD's 56375 (Platform Quality of Service).
  */
 
+#include <math.h>
+
 enum {
     LINE_BYTES = 64,
     CLOSIDS = 16,
@@ -23,13 +25,12 @@ enum {
 
 typedef struct {
     uint32_t mask[CLOSIDS], is_set[CLOSIDS];
-    double lines[RMIDS];
-    uint64_t brought[RMIDS];
+    int64_t since_ns;
+    double lines[RMIDS], brought[RMIDS];
 } L3Domain;
 
 typedef struct {
     uint32_t rmid, closid, event, asked;
-    int64_t since_ns;
     L3Domain *domain;
 } L3User;
 
@@ -101,27 +102,38 @@ static L3User *l3_user(CPUX86State *env)
 
     if (!user->domain) {
         user->domain = &l3_domains[(cpu->apic_id >> apicid_die_offset(&topology)) % MOST_DOMAINS];
-        user->since_ns = qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL);
     }
     return user;
 }
 
-static void bring_lines(L3User *user)
+/* What all CPUs of a domain have brought since the last time, at once: each RMID's lines go to its part of what was brought. */
+static void bring_lines(L3Domain *domain)
 {
-    L3Domain *domain = user->domain;
     int64_t now_ns = qemu_clock_get_ns(QEMU_CLOCK_VIRTUAL);
-    double brought = (now_ns - user->since_ns) * (LINES_A_MS / 1e6);
-    double stays = MAX(0.0, 1.0 - brought / L3_LINES);
-    uint32_t ways = domain->is_set[user->closid] ? ctpop32(domain->mask[user->closid]) : WAYS;
+    double each = (now_ns - domain->since_ns) * (LINES_A_MS / 1e6);
+    double brought[RMIDS] = { 0 }, most[RMIDS], all = 0;
 
-    user->since_ns = now_ns;
-    domain->brought[user->rmid] += brought;
-    for (int rmid = 0; rmid < RMIDS; rmid++) {
-        if (rmid != user->rmid) {
-            domain->lines[rmid] *= stays;
+    domain->since_ns = now_ns;
+    for (int cpu = 0; cpu < MOST_CPUS; cpu++) {
+        L3User *user = &l3_users[cpu];
+        if (user->domain == domain) {
+            uint32_t ways = domain->is_set[user->closid] ? ctpop32(domain->mask[user->closid]) : WAYS;
+            brought[user->rmid] += each;
+            most[user->rmid] = (double)L3_LINES / WAYS * ways;
+            all += each;
         }
     }
-    domain->lines[user->rmid] = MIN(domain->lines[user->rmid] + brought, (double)L3_LINES / WAYS * ways);
+    if (all <= 0) {
+        return;
+    }
+    for (int rmid = 0; rmid < RMIDS; rmid++) {
+        double part = L3_LINES * brought[rmid] / all;
+        domain->lines[rmid] = part + (domain->lines[rmid] - part) * exp(-all / L3_LINES);
+        if (brought[rmid] > 0) {
+            domain->lines[rmid] = MIN(domain->lines[rmid], most[rmid]);
+        }
+        domain->brought[rmid] += brought[rmid];
+    }
 }
 
 void resctrl_write(CPUX86State *env, uint32_t number, uint64_t value);
@@ -146,7 +158,7 @@ void resctrl_write(CPUX86State *env, uint32_t number, uint64_t value)
         user->event = value & 0xff;
         user->asked = value >> 32;
     } else if (number == 0xC8F) {
-        bring_lines(user);
+        bring_lines(user->domain);
         user->rmid = (value & 0x3ff) % RMIDS;
         user->closid = (value >> 32) % CLOSIDS;
     } else {
@@ -165,11 +177,7 @@ uint64_t resctrl_read(CPUX86State *env, uint32_t number)
     }
     g_mutex_lock(&resctrl_lock);
     L3User *user = l3_user(env);
-    for (int cpu = 0; cpu < MOST_CPUS; cpu++) {
-        if (l3_users[cpu].domain == user->domain) {
-            bring_lines(&l3_users[cpu]);
-        }
-    }
+    bring_lines(user->domain);
     if (user->asked >= RMIDS || user->event < 1 || user->event > 3) {
         value = 1ull << 63; /* "Error" */
     } else if (user->event == 1) {
@@ -177,8 +185,7 @@ uint64_t resctrl_read(CPUX86State *env, uint32_t number)
     } else if (user->asked >= COUNTED_RMIDS) {
         value = 1ull << 62; /* "Unavailable" */
     } else {
-        value = user->domain->brought[user->asked];
-        value = user->event == 2 ? value : value / 4 * 3; /* a quarter is the other node's */
+        value = user->domain->brought[user->asked] * (user->event == 2 ? 1 : 0.75); /* a quarter is the other node's */
     }
     g_mutex_unlock(&resctrl_lock);
     return value;
