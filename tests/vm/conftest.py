@@ -8,6 +8,7 @@ from typing import Callable, Optional
 
 import pytest
 
+from bench.cache.disk import with_package
 from tests.peers.programs import CONTAINERD_17, Unavailable, find
 from tests.vm.guest.table import RUNS
 from tests.vm.image import BOOKWORM, SYSTEMS, image, missing
@@ -36,17 +37,20 @@ def machine_of(
             if sentence := missing(system.architecture) or (qemu_missing() if shape.has_resctrl else ""):
                 pytest.skip(sentence)
             made = image(system, CACHE)
+            deb = package(planned.python, tmp_path_factory.mktemp("deb"), system.architecture)
+            disk = with_package(made, deb, tmp_path_factory.mktemp("disk")) if planned.is_installed else made
             job = make_job(
                 tmp_path_factory.mktemp("job"),
-                package(planned.python, tmp_path_factory.mktemp("deb"), system.architecture),
+                deb,
                 name,
                 _selected(request.session, name),
                 made.busybox,
                 system.architecture,
                 grpc_client(planned.python, system.architecture, CACHE),
                 _containerd_17() if system is BOOKWORM else None,
+                is_installed=planned.is_installed,
             )
-            guest = VirtualMachine(shape, made, job, planned.words)
+            guest = VirtualMachine(shape, disk, job, planned.words)
             running[name] = guest.__enter__()
         return running[name]
 

@@ -26,11 +26,13 @@ def make_job(
     architecture: str,
     client: Path,
     runtime: Optional[Path] = None,
+    *,
+    is_installed: bool = False,
 ) -> Path:
     """Fill an empty folder, for these checks of a run. Returns the folder.
 
     ``client``: a folder with grpcio for the guest's Python; ``runtime``: a containerd for later; ``busybox``: the guest's,
-    for images; ``architecture``: the guest's, as Debian calls it.
+    for images; ``architecture``: the guest's, as Debian calls it; ``is_installed``: the package is on the disk already.
     """
     shutil.copytree(
         TESTS / "vm", folder / "tests" / "vm", ignore=shutil.ignore_patterns("__pycache__", "test_*")
@@ -47,5 +49,6 @@ def make_job(
             shutil.copy(runtime.with_name(name), folder / "containerd")
     make_images(folder, busybox, architecture)
     build_talk(folder, COMPILERS[architecture])
-    (folder / "job.json").write_text(json.dumps({"run": run, "deb": deb.name, "checks": sorted(checks)}))
+    described = {"run": run, "checks": sorted(checks), **({} if is_installed else {"deb": deb.name})}
+    (folder / "job.json").write_text(json.dumps(described))
     return folder

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cri_proxy.isolation.io.monitoring_groups import MonitoringGroups, remove_ours
 from cri_proxy.isolation.io.resctrl import Resctrl
 from cri_proxy.isolation.io.watcher import Watcher
 from cri_proxy.isolation.model import EIGHTHS, PERCENT
 from cri_proxy.isolation.monitoring import Plan, Seen, Watch, group_name
-from policies.machine.cpus import format_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from tests.vm.guest import resctrl
-from tests.vm.guest.node import Node, until
+from tests.vm.guest.installation import CONFIG, PACKAGE, SERVICE, SLOW_CONFIG, SOCKET_UNIT, STATE, run, unit
+from tests.vm.guest.kubelet import switch_over
+from tests.vm.guest.node import RUNTIME, TASKS, Node, Running, connect, until, until_served
 from tests.vm.guest.rules import AMD, INTEL, differences
 
 #: Starts a child for each line, says its number, and leaves none of those that end to be waited for.
@@ -31,6 +37,14 @@ for line in sys.stdin:
         os._exit(0)
     print(child, flush=True)
 """
+_ON = "isolation:\n  caches: enforce\n  bandwidth: enforce\n"
+BATCH, THEIRS = "cri-resmgr.batch", "theirs"
+#: 30 % of 16 ways, rounded up to whole ones.
+PART = "1f"
+FORKS = 20
+#: Processes that start processes from the first moment on.
+_STORM = ("sh", "-c", f"for i in $(seq {FORKS}); do (sleep 9000 & exec sleep 9000) & done; wait")
+STORM_PROCESSES = 2 * FORKS + 1
 #: Until a process that was killed is gone.
 GONE_S = 30.0
 
@@ -95,6 +109,187 @@ async def monitoring_tells_what_fills_an_l3_and_leaves_the_groups_of_others(node
         watcher.close()
         assert remove_ours(kernel) == 1 and kernel.monitors("cri-resmgr.checked") == ()
         assert busy.pid in resctrl.tasks(resctrl.MOUNT / "cri-resmgr.checked")
+
+
+# --- the daemon, on containers that meet
+
+
+async def batch_beside_protected_has_part_of_that_l3_with_all_it_started(node: Node) -> None:
+    """And groups of others stay as they are, here and in all that follows."""
+    resctrl.mount()
+    with _others_group():
+        await _configured(node, _ON)
+        protected, batch = await _met(node)
+        shared = _shared(node, batch)
+        there = resctrl.schemata(resctrl.MOUNT / BATCH)
+        print(there, shared)
+        assert {domain for domain, mask in there["L3"].items() if mask.lstrip("0") == PART} == shared
+        assert {mask for domain, mask in there["L3"].items() if domain not in shared} <= {"ffff"}
+        assert {domain for domain, limit in there["MB"].items() if limit != "2048"} == shared
+        await _until_members(protected, batch)
+        told = node.ask("isolation")
+        print(told["tasks"])
+        assert [group["state"] for group in told["groups"]] == ["enforced"]
+        assert told["other_groups"] == [THEIRS]
+        assert told["refusals"] == []
+
+
+async def what_is_seen_is_what_is_wanted_after_kill_minus_nine(node: Node) -> None:
+    with _others_group():
+        await _configured(node, _ON)
+        protected, batch = await _met(node)
+        before = _picture()
+        pid = int(unit(SERVICE)["MainPID"])
+        os.kill(pid, signal.SIGKILL)
+        # While there is no daemon, another writes into its group.
+        first = min(_shared(node, batch))
+        resctrl.refusal(resctrl.MOUNT / BATCH / "schemata", f"L3:{first}=ffff\n")
+        await until_served(node.kubelet)
+        await until(_picture, lambda now: now == before)
+        await _until_members(protected, batch)
+        assert int(unit(SERVICE)["MainPID"]) not in (0, pid)
+
+
+async def who_meets_nobody_any_more_has_all_again(node: Node) -> None:
+    with _others_group():
+        await _configured(node, _ON)
+        protected, batch = await _met(node)
+        threads = _threads(batch)
+        await node.remove(protected.pod)
+        await until(lambda: not (resctrl.MOUNT / BATCH).exists())
+        assert threads <= resctrl.tasks(resctrl.MOUNT)
+
+
+async def off_puts_everything_back(node: Node) -> None:
+    with _others_group():
+        await _configured(node, _ON)
+        protected, batch = await _met(node)
+        CONFIG.write_text(SLOW_CONFIG)
+        run("systemctl", "reload", SERVICE)
+        await _until_put_back(batch)
+
+
+async def a_new_boot_begins_with_the_kernels_own_values(node: Node) -> None:
+    """What a boot does, without one: resctrl is mounted anew, and the boot has another id."""
+    await _configured(node, _ON)
+    protected, batch = await _met(node)
+    before = _picture()
+    run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+    run("umount", str(resctrl.MOUNT))
+    resctrl.mount()
+    assert not (resctrl.MOUNT / BATCH).exists()
+    boot_id = Path("/run/boot_id")
+    boot_id.write_text("01234567-89ab-4cde-8f01-23456789abcd\n")
+    run("mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id")
+    try:
+        run("systemctl", "start", SOCKET_UNIT, SERVICE)
+        await until(_picture, lambda now: now == before)
+        await _until_members(protected, batch)
+        # With the daemon down.
+        run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+        run("cri-resmgr", "release", "--all")
+        await _until_put_back(batch)
+    finally:
+        run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+        run("umount", "/proc/sys/kernel/random/boot_id")
+        run("systemctl", "start", SOCKET_UNIT, SERVICE)
+        await until_served(node.kubelet)
+
+
+async def kubelet_disable_puts_everything_back(node: Node) -> None:
+    with _others_group():
+        await _configured(node, _ON)
+        protected, batch = await _met(node)
+        switch_over()
+        run("cri-resmgr", "kubelet", "disable", "--restart")
+        await _until_put_back(batch)
+
+
+async def removal_of_the_package_puts_everything_back(node: Node) -> None:
+    with _others_group():
+        run("systemctl", "restart", SERVICE)
+        await _configured(node, _ON)
+        protected, batch = await _met(node)
+        run("dpkg", "--remove", PACKAGE)
+        await _until_put_back(batch)
+    async with connect(node.api, RUNTIME) as node.kubelet:
+        node.forget()
+        await node.remove()
+
+
+async def _configured(node: Node, text: str) -> None:
+    """The daemon has read this."""
+    CONFIG.write_text(SLOW_CONFIG + text)
+    run("systemctl", "reload-or-restart", SERVICE)
+    await until_served(node.kubelet)
+
+
+async def _met(node: Node) -> tuple[Running, Running]:
+    """A protected container that may run everywhere, and then a batch container; the group of batch is there with it."""
+    everywhere = {"cpu_request": 100, "cpu_limit": node.shape.cpus * 1000}
+    protected = await node.run("protected", annotations={"cri-resmgr.io/class": "protected"}, **everywhere)
+    batch = await node.run("batch", qos="besteffort", command=_STORM)
+    await until(lambda: [group["state"] for group in node.ask("isolation")["groups"]], ["enforced"].__eq__)
+    await _until_members(protected, batch)
+    return protected, batch
+
+
+def _shared(node: Node, batch: Running) -> set[int]:
+    """The domains that a batch container may run in, as the protected one may in all."""
+    cpus = parse_cpus(node.cpus(batch))
+    return {resctrl.domain_of(ccx) for ccx in node.shape.ccxs if not cpus.isdisjoint(parse_cpus(ccx))}
+
+
+def _threads(container: Running) -> set[int]:
+    """All that a container has, below its cgroup too."""
+    pid = (TASKS / container.id / "init.pid").read_text()
+    cgroup = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2]
+    found: set[int] = set()
+    for path in Path(f"/sys/fs/cgroup{cgroup}").rglob("cgroup.threads"):
+        found |= {int(line) for line in path.read_text().split()}
+    return found
+
+
+async def _until_members(protected: Running, batch: Running) -> None:
+    """The batch container has started all that it starts, all of it is in its group, and nothing of the protected one."""
+    await until(lambda: len(_threads(batch)), STORM_PROCESSES.__eq__)
+    await until(lambda: _threads(batch) - resctrl.tasks(resctrl.MOUNT / BATCH), set().__eq__)
+    assert _threads(protected).isdisjoint(resctrl.tasks(resctrl.MOUNT / BATCH))
+
+
+async def _until_put_back(batch: Running) -> None:
+    """As the kernel was before us: no group and no monitoring group of ours, the root with all, nothing left to put back."""
+    await until(lambda: sorted(path.name for path in resctrl.MOUNT.glob("**/cri-resmgr.*")), [].__eq__)
+    root = resctrl.schemata(resctrl.MOUNT)
+    assert set(root["L3"].values()) == {"ffff"}
+    assert set(root["MB"].values()) == {"2048"}
+    assert _threads(batch) <= resctrl.tasks(resctrl.MOUNT)
+    kept = STATE / "isolation.json"
+    await until(
+        lambda: json.loads(kept.read_text()) if kept.exists() else {"values": {}, "groups": False},
+        lambda document: not document["values"] and not document["groups"],
+    )
+
+
+def _picture() -> dict[str, Any]:
+    """The groups that there are, with their values."""
+    folders = [path.parent for path in resctrl.MOUNT.glob("*/schemata")]
+    return {folder.name: resctrl.schemata(folder) for folder in (resctrl.MOUNT, *folders)}
+
+
+@contextmanager
+def _others_group() -> Iterator[None]:
+    """A group of another program with a process and a monitoring group of its own, which must be the same afterwards."""
+    with resctrl.group(THEIRS) as folder, resctrl.process("sleep", "9000") as sleeper:
+        (folder / "mon_groups" / "theirs").mkdir()
+        domain = resctrl.domain_of("0-1")
+        assert resctrl.refusal(folder / "schemata", f"L3:{domain}=3\n") == 0
+        assert resctrl.refusal(folder / "tasks", f"{sleeper.pid}\n") == 0
+        before = resctrl.schemata(folder)
+        yield
+        assert resctrl.schemata(folder) == before
+        assert resctrl.tasks(folder) == {sleeper.pid}
+        assert (folder / "mon_groups" / "theirs").exists()
 
 
 class _Processes:
