@@ -30,8 +30,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def as_the_unit() -> tuple[str, ...]:
-    """A command that runs the daemon with the unit's capabilities and umask, and no way to more."""
+def as_the_unit(*program: str) -> tuple[str, ...]:
+    """A command that runs the daemon, or other Python, with the unit's capabilities and umask, and no way to more."""
+    program = program or ("-m", "cri_proxy")
     names = [word[len("CAP_") :].lower() for word in words_of(SERVICE, "Service.CapabilityBoundingSet")]
     bounds = ",".join(["-all", *(f"+{name}" for name in names)])
     limited = (
@@ -44,7 +45,7 @@ def as_the_unit() -> tuple[str, ...]:
         'umask 0077; exec "$@"',
         "sh",
     )
-    return (*limited, sys.executable, "-m", "cri_proxy")
+    return (*limited, sys.executable, *program)
 
 
 def _capabilities(agent: Agent) -> int:
@@ -75,6 +76,27 @@ async def test_it_places_plans_and_keeps_its_state(runtime: FakeRuntime) -> None
         await agent.start(command=as_the_unit())
         status = await until(agent, lambda status: resyncs(status) > 0)
         assert (status["containers"], status["degraded"]) == ({"placed": 1}, {})
+
+
+def test_groups_of_caches_are_made_in_a_folder_that_the_kernel_makes_read_only(tmp_path: Path) -> None:
+    """Without CAP_DAC_OVERRIDE; and the folder is as it was."""
+    mount = tmp_path / "resctrl"
+    (mount / "mon_groups").mkdir(parents=True)
+    for folder in (mount / "mon_groups", mount):
+        folder.chmod(0o555)
+    program = (
+        "import sys; from pathlib import Path; mount = Path(sys.argv[1])\n"
+        "from cri_proxy.isolation.io.monitoring_groups import MonitoringGroups\n"
+        "from cri_proxy.isolation.io.resctrl import Resctrl\n"
+        "control, monitors = Resctrl(mount), MonitoringGroups(mount)\n"
+        "control.make('cri-resmgr.batch'); control.make('cri-resmgr.gold'); control.remove('cri-resmgr.gold')\n"
+        "monitors.make_monitor('', 'cri-resmgr.1'); monitors.make_monitor('', 'cri-resmgr.2')\n"
+        "monitors.remove_monitor('', 'cri-resmgr.2')\n"
+    )
+    subprocess.run(as_the_unit("-c", program, str(mount)), check=True)
+    assert sorted(path.name for path in mount.iterdir()) == ["cri-resmgr.batch", "mon_groups"]
+    assert [path.name for path in (mount / "mon_groups").iterdir()] == ["cri-resmgr.1"]
+    assert {folder.stat().st_mode & 0o777 for folder in (mount, mount / "mon_groups")} == {0o555}
 
 
 async def test_a_state_directory_that_is_not_ours_costs_durability_until_it_is(

@@ -138,7 +138,7 @@ def test_the_files_of_the_daemon_are_where_it_may_write() -> None:
     assert service["Service.StateDirectory"] == [str(Path(state).relative_to("/var/lib"))]
     assert service["Service.StateDirectoryMode"] == ["0700"]
     assert f"/run/{service['Service.RuntimeDirectory'][0]}" == str(Path(control).parent)
-    assert {"/run", "-/sys/fs/cgroup"} <= set(words_of(SERVICE, "Service.ReadWritePaths"))
+    assert {"/run", "-/sys/fs/cgroup", "-/sys/fs/resctrl"} <= set(words_of(SERVICE, "Service.ReadWritePaths"))
     assert "Service.ProtectControlGroups" not in service
 
 

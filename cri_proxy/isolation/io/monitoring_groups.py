@@ -19,7 +19,7 @@ from typing import Callable, Optional, Protocol, TypeVar
 from bpf.service.json_file import write_json
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
-from cri_proxy.isolation.io.resctrl import machine_mount
+from cri_proxy.isolation.io.resctrl import change_in, machine_mount
 from cri_proxy.isolation.model import PREFIX, ROOT
 from cri_proxy.isolation.monitoring import Source, is_ours
 
@@ -74,12 +74,14 @@ class MonitoringGroups:
     def make_monitor(self, group: str, name: str) -> None:
         """:raises OSError: ENOSPC: no RMID is left; ENOENT: there is no such control group."""
         effects.before(effects.RESCTRL, f"mon_groups/{name}")
-        os.mkdir(self._folder(group, name))
+        folder = self._folder(group, name)
+        change_in(Path(folder).parent, lambda: os.mkdir(folder))
 
     def remove_monitor(self, group: str, name: str) -> None:
         effects.before(effects.RESCTRL, f"mon_groups/{name}")
         self._close((group, name))
-        os.rmdir(self._folder(group, name))
+        folder = self._folder(group, name)
+        change_in(Path(folder).parent, lambda: os.rmdir(folder))
 
     def monitored(self, group: str, name: str) -> frozenset[int]:
         """The threads in a monitoring group; the kernel goes through all of the machine for them."""

@@ -7,9 +7,11 @@ prefix are ever made, written to or removed, and the root's.
 from __future__ import annotations
 
 import os
+import stat
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Optional, Protocol
+from typing import Callable, Optional, Protocol
 
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
@@ -39,6 +41,8 @@ L3_MONITORS = "L3_MON"
 _MOST_MBPS, _MOST_EIGHTHS, _LEAST_MOST_EIGHTHS = (1 << 32) - 1, 2048, 1024
 #: Processors whose masks may have gaps, for kernels that do not tell.
 _SPARSE_VENDORS = ("AuthenticAMD", "HygonGenuine")
+#: A folder's mode is changed and put back by one thread at a time.
+_CHANGES = threading.Lock()
 _FOLDERS = ("info", "mon_groups", "mon_data")
 
 
@@ -234,7 +238,7 @@ class Resctrl:
     def make(self, group: str) -> None:
         effects.before(effects.RESCTRL, f"mkdir {group}")
         try:
-            os.mkdir(self._ours(group))
+            change_in(self._mount, lambda: os.mkdir(self._ours(group)))
         except FileExistsError:
             pass
         except OSError as error:
@@ -243,7 +247,7 @@ class Resctrl:
     def remove(self, group: str) -> None:
         effects.before(effects.RESCTRL, f"rmdir {group}")
         try:
-            os.rmdir(self._ours(group))
+            change_in(self._mount, lambda: os.rmdir(self._ours(group)))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -298,6 +302,29 @@ def machine_resctrl() -> Resctrl:
 def machine_mount() -> Path:
     """Where that is."""
     return below(machine_root(), MOUNT)
+
+
+def change_in(folder: Path, change: Callable[[], None]) -> None:
+    """Make or remove something in a folder of the kernel's.
+
+    The kernel makes the root group's folders 0555, so that root needs CAP_DAC_OVERRIDE to make a group, which the unit does
+    not give. As their owner it gives itself the right to write there for that moment.
+    """
+    with _CHANGES:
+        mode = stat.S_IMODE(os.stat(folder).st_mode)
+        is_closed = not mode & stat.S_IWUSR
+        try:
+            change()
+        except PermissionError:
+            if not is_closed:
+                raise
+        else:
+            return
+        os.chmod(folder, mode | stat.S_IWUSR)
+        try:
+            change()
+        finally:
+            os.chmod(folder, mode)
 
 
 def _number(text: str, default: int) -> int:
