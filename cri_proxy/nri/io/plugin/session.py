@@ -84,8 +84,10 @@ class Hooks:
 
 
 class NriSession:
-    """``run`` once. ``refused``: whether a host has refused our larger subscription. ``has_starts``: whether the event before
-    a start is wanted.
+    """``run`` once.
+
+    ``refused``: whether a host has refused our larger subscription. ``has_starts``: whether the event before each start is
+    wanted.
     """
 
     def __init__(
