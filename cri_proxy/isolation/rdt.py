@@ -168,12 +168,18 @@ class RdtSection:
     def class_of(self, asked: str, qos: Qos) -> str:
         """The class of a container whose annotation asks for ``asked`` ("" = it has none); "" = no class.
 
-        It may be one that is not configured. A section that is off has no class for anything.
+        One that is not configured is none: what the container is to others counts then. A section that is off has no class.
         """
-        if asked and self.partitions:
+        if asked and self.has(asked):
             return asked
-        name = QOS_CLASSES[qos] if self.by_qos else ""
-        return name if any(name in partition.classes for partition in self.partitions.values()) else ""
+        name = QOS_CLASSES[qos] if self.by_qos and not asked else ""
+        return name if name and self.has(name) else ""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a class of a name."""
+        return bool(self.partitions) and (
+            name == ROOT_CLASS or any(name in partition.classes for partition in self.partitions.values())
+        )
 
 
 def read_portion(text: str) -> Portion:

@@ -108,10 +108,6 @@ def wanted(
     """
     groups = list(_rdt_groups(containers, rdt))
     notes = []
-    unknown = sorted({each.rdt_class for each in containers if each.rdt_class} - rdt.keys())
-    notes += [
-        f"the rdt class {name!r} is not configured: its containers are in the root group" for name in unknown
-    ]
     met = meetings(containers, l3_domains(info)) if met is None else met
     if met:
         schemata = _batch_schemata(met, info, settings, steps)

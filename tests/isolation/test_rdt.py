@@ -205,8 +205,8 @@ WITH_GUARANTEED = {"p": Partition(classes={"Guaranteed": Allocations(), "gold": 
         (True, "", Qos.GUARANTEED, "Guaranteed"),
         (True, "gold", Qos.GUARANTEED, "gold"),
         (True, "", Qos.BESTEFFORT, ""),
-        # treatment says that there is none.
-        (True, "silver", Qos.BESTEFFORT, "silver"),
+        (True, "silver", Qos.GUARANTEED, ""),
+        (False, ROOT_CLASS, Qos.GUARANTEED, ROOT_CLASS),
     ],
 )
 def test_a_container_has_the_class_it_asks_for_else_by_its_qos_class_where_that_is_configured(

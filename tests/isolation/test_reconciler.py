@@ -307,3 +307,35 @@ async def test_the_classes_of_an_rdt_section_are_groups_of_those_that_have_conta
     ours = {name for name in node.kernel.schemata if name}
     assert ours == {"cri-resmgr.Guaranteed"}
     assert set(node.kernel.schemata["cri-resmgr.Guaranteed"]["L3"].values()) == {"ff"}
+
+
+def section_of(**partition: Any) -> dict[str, Any]:
+    return {"enable": True, "partitions": {"all": partition}, "options": {"mb": {"optional": True}}}
+
+
+async def test_a_container_that_asks_for_a_class_that_is_not_configured_is_treated_by_what_it_is(
+    make: Make,
+) -> None:
+    node = make(rdt=section_of(l3Allocation="100%", classes={"gold": {"l3Allocation": "50%"}}))
+    node.start(Qos.GUARANTEED, rdt="silver")
+    batch = node.batch()
+    await node.begin()
+    assert node.isolation.group_of(batch) == BATCH
+    assert any(
+        "the rdt class 'silver' is not configured" in note for note in node.isolation.status()["notes"]
+    )
+
+
+async def test_a_section_that_this_machine_cannot_have_is_a_class_for_no_container(make: Make) -> None:
+    # More than the whole of the cache.
+    section = section_of(l3Allocation="60%", classes={"gold": {"l3Allocation": "100%"}})
+    section["partitions"]["other"] = {"l3Allocation": "60%", "classes": {"iron": {"l3Allocation": "100%"}}}
+    node = make(rdt=section)
+    node.start(Qos.GUARANTEED, rdt="gold")
+    batch = node.batch()
+    await node.begin()
+    await node.isolation.round()
+    assert node.isolation.status()["notes"]
+    assert node.isolation.group_of(batch) == BATCH
+    # Nothing is left to be done.
+    assert not await node.isolation.round()

@@ -151,6 +151,9 @@ class Isolation:
         self._followed_s = float("-inf")
         self._followed: tuple[Wanted, Mapping[str, str]] = (Wanted(), {})
         self._is_running = False
+        #: Classes that annotations ask for, and the section has not.
+        self._unknown: set[str] = set()
+        self._is_view_old = False
 
     # ------------------------------------------------------------------ what others ask
 
@@ -172,6 +175,7 @@ class Isolation:
 
     def _look_anew(self) -> None:
         self._view, self._last = ContainerView(self._rdt_class_of), None
+        self._unknown = set()
         self._woken.set()
         self._urgent.set()
 
@@ -294,6 +298,9 @@ class Isolation:
             return False
         done = await self._jobs.begin(lambda: self._work(now, containers, cgroups, is_due))
         self._note(now, done)
+        if self._is_view_old:
+            self._is_view_old = False
+            self._look_anew()
         return is_off and self._originals.is_empty and not self._is_released
 
     def _is_as(self, now: _Round) -> bool:
@@ -324,14 +331,19 @@ class Isolation:
 
     def _rdt_class_of(self, record: ContainerRecord) -> str:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
-        if section is None:
+        if section is None or self._resolved[2].errors:
             return ""
-        return section.class_of(record.container.preferences.rdt_class, record.container.qos)
+        asked = record.container.preferences.rdt_class
+        if asked and section.partitions and not section.has(asked):
+            self._unknown.add(asked)
+        return section.class_of(asked, record.container.qos)
 
     def _resolve(self, section: Optional[RdtSection], info: Optional[ResctrlInfo]) -> Resolved:
         """The classes of a section on this machine; worked out once."""
         if (section, info) != self._resolved[:2]:
             resolved = Resolved() if section is None or info is None else resolve(section, info)
+            # A section that this machine cannot have is no class for any container.
+            self._is_view_old = resolved.errors != self._resolved[2].errors
             self._resolved = section, info, resolved
         return self._resolved[2]
 
@@ -396,7 +408,11 @@ class Isolation:
 
     @property
     def _notes(self) -> tuple[str, ...]:
-        return (*self._plan.wanted.notes, *self._resolved[2].errors)
+        unknown = (
+            f"the rdt class {name!r} is not configured: its containers are treated as what they are to others"
+            for name in sorted(self._unknown)
+        )
+        return (*self._plan.wanted.notes, *self._resolved[2].errors, *unknown)
 
     @property
     def _is_configured(self) -> bool:
