@@ -225,6 +225,7 @@ class Daemon:
             self.supervisor,
         )
         self.services.node_state.on_records = self.history.add
+        self.services.node_state.on_happening = self.history.tell
         self.isolation = IsolationHost(
             self.services,
             read_boot_id(self.options.boot_id_file),

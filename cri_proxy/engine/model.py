@@ -429,7 +429,18 @@ MESSAGE_CHARS = 1000
 
 #: Kinds, and how grave they are: placed on a larger rung than wished, refused, moved near a peer, left unplaced.
 LARGER_RUNG, REFUSED, MOVED, UNPLACED = "LargerRung", "Refused", "MovedNearPeer", "Unplaced"
-TYPES = {LARGER_RUNG: "Warning", REFUSED: "Warning", MOVED: "Normal", UNPLACED: "Warning"}
+#: Of isolation: the kernel has refused a value, no class of service is left, and less for batch is not enough.
+TREATMENT_REFUSED, NO_CLASS_OF_SERVICE = "IsolationRefused", "NoClassOfService"
+PROTECTION_AT_FLOOR = "ProtectionAtFloor"
+TYPES = {
+    LARGER_RUNG: "Warning",
+    REFUSED: "Warning",
+    MOVED: "Normal",
+    UNPLACED: "Warning",
+    TREATMENT_REFUSED: "Warning",
+    NO_CLASS_OF_SERVICE: "Warning",
+    PROTECTION_AT_FLOOR: "Warning",
+}
 
 
 @frozen

@@ -8,7 +8,7 @@ entry is found by a container's id or its beginning, by a pod or a part of a pat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from cri_proxy.engine.model import DecisionRecord
@@ -95,9 +95,17 @@ def _is_name(name: str) -> bool:
 
 
 def write_entry(
-    record: DecisionRecord, boot: str, time_s: float, paths: Mapping[str, str], known: str = ""
+    record: DecisionRecord,
+    boot: str,
+    time_s: float,
+    paths: Mapping[str, str],
+    known: str = "",
+    about: Sequence[str] = (),
 ) -> Entry:
-    """A record as an entry. ``paths``: of containers by id; ``known``: the names of it that were kept before."""
+    """A record as an entry. ``paths``: of containers by id; ``known``: the names of it that were kept before.
+
+    ``about``: ids of others that it is found by.
+    """
     before = {
         key: path.strip("/") for key, path in (line.split(" ", 1) for line in known.splitlines() if line)
     }
@@ -139,6 +147,8 @@ def write_entry(
             for side in ("nearer", "farther", "exchanged")
         }
         document["move"] = {"gain": record.move.gain, **sides}
+    if about:
+        document["about"] = [place(key) for key in about]
     names = "\n" + "".join(f"{key} /{found.get(key, '')}/\n" for key in places)
     value = json.dumps(document, separators=(",", ":"))
     return Entry(EntryKey(boot, record.number, record.at_s), time_s, names, value)
@@ -148,6 +158,7 @@ def entry_row(place: int, entry: Entry) -> dict[str, Any]:
     """An entry as it is told; ``place``: in the file, which is later for what was entered or amended later.
 
     ``changes``: what became of the places of containers by it, its own among them where it is not the decision itself.
+    ``about``: containers that it is about without a change of their places, as those of an L3 that isolation divides.
     """
     names = [
         {"id": key, "container": path.strip("/")}
@@ -167,8 +178,9 @@ def entry_row(place: int, entry: Entry) -> dict[str, Any]:
         "time_s": round(entry.time_s, 3),
         "container": own["container"],
         "id": own["id"],
-        **{name: value for name, value in document.items() if name not in ("changes", "move")},
+        **{name: value for name, value in document.items() if name not in ("changes", "move", "about")},
         "why": plain(document["why"]),
+        "about": [names[at] for at in document.get("about", ())],
         "changes": [
             {**change, "why": plain(change["why"]), "containers": [names[at] for at in change["containers"]]}
             for change in document.get("changes", ())

@@ -192,11 +192,12 @@ class Group:
 class Wanted:
     """The groups that should be there, most important first: the last ones go without where CLOSIDs are used up.
 
-    ``notes``: sentences about what cannot be had.
+    ``notes``: sentences about what cannot be had. ``without``: groups for which no class of service is left.
     """
 
     groups: tuple[Group, ...] = ()
     notes: tuple[str, ...] = ()
+    without: tuple[Group, ...] = ()
 
     def group_of(self, key: str) -> str:
         """The name of the group that a container belongs to."""

@@ -150,6 +150,7 @@ def _enforced(found: Wanted, info: ResctrlInfo, settings: IsolationSettings) -> 
             for group in enforced.groups
         ),
         found.notes,
+        enforced.without,
     )
 
 
@@ -163,7 +164,7 @@ def _limited(found: Wanted, info: ResctrlInfo, has: Callable[[str], bool]) -> Wa
             is_less and all(values == everything.get(name) for name, values in schemata.items())
         ):
             groups.append(replace(group, schemata=schemata))
-    return Wanted(tuple(groups), found.notes)
+    return Wanted(tuple(groups), found.notes, found.without)
 
 
 def _everything(info: ResctrlInfo) -> dict[str, dict[int, str]]:

@@ -383,6 +383,11 @@ class Protection:
                     found.append((-sum(excesses), each.key, signal.name, (each.key, signal)))
         return [series for *_, series in sorted(found, key=lambda row: row[:3])]
 
+    def hurt_in(self, number: int) -> list[str]:
+        """The keys of the containers that are over their limits in a domain, most hurt first."""
+        here = [each for each in self._watched.values() if number in each.domains]
+        return list(dict.fromkeys(key for key, _ in self._hurt(here)))
+
     def _is_calm(self, here: Sequence[Watched]) -> bool:
         for each in here:
             for signal in self._telling(each):

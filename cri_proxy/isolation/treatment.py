@@ -120,7 +120,8 @@ def wanted(
             notes.append(
                 "protected and batch containers share an L3, and this kernel divides neither caches nor bandwidth"
             )
-    return Wanted(_with_room(groups, info, notes), tuple(notes))
+    kept = _with_room(groups, info, notes)
+    return Wanted(kept, tuple(notes), tuple(group for group in groups if group not in kept))
 
 
 def settings_of(group: Group) -> tuple[Setting, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional
@@ -33,6 +33,16 @@ def _no_records(records: list[DecisionRecord], grants: Mapping[str, ContainerRec
     pass
 
 
+def _no_happening(
+    operation: str,
+    why: str,
+    keys: Sequence[str],
+    is_own: bool,
+    grants: Mapping[str, ContainerRecord],
+) -> None:
+    pass
+
+
 @dataclass
 class NodeState:
     """The live state of the daemon. ``engine``, whose containers are told, None: degraded, everything passes as bytes."""
@@ -59,6 +69,8 @@ class NodeState:
     on_start: Optional[Callable[[str], Awaitable[None]]] = None
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
+    #: Called with what happened to containers beside decisions: ``HistoryKeeper.tell``.
+    on_happening: Callable[[str, str, Sequence[str], bool, Mapping[str, ContainerRecord]], None] = _no_happening
     #: Called where records have changed; it must cost next to nothing.
     on_change: Callable[[], None] = lambda: None
     #: Called with every new pod before the client hears of it; waited for.
@@ -207,6 +219,25 @@ class NodeState:
                 {g.container.pod.cgroup_parent for g in changes.values() if isinstance(g, ContainerRecord)}
             )
         self.updates.wake()
+
+    def happened(
+        self,
+        operation: str,
+        why: str,
+        keys: Sequence[str] = (),
+        is_own: bool = False,
+        reason: str = "",
+        hurt: Sequence[str] = (),
+    ) -> None:
+        """Have what happened to containers beside decisions in the history; and on pods, where it is grave.
+
+        ``is_own``: it is about the first of ``keys`` alone. ``reason``: of the Events of ``hurt``; "" = none.
+        """
+        grants: Mapping[str, ContainerRecord] = {} if self.engine is None else self.engine.grants
+        self.on_happening(operation, why, keys, is_own, grants)
+        for key in hurt if reason and self.engine is not None else ():
+            if key in grants:
+                self.engine.notable.add(reason, grants[key].container, why)
 
     async def saved(self) -> None:
         """The same, and wait until they are durable; not longer than a call may wait for that."""

@@ -44,6 +44,15 @@ def test_an_entry_of_a_move_says_what_it_is_nearer_to() -> None:
     }
 
 
+def test_an_entry_about_an_l3_has_the_containers_in_it_without_a_change_of_their_places() -> None:
+    one = record(-3, "", operation="isolation", id="", stance="")
+    entry = write_entry(one, "", 0.0, {id_of(DB): DB}, about=(id_of(DB),))
+    assert Query(name="shop/db").patterns[0] in entry.names
+    row = entry_row(1, entry)
+    assert (row["container"], row["changes"]) == ("", [])
+    assert row["about"] == [{"id": id_of(DB), "container": DB}]
+
+
 def test_names_that_were_known_stay_when_an_entry_is_written_again() -> None:
     one = record(1, WEB, changes=(shrunk(DB),))
     first = write_entry(one, "", 0.0, {id_of(DB): DB})

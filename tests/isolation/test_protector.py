@@ -52,6 +52,7 @@ class Steering:
 
     def __init__(self, info: Optional[ResctrlInfo] = HYGON) -> None:
         self.steps: dict[int, Step] = {}
+        self.step_whys: dict[int, str] = {}
         self.info = info
         self.found: list[IsolatedContainer] = []
         self.woken = 0
@@ -195,6 +196,9 @@ async def test_harm_that_stays_has_a_batch_container_moved_away(protected) -> No
     await protected.windows(40, 0.5)
     assert protected.asked == [HERE]
     assert protected.steering.steps == {}, "what brought nothing is taken back"
+    told = protected.node.engine.notable.since(None)["events"]
+    [event] = [row for row in told if row["reason"] == "ProtectionAtFloor"]
+    assert (event["type"], event["container"]) == ("Warning", "web") and "not enough" in event["message"]
 
 
 async def test_where_batch_sleeps_its_windows_are_learnt_from(protected) -> None:

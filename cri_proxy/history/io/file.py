@@ -10,7 +10,7 @@ import contextlib
 import os
 import sqlite3
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -36,12 +36,16 @@ class HistoryUnusable(Exception):
 
 
 class Handed(NamedTuple):
-    """A record on its way into the file. ``paths``: names of the containers it is about, by id, as far as known."""
+    """A record on its way into the file. ``paths``: names of the containers it is about, by id, as far as known.
+
+    ``about``: ids of containers that it is about, too, without a change of their places.
+    """
 
     record: DecisionRecord
     boot: str
     time_s: float
     paths: Mapping[str, str]
+    about: Sequence[str] = ()
 
 
 @frozen
@@ -183,7 +187,7 @@ def _enter(db: sqlite3.Connection, handed: Handed) -> None:
         "SELECT place, time_s, names, value FROM entries WHERE boot = ? AND number = ? AND at_s = ?", key
     ).fetchone()
     place, time_s, names, value = known or (None, handed.time_s, "", "")
-    entry = write_entry(record, handed.boot, time_s, handed.paths, names)
+    entry = write_entry(record, handed.boot, time_s, handed.paths, names, handed.about)
     if (entry.names, entry.value) == (names, value):
         return
     # A later place: what reads on from a place sees that it was amended.

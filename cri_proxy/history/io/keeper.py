@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -20,6 +21,7 @@ from cri_proxy.engine.model import ContainerRecord, DecisionRecord
 from cri_proxy.history.entries import Query
 from cri_proxy.history.io.file import Bounds, Handed, HistoryFile, HistoryUnusable
 from cri_proxy.job_thread import JobThread
+from policies.model import UNTOUCHED
 
 #: Records in memory; how long the first of them waits for others; how soon a failed write is tried again, seconds.
 WAITING, GATHER_S, RETRY_S = 10_000, 1.0, 30.0
@@ -52,6 +54,8 @@ class HistoryKeeper:
         self._thread = JobThread("history", supervisor)
         #: By number and time: of a record that changes soon the last is written only.
         self._waiting: dict[tuple[int, float], Handed] = {}
+        #: Of entries that are no decisions: below zero, as the engine's are above.
+        self._numbers = count(-(1 << 40))
         self._timer: Optional[asyncio.TimerHandle] = None
         self._is_writing = False
         self._asking = 0
@@ -76,6 +80,36 @@ class HistoryKeeper:
             key = record.number, record.at_s
             self._waiting.pop(key, None)
             self._waiting[key] = Handed(record, self._boot_id, began_s + record.at_s, paths)
+        self._bound()
+
+    def tell(
+        self,
+        operation: str,
+        why: str,
+        keys: Sequence[str],
+        is_own: bool,
+        grants: Mapping[str, ContainerRecord],
+    ) -> None:
+        """Have something entered that is no decision about a place. ``keys``: the containers it is about, by id.
+
+        ``is_own``: it is about the first of them, as decisions are. Others find it by their names.
+        """
+        if not self.entries:
+            return
+        at_s = boot_time_s()
+        own = grants.get(keys[0]) if keys and is_own else None
+        path, uid = ("", "") if own is None else (own.container.path, own.container.pod.uid)
+        record = DecisionRecord(
+            next(self._numbers), at_s, operation, path, uid, keys[0] if own else "", "", UNTOUCHED, why
+        )
+        paths = {key: grants[key].container.path for key in keys if key in grants}
+        about = tuple(keys[1:] if own else keys)
+        handed = Handed(record, self._boot_id, time.time(), paths, about)
+        self._waiting[record.number, at_s] = handed
+        self._bound()
+
+    def _bound(self) -> None:
+        """Drop what is too much, and have the rest written soon."""
         lost = len(self._waiting) - WAITING
         if lost > 0:
             for key in list(self._waiting)[:lost]:

@@ -28,8 +28,10 @@ from cri_proxy.affinity.effect.io.counting import Countable, Counting, read_coun
 from cri_proxy.bounded_files import read_beginning
 from cri_proxy.config.config import Config
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.model import PROTECTION_AT_FLOOR
 from cri_proxy.isolation import bandwidth, caches
 from cri_proxy.isolation.baselines import Baselines
+from cri_proxy.isolation.changes import MOST_TOLD
 from cri_proxy.isolation.model import (
     ENFORCE,
     MB,
@@ -72,10 +74,14 @@ _L3S = ("L3", "L3CODE", "L3DATA", MB, "L3_MON")
 
 
 class Steered(Protocol):
-    """What carries the steps out (``Isolation``). ``steps``: what batch has, by domain; ``info``: what the kernel offers,
-    as it was read last, None = it has no resctrl; ``containers``: those of the ledger, as isolation sees them."""
+    """What carries the steps out (``Isolation``).
+
+    ``steps``: what batch has, by domain; ``step_whys``: why protection has set it so; ``info``: what the kernel offers, as
+    it was read last, None = it has no resctrl; ``containers``: those of the ledger, as isolation sees them.
+    """
 
     steps: Mapping[int, Step]
+    step_whys: Mapping[int, str]
     info: Optional[ResctrlInfo]
 
     def containers(self) -> Sequence[IsolatedContainer]: ...
@@ -347,6 +353,9 @@ class Protector:
 
     def _carry_out(self, steps: dict[int, Step], changes: Sequence[Change]) -> None:
         if steps != self._steered.steps:
+            changed = {each.domain: each.why for each in changes}
+            kept = {number: why for number, why in self._steered.step_whys.items() if number in steps}
+            self._steered.step_whys = {**kept, **changed}
             self._steered.steps = steps
             self._steered.wake()
         metrics = self._services.metrics
@@ -360,11 +369,18 @@ class Protector:
                 self._services.log.info(
                     "the planner is asked to move a batch container away", l3=change.domain, possible=is_heard
                 )
+                self._tell_asked(change, is_heard)
         metrics.isolation_batch_share.end()
         for number, step in steps.items():
             for what, share in (("cache", step.cache), ("bandwidth", step.bandwidth)):
                 if share is not None:
                     metrics.isolation_batch_share.labels(str(number), what).set(round(share, 4))
+
+    def _tell_asked(self, change: Change, is_heard: bool) -> None:
+        hurt = self.protection.hurt_in(change.domain)[:MOST_TOLD]
+        moved = "a batch container is to be moved elsewhere" if is_heard else "no batch container can be moved now"
+        why = f"L3 {change.domain}: there is no less that batch could be given, and it is not enough: {change.why}; {moved}"
+        self._services.node_state.happened("isolation", why, hurt, reason=PROTECTION_AT_FLOOR, hurt=hurt)
 
     async def close(self) -> None:
         """Give all descriptors back; it may be cancelled, and they are. ``run`` has ended."""

@@ -21,6 +21,7 @@ from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord, Life
 from cri_proxy.engine.report import path_of
+from cri_proxy.isolation.changes import Happening, InForce, happenings, in_force
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.resctrl import ResourceControl
 from cri_proxy.isolation.io.writer import DRIFT_TOLD, Outcome, Writer
@@ -93,6 +94,8 @@ class _Done:
     enforced: Wanted
     has_looked: bool
     is_moving: bool
+    in_force: InForce
+    happenings: Sequence[Happening]
 
 
 class Isolation:
@@ -111,6 +114,8 @@ class Isolation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.steps: Mapping[int, Step] = {}
+        #: Why protection has set them, by L3, for the history.
+        self.step_whys: Mapping[int, str] = {}
         #: What the kernel offers, as it was read last; None: no resctrl.
         self.info: Optional[ResctrlInfo] = None
         #: Called in the loop after a round in which something else is enforced, or nothing any more.
@@ -136,6 +141,8 @@ class Isolation:
         self._enforced = Wanted()
         self._group_of: dict[str, str] = {}
         self._outcome = Outcome()
+        #: What was in force after the last round; None: that is not known, as an earlier daemon did it.
+        self._in_force: Optional[InForce] = InForce()
         self._missing = ""
         self._since_s: dict[str, float] = {}
         self._settings: Optional[IsolationSettings] = None
@@ -223,6 +230,8 @@ class Isolation:
     async def load(self) -> None:
         """Read what was there before the daemon before this one wrote. Before the first round."""
         await self._jobs.begin(self._load)
+        if not self._originals.is_empty:
+            self._in_force = None
 
     def _load(self) -> None:
         self._originals.load()
@@ -327,7 +336,10 @@ class Isolation:
             tuple(each for each in plan.enforced.groups if not each.name or each.name in outcome.groups)
         )
         is_moving = self._follow(enforced, cgroups, is_due)
-        return _Done(plan, outcome, info, missing, enforced, has_looked, is_moving)
+        refusals = {each.place: each.sentence for each in outcome.refusals}
+        found = in_force(plan, enforced.groups, refusals, containers, self.step_whys)
+        happened = [] if self._in_force is None else happenings(self._in_force, found)
+        return _Done(plan, outcome, info, missing, enforced, has_looked, is_moving, found, happened)
 
     def _rdt_class_of(self, record: ContainerRecord) -> str:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
@@ -377,6 +389,9 @@ class Isolation:
             self._tell(done)
         # Also where the kernel was not looked at: a subject that is off now has nothing to say any more.
         services.health.warn("isolation", self._sentences(done))
+        self._in_force = done.in_force
+        for each in done.happenings:
+            services.node_state.happened("isolation", each.why, each.keys, each.own, each.reason, each.hurt)
         if was_enforced != now.settings.writes:
             self.on_enforced(now.settings.writes)
 

@@ -16,6 +16,8 @@ from cri_proxy.history.io import keeper as keepers
 from cri_proxy.history.io.file import Bounds, HistoryFile, HistoryUnusable
 from cri_proxy.history.io.keeper import HistoryKeeper
 from tests.history.records import record
+from tests.machines import HYGON_7285_2S
+from tests.scenes import engine_on, make_container, make_pod, run
 
 
 class GatedFile(HistoryFile):
@@ -68,6 +70,20 @@ async def test_an_answer_has_what_was_decided_a_moment_ago(keeping) -> None:
     assert await keeping.numbers() == [2, 1]
     # Once each: what is amended soon is written as it is then.
     assert keeping.file.given == [[1, 2]]
+
+
+async def test_what_happens_beside_decisions_is_an_entry_of_all_that_it_is_about(keeping, monkeypatch) -> None:
+    engine, (first, second) = engine_on(HYGON_7285_2S), ("c1", "c2")
+    for name in (first, second):
+        run(engine, make_container(name, 1, pod=make_pod(name)), name)
+    grants = engine.grants
+    keeping.keeper.tell("isolation", "L3 0: less", [first, second], False, grants)
+    keeping.keeper.tell("isolation", "its class is batch", [second], True, grants)
+    of_second = (await keeping.keeper.page(Query(name=second)))["entries"]
+    assert [row["why"] for row in of_second] == ["its class is batch", "L3 0: less"]
+    assert [row["id"] for row in of_second] == [second, ""]
+    [row] = (await keeping.keeper.page(Query(name=first)))["entries"]
+    assert [one["id"] for one in row["about"]] == [first, second]
 
 
 async def test_what_waits_is_written_a_moment_later_by_itself(keeping, monkeypatch) -> None:
