@@ -75,7 +75,12 @@ def _without(before: InForce, now: InForce) -> Iterator[Happening]:
     for group, sentence in now.without.items():
         if group not in before.without:
             hurt = _hurt(now, group)
-            yield Happening(f"{group} is treated as the root group: {sentence}", hurt, reason=NO_CLASS_OF_SERVICE, hurt=hurt)
+            yield Happening(
+                f"{group} is treated as the root group: {sentence}",
+                hurt,
+                reason=NO_CLASS_OF_SERVICE,
+                hurt=hurt,
+            )
 
 
 def _hurt(now: InForce, group: str, number: int = -1) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ class NodeState:
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with what happened to containers beside decisions: ``HistoryKeeper.tell``.
-    on_happening: Callable[[str, str, Sequence[str], bool, Mapping[str, ContainerRecord]], None] = _no_happening
+    on_happening: Callable[[str, str, Sequence[str], bool, Mapping[str, ContainerRecord]], None] = (
+        _no_happening
+    )
     #: Called where records have changed; it must cost next to nothing.
     on_change: Callable[[], None] = lambda: None
     #: Called with every new pod before the client hears of it; waited for.
@@ -233,11 +235,11 @@ class NodeState:
 
         ``is_own``: it is about the first of ``keys`` alone. ``reason``: of the Events of ``hurt``; "" = none.
         """
-        grants: Mapping[str, ContainerRecord] = {} if self.engine is None else self.engine.grants
-        self.on_happening(operation, why, keys, is_own, grants)
-        for key in hurt if reason and self.engine is not None else ():
-            if key in grants:
-                self.engine.notable.add(reason, grants[key].container, why)
+        engine = self.engine
+        self.on_happening(operation, why, keys, is_own, {} if engine is None else engine.grants)
+        for key in hurt if reason else ():
+            if engine is not None and key in engine.grants:
+                engine.notable.add(reason, engine.grants[key].container, why)
 
     async def saved(self) -> None:
         """The same, and wait until they are durable; not longer than a call may wait for that."""

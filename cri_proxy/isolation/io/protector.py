@@ -378,7 +378,11 @@ class Protector:
 
     def _tell_asked(self, change: Change, is_heard: bool) -> None:
         hurt = self.protection.hurt_in(change.domain)[:MOST_TOLD]
-        moved = "a batch container is to be moved elsewhere" if is_heard else "no batch container can be moved now"
+        moved = (
+            "a batch container is to be moved elsewhere"
+            if is_heard
+            else "no batch container can be moved now"
+        )
         why = f"L3 {change.domain}: there is no less that batch could be given, and it is not enough: {change.why}; {moved}"
         self._services.node_state.happened("isolation", why, hurt, reason=PROTECTION_AT_FLOOR, hurt=hurt)
 

@@ -72,7 +72,9 @@ async def test_an_answer_has_what_was_decided_a_moment_ago(keeping) -> None:
     assert keeping.file.given == [[1, 2]]
 
 
-async def test_what_happens_beside_decisions_is_an_entry_of_all_that_it_is_about(keeping, monkeypatch) -> None:
+async def test_what_happens_beside_decisions_is_an_entry_of_all_that_it_is_about(
+    keeping, monkeypatch
+) -> None:
     engine, (first, second) = engine_on(HYGON_7285_2S), ("c1", "c2")
     for name in (first, second):
         run(engine, make_container(name, 1, pod=make_pod(name)), name)
