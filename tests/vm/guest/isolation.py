@@ -116,7 +116,6 @@ async def monitoring_tells_what_fills_an_l3_and_leaves_the_groups_of_others(node
 
 async def batch_beside_protected_has_part_of_that_l3_with_all_it_started(node: Node) -> None:
     """And groups of others stay as they are, here and in all that follows."""
-    resctrl.mount()
     with _others_group():
         await _configured(node, _ON)
         protected, batch = await _met(node)
@@ -171,6 +170,7 @@ async def off_puts_everything_back(node: Node) -> None:
 
 async def a_new_boot_begins_with_the_kernels_own_values(node: Node) -> None:
     """What a boot does, without one: resctrl is mounted anew, and the boot has another id."""
+    resctrl.mount()
     await _configured(node, _ON)
     protected, batch = await _met(node)
     before = _picture()
@@ -280,6 +280,7 @@ def _picture() -> dict[str, Any]:
 @contextmanager
 def _others_group() -> Iterator[None]:
     """A group of another program with a process and a monitoring group of its own, which must be the same afterwards."""
+    resctrl.mount()
     with resctrl.group(THEIRS) as folder, resctrl.process("sleep", "9000") as sleeper:
         (folder / "mon_groups" / "theirs").mkdir()
         domain = resctrl.domain_of("0-1")

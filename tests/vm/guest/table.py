@@ -87,8 +87,10 @@ _ISOLATION: tuple[Check, ...] = (
     isolation.what_is_seen_is_what_is_wanted_after_kill_minus_nine,
     isolation.who_meets_nobody_any_more_has_all_again,
     isolation.off_puts_everything_back,
-    isolation.a_new_boot_begins_with_the_kernels_own_values,
     isolation.kubelet_disable_puts_everything_back,
+)
+_ISOLATION_ENDS: tuple[Check, ...] = (
+    isolation.a_new_boot_begins_with_the_kernels_own_values,
     isolation.removal_of_the_package_puts_everything_back,
 )
 _REMOVAL: tuple[Check, ...] = (
@@ -198,6 +200,9 @@ RUNS: Mapping[str, Run] = {
     # Each vendor's resctrl; on Hygon's what the daemon does with it as well.
     "resctrl-hygon": Run(
         "resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", (), (*_RESCTRL, *_ISOLATION), is_installed=True
+    ),
+    "resctrl-ends": Run(
+        "resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _ISOLATION_ENDS, is_installed=True
     ),
     "resctrl-amd": Run(
         "resctrl-amd-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _RESCTRL, is_installed=True
