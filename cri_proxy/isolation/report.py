@@ -39,7 +39,8 @@ def isolation_text(document: Mapping[str, Any]) -> str:
 def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     """What reports on this node are told of isolation; None: all of it is off.
 
-    ``l3s``: those that protected and batch containers share, with how many of each, and what batch has there.
+    ``l3s``: those that protected and batch containers share, with how many of each, what batch has there, and which step of
+    protection that is; "" = none.
     """
     subjects: Mapping[str, Any] = document.get("subjects") or {}
     if is_off(document):
@@ -48,6 +49,9 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     for group in document.get("groups", ()):
         if group["state"] == "enforced":
             batch_has |= {number: ", ".join(parts) for number, parts in _shared_parts(group).items()}
+    steps = {
+        str(row["domain"]): _step_text(row) for row in (document.get("protection") or {}).get("domains", ())
+    }
     return {
         "modes": {name: row["mode"] for name, row in subjects.items()},
         "protection": (document.get("protection") or {}).get("mode", OFF),
@@ -61,6 +65,7 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
                 "protected": len(each["protected"]),
                 "batch": len(each["batch"]),
                 "batch_has": batch_has.get(str(each["l3"]), ""),
+                "step": steps.get(str(each["l3"]), ""),
             }
             for each in document.get("meetings", ())
         ],
@@ -87,6 +92,16 @@ def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
     if gives_way and lines == [] and document.get("groups"):
         is_done = any(group["state"] == "enforced" for group in document["groups"])
         lines.append(f"batch {'gives' if is_done else 'would give'} way in L3 {', '.join(gives_way)}")
+    here = {
+        str(each["l3"])
+        for each in document.get("meetings", ())
+        if path in (*each["protected"], *each["batch"])
+    }
+    for domain in (document.get("protection") or {}).get("domains", ()):
+        if str(domain["domain"]) in here and domain["level"]:
+            lines.append(_domain_lines(domain)[0])
+            if domain.get("helped") is not None:
+                lines.append(_help_text(domain["helped"]))
     return lines
 
 
@@ -197,6 +212,14 @@ def _domain_lines(row: Mapping[str, Any]) -> list[str]:
         over = "; over its limit" if each["is_over"] else ""
         lines.append(f"  {each['container']}: {each['words']} {current}{usual}{over}")
     return lines
+
+
+def _step_text(row: Mapping[str, Any]) -> str:
+    """Which step of protection an L3 has, and whether it helped, in short; "" = what is configured."""
+    if not row["level"]:
+        return ""
+    found = row.get("helped")
+    return f"step {row['level']} of {row['levels']}" + (f"; {_help_text(found)}" if found is not None else "")
 
 
 def _help_text(row: Mapping[str, Any]) -> str:

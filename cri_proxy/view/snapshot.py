@@ -40,7 +40,8 @@ class Place:
     """A box of the machine: zones with the same CPUs are one, with all of their names, as people read
     them. ``load`` None = not known.
 
-    ``memory_bytes`` 0: it is no NUMA node, or not known. ``fill``: of an L3, where that is monitored.
+    ``memory_bytes`` 0: it is no NUMA node, or not known. ``fill``: of an L3, where that is monitored. ``divided``: of one
+    that protected and batch containers share, what isolation does there, a line each.
     """
 
     names: tuple[str, ...]
@@ -54,6 +55,7 @@ class Place:
     load: Optional[float] = None
     children: tuple[Place, ...] = ()
     fill: Optional[CacheFill] = None
+    divided: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -73,13 +75,14 @@ def read_places(
     zones: Sequence[Mapping[str, Any]],
     by_cpu: Mapping[int, float],
     fills: Mapping[str, CacheFill] = {},
+    divided: Mapping[str, tuple[str, ...]] = {},
 ) -> tuple[Place, ...]:
     """The boxes of a machine, each in the smallest that holds it: a NUMA node in a large L3 as well as the reverse.
 
-    ``fills``: of L3s, by the name of the zone.
+    ``fills``, ``divided``: of L3s, by the name of the zone.
     """
     boxes = _boxes(tuple((zone["type"], zone["cpus"]) for zone in zones))
-    return tuple(_read_place(box, zones, by_cpu, fills) for box in boxes)
+    return tuple(_read_place(box, zones, by_cpu, fills, divided) for box in boxes)
 
 
 def _read_place(
@@ -87,6 +90,7 @@ def _read_place(
     zones: Sequence[Mapping[str, Any]],
     by_cpu: Mapping[int, float],
     fills: Mapping[str, CacheFill],
+    divided: Mapping[str, tuple[str, ...]],
 ) -> Place:
     rows = [zones[index] for index in box.zones]
     return Place(
@@ -99,8 +103,9 @@ def _read_place(
         max(row["memory_bytes"] for row in rows),
         max(row["memory_charged_bytes"] for row in rows),
         mean_load(box.cpus, by_cpu),
-        tuple(_read_place(child, zones, by_cpu, fills) for child in box.children),
+        tuple(_read_place(child, zones, by_cpu, fills, divided) for child in box.children),
         next((fills[row["name"]] for row in rows if row["name"] in fills), None),
+        next((divided[row["name"]] for row in rows if row["name"] in divided), ()),
     )
 
 
@@ -288,7 +293,7 @@ def read_snapshot(
         warnings=tuple(map(clean, report["warnings"])),
         old={name: {**row, "why": clean(row["why"])} for name, row in (report.get("old") or {}).items()},
         by_cpu=by_cpu,
-        places=read_places(report["zones"], by_cpu, fills),
+        places=read_places(report["zones"], by_cpu, fills, _read_divided(report)),
         containers=containers,
         flows=tuple(map(_read_flow, affinity.get("edges", ()))),
         moves=tuple(_read_moved(row) for row in moves.get("moves", ())),
@@ -306,6 +311,20 @@ def clean(text: Any) -> str:
 def _read_fill(row: Mapping[str, Any]) -> CacheFill:
     shares = tuple((one["id"], one["bytes"]) for one in row["containers"] if one["bytes"] is not None)
     return CacheFill(row["size_bytes"], shares, row["others_bytes"])
+
+
+def _read_divided(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What isolation does in each L3 that protected and batch containers share. Older daemons do not say it."""
+    found = {}
+    for row in (report.get("isolation") or {}).get("l3s") or ():
+        has = row.get("batch_has")
+        lines = (
+            f"protected: {row['protected']}, batch: {row['batch']}",
+            f"batch has {has}" if has else "not divided",
+            row.get("step"),
+        )
+        found[f"l3-{row['l3']}"] = tuple(clean(line) for line in lines if line)
+    return found
 
 
 def _read_container(

@@ -155,6 +155,12 @@ async def test_a_container_is_told_its_treatment(make: Make) -> None:  # noqa: F
     [line] = treatment_lines(document, paths[protected])
     assert line.startswith("batch gives way in L3 ")
     assert treatment_lines(document, paths[other]) == []
+    document["protection"] = protection()
+    document["protection"]["domains"][0]["domain"] = document["meetings"][0]["l3"]
+    _, step, helped = treatment_lines(document, paths[protected])
+    assert "step 2 of 4" in step and helped.startswith("it has helped default/app/main")
+    assert len(treatment_lines(document, paths[batch])) == 3
+    assert treatment_lines(document, paths[other]) == []
 
 
 async def test_a_treatment_that_is_only_observed_says_so(make: Make) -> None:  # noqa: F811
@@ -176,4 +182,8 @@ async def test_reports_on_the_node_are_told_a_summary(make: Make) -> None:  # no
     assert (found["modes"], found["groups"]) == ({"caches": "enforce", "bandwidth": "enforce"}, 1)
     [shared] = found["l3s"]
     assert (shared["protected"], shared["batch"], shared["batch_has"]) == (1, 1, "5 ways (1f), bandwidth 132")
+    document = {**node.isolation.status(), "protection": protection()}
+    document["protection"]["domains"][0]["domain"] = shared["l3"]
+    [shared] = (isolation_summary(document) or {})["l3s"]
+    assert shared["step"].startswith("step 2 of 4; it has helped default/app/main: fills 4 before")
     assert isolation_summary({"subjects": {"caches": {"configured": "off", "mode": "off"}}}) is None

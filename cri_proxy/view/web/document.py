@@ -95,6 +95,7 @@ def _zone(place: Place) -> dict[str, Any]:
         "memory": place.memory_bytes,
         "memory_charged": place.memory_charged_bytes,
         "load": None if place.load is None else round(place.load, 2),
+        **({"divided": list(place.divided)} if place.divided else {}),
     }
 
 

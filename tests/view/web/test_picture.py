@@ -312,6 +312,32 @@ async def test_an_l3_that_is_monitored_shows_whose_lines_fill_it(window: Browser
         await page.until(lambda: not page.count(".leaf .fill:not([hidden])"), "no bar")
 
 
+async def test_an_l3_that_isolation_divides_says_between_what_and_what_batch_has(window: Browser) -> None:
+    view = crowded(3)
+    row = {
+        "l3": 0,
+        "protected": 2,
+        "batch": 1,
+        "batch_has": "5 ways (1f)",
+        "step": "step 2 of 3; it has helped",
+    }
+    view.report["isolation"] = {"l3s": [row]}
+    with shown(window, view) as page:
+        await _drawn(page, 18)
+        shown_marks = ".divided:not([hidden])"
+        await page.until(lambda: page.count(shown_marks) == 1, "the mark")
+        page.run(
+            "document.querySelector(arguments[0]).dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))",
+            f"[aria-label^='l3-0:'] {shown_marks}",
+        )
+        told = page.run("return [...document.querySelectorAll('#tip p')].map((at) => at.textContent)")
+        assert told == ["protected: 2, batch: 1", "batch has 5 ways (1f)", "step 2 of 3; it has helped"]
+        box, head = (_rect(page, f"[aria-label^='l3-0:']{below}") for below in ("", " .divided"))
+        assert head[0] + head[2] <= box[0] + box[2], "the mark is in its box"
+        view.report["isolation"] = None
+        await page.until(lambda: not page.count(shown_marks), "no mark")
+
+
 async def test_a_search_says_how_many_of_how_many_and_filters_all_that_is_beside_it(window: Browser) -> None:
     with shown(window, crowded()) as page:
         await _drawn(page, 23)

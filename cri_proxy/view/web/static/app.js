@@ -192,7 +192,7 @@ document.addEventListener("keydown", (event) => {
 function tip(target) {
   const chip = chips.get(target?.closest?.(".chip")?.dataset.id);
   const cpu = target?.dataset?.cpu;
-  const fill = target?.closest?.(".fill")?.dataset.texts;
+  const fill = target?.closest?.(".fill, .divided")?.dataset.texts;
   const texts = chip ? [path(chip.row), `${chip.row.box || "several sockets"}, ${chip.row.own ? "exclusive " : ""}CPUs ${chip.row.cpus || "all"}, request ${chip.row.milli}m`, chip.row.unsure ? "Where it was at that time is not kept." : chip.row.gone ? "It has gone since; when is not kept." : chip.row.why]
     : cpu !== undefined ? [`CPU ${cpu}`, `load ${percent(loadsAt()[cpu])}`] : fill ? fill.split("\n") : [];
   const box = $("tip");

@@ -55,6 +55,8 @@ export function sheet() {
   for (const one of more.containers.filter((one) => one.id === view.chosen)) {
     made.append(element("h3", {}, "Room around it"), facts(one.domains.map((domain) => [domain.name, `${cores(domain.charged_milli)} CPUs requested, ${cores(domain.free_milli)} left (${domain.cpus})`])));
     if (one.caches) made.append(element("h3", {}, "Caches"), element("ul", { class: "rows" }, ...one.caches.texts.map((text) => element("li", {}, text))));
+    if (one.isolation) made.append(element("h3", {}, "Isolation"), element("ul", { class: "rows" },
+      ...[`${one.isolation} (${one.isolation_why})`, ...(one.treatment ?? [])].map((text) => element("li", {}, text))));
     made.append(element("h3", {}, "Talks to"));
     made.append(one.peers.length ? element("ul", { class: "rows" }, ...one.peers.map((peer) => element("li", {},
       element("span", { class: "what" }, linkTo(names.get(peer.container) ?? peer.id, peer.container || peer.id.slice(0, 13))),

@@ -29,7 +29,8 @@ function build(row, siblings, depth) {
   const more = element("span", { class: "more" });
   const held = element("div", { class: "chips" });
   const fill = element("div", { class: "fill", hidden: true });
-  const head = element("div", { class: "head" }, element("b", {}, row.names.join(" = ")), load, more, asked);
+  const divided = element("span", { class: "divided", hidden: true }, "shared");
+  const head = element("div", { class: "head" }, element("b", {}, row.names.join(" = ")), load, divided, more, asked);
   const at = element("section", { class: `box depth${depth}${row.inside.length ? "" : " leaf"}`, role: "group", "aria-label": row.names.join(", ") }, head);
   if (row.inside.length) {
     at.append(held, element("div", { class: "inside" }, ...row.inside.map((one) => build(one, siblings, depth + 1))));
@@ -51,7 +52,7 @@ function build(row, siblings, depth) {
     }
     at.append(all, fill, held);
   }
-  boxes.set(row.id, { row, cpus, at, head, cores: at.querySelector(":scope > .cores"), chips: held, load, more, asked, fill });
+  boxes.set(row.id, { row, cpus, at, head, cores: at.querySelector(":scope > .cores"), chips: held, load, more, asked, fill, divided });
   return at;
 }
 
@@ -215,7 +216,12 @@ export function colour() {
     const requested = isPast ? "" : `, ${cores(zone.charged)} of ${cores(zone.allocatable)} CPUs requested`;
     drawFill(box);
     const lines = !isPast && filledOf(id) ? `, ${filledOf(id)} of the L3 filled` : "";
-    const label = `${box.row.names.join(", ")}: ${load}${requested}${lines}, ${plural(box.chips.childElementCount, "container")}`;
+    // Of the past it is not known.
+    const texts = isPast ? [] : zone.divided ?? [];
+    box.divided.hidden = !texts.length;
+    box.divided.dataset.texts = texts.join("\n");
+    const divided = texts.length ? `, shared: ${texts.join("; ")}` : "";
+    const label = `${box.row.names.join(", ")}: ${load}${requested}${lines}${divided}, ${plural(box.chips.childElementCount, "container")}`;
     if (box.at.getAttribute("aria-label") !== label) box.at.setAttribute("aria-label", label);
   }
 }
