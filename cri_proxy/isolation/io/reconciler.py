@@ -443,8 +443,15 @@ class Isolation:
         names = (*OF_GROUPS, *(each.name for each in self._subjects))
         seen, outcome = self._outcome.seen, self._outcome
 
+        # L3s with the same containers share their lists of keys (``meetings``). They are kept, lest another gets the id.
+        known: dict[int, tuple[Sequence[str], list[str]]] = {}
+
         def paths(keys: Sequence[str]) -> list[str]:
-            return sorted(filter(None, (path_of(engine, key) for key in keys))) if engine is not None else []
+            if engine is None:
+                return []
+            if id(keys) not in known:
+                known[id(keys)] = keys, sorted(filter(None, (path_of(engine, key) for key in keys)))
+            return known[id(keys)][1]
 
         return {
             "subjects": {
