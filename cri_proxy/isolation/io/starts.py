@@ -61,7 +61,7 @@ class Starts:
             await wait_within(START_S, self._before(key, grant))
         except asyncio.TimeoutError:
             self.late += 1
-            self._begin(self._after_all(key, f"/{pod_cgroup(grant.container.pod.cgroup_parent)}"))
+            self._begin(self._after_all(key, grant))
         except Exception:
             self._services.log.error("a container starts outside its group", id=key, exc_info=True)
 
@@ -74,8 +74,7 @@ class Starts:
     async def _before(self, key: str, grant: ContainerRecord) -> None:
         group = await self._settled(key)
         pod = grant.container.pod
-        cgroup = f"/{pod_cgroup(pod.cgroup_parent)}"
-        common = group if all(self._group_of(each) == group for each in self._beside(key, pod.id)) else ROOT
+        cgroup, common = f"/{pod_cgroup(pod.cgroup_parent)}", self._common(key, pod.id, group)
 
         def move() -> bool:
             has_threads = self._tasks.begin(key, cgroup, group)
@@ -90,12 +89,19 @@ class Starts:
         self._catching.add(task)
         task.add_done_callback(self._catching.discard)
 
-    async def _after_all(self, key: str, pod: str) -> None:
-        """The start has not waited: what runs is moved."""
+    async def _after_all(self, key: str, grant: ContainerRecord) -> None:
+        """The start has not waited: the shim is moved, which may not have forked it yet, and then what runs."""
         with contextlib.suppress(asyncio.TimeoutError):
             group = await wait_within(CATCH_S, self._settled(key))
+            pod = grant.container.pod
+            cgroup, common = f"/{pod_cgroup(pod.cgroup_parent)}", self._common(key, pod.id, group)
+            await asyncio.to_thread(self._tasks.begin_by_shim, key, cgroup, pod.id, common)
             if group != ROOT:
-                await self._catch(key, pod, group)
+                await self._catch(key, cgroup, group)
+
+    def _common(self, key: str, pod_id: str, group: str) -> str:
+        """Where a pod's shim belongs: in the group of a container that starts, if all the others are in that, too."""
+        return group if all(self._group_of(each) == group for each in self._beside(key, pod_id)) else ROOT
 
     def _beside(self, key: str, pod_id: str) -> list[str]:
         """The other containers of a pod that have processes, or will have."""

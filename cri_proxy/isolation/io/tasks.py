@@ -241,9 +241,13 @@ class Tasks:
             return False
         with self._lock:
             row = self._row(key, group, BY_CGROUP, pod_of(key, path))
-            # What ran is runc's own program; at the time of the move it may not have begun the image's yet.
-            row.ran_before_s = self._age_s(threads)
-            self._bring(path, threads, row)
+            # What a shim that was moved late has forked since then is there.
+            inside = frozenset(thread for thread in threads if self._resctrl.where(thread) == group)
+            if threads - inside:
+                # What ran is runc's own program; at the time of the move it may not have begun the image's yet.
+                row.ran_before_s = self._age_s(threads - inside)
+                row.moment = BY_CGROUP if row.moment == BY_SHIM else row.moment
+            self._bring(path, threads, row, inside)
         return True
 
     def begin_by_shim(self, key: str, pod: str, sandbox_id: str, group: str) -> bool:
@@ -268,10 +272,12 @@ class Tasks:
 
     # ------------------------------------------------------------------ steps
 
-    def _bring(self, path: str, threads: frozenset[int], row: _Followed) -> None:
-        """Move threads, and what they have forked since they were listed."""
+    def _bring(
+        self, path: str, threads: frozenset[int], row: _Followed, inside: frozenset[int] = _NONE
+    ) -> None:
+        """Move threads, and what they have forked since they were listed. ``inside``: those that are there already."""
         others = self._inside(self._resctrl.others())
-        lacking, done = threads - others, _NONE
+        lacking, done = threads - others - inside, inside
         for _ in range(LOOKS):
             row.moved += self._move(row.group, lacking, row)
             done |= lacking

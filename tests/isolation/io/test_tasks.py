@@ -301,6 +301,26 @@ def test_a_shim_that_is_moved_forks_a_container_into_its_group(
     assert (found["moment"], found["threads"], found["moved"], found["ran_before_s"]) == ("shim", 1, 0, 0.0)
 
 
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_what_a_shim_that_was_moved_late_has_forked_is_moved_where_that_was_earlier(
+    machine: Node, tasks: Tasks, shim: Shim, is_in_time: bool
+) -> None:
+    path = machine.cgroup(A)
+    if not is_in_time:
+        shim.fork(path)
+    assert tasks.begin_by_shim(A, machine.pod, shim.sandbox, BATCH)
+    if is_in_time:
+        shim.fork(path)
+    machine.hierarchy.moves.clear()
+    assert tasks.catch(A, path, BATCH)
+    assert machine.groups_of(path) == {BATCH}
+    found = row(tasks)
+    assert found["threads"] == 1
+    assert len(machine.hierarchy.moves) == found["moved"] == (0 if is_in_time else 1)
+    assert found["moment"] == ("shim" if is_in_time else "cgroup")
+    assert (found["ran_before_s"] == 0.0) == is_in_time
+
+
 def test_a_shim_whose_containers_are_of_several_groups_goes_back_to_the_root(
     machine: Node, tasks: Tasks, shim: Shim
 ) -> None:
