@@ -150,8 +150,8 @@ async def monitoring_groups_run_out_and_what_has_no_counter_says_so(node: Node) 
             made.append(folder)
         print(f"{len(made)} monitoring groups, then {errno.errorcode[why]}")
         assert why in (errno.ENOSPC, errno.EBUSY)
-        # What a group filled that is gone keeps its RMID for a while.
-        assert COUNTED_RMIDS < len(made) < RMIDS
+        # Groups that are gone keep their RMIDs as long as much of what they filled is left.
+        assert 0 < len(made) < RMIDS
         said = [(folder / f"mon_data/mon_L3_{own:02}/mbm_total_bytes").read_text().strip() for folder in made]
         assert said.count("Unavailable") >= len(made) - COUNTED_RMIDS
         assert [text for text in said if not text.isdigit() and text != "Unavailable"] == []
