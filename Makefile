@@ -10,6 +10,8 @@ RUNTIME ?= demo
 CRI ?= containerd
 # Which of them; in .ci/run: those of the runtime's NRI, on containerd 2.
 E2E ?= tests/e2e
+# The run of make e2e-vm-resctrl: hygon, or ends, amd, intel, which are long.
+RESCTRL ?= hygon
 # Seconds of make bench-soak.
 SOAK ?= 3600
 # Tests at a time.
@@ -153,9 +155,9 @@ resctrl-qemu: setup ## A QEMU whose guests have resctrl, from Debian's source; k
 	@tools/debian-packages $(VIRTUAL) $(QEMU)
 	@$(BIN)/python -m tests.vm.qemu
 
-e2e-vm-resctrl: setup ## On that QEMU: the kernel's resctrl as Hygon has it, and what the daemon does there; --long: AMD's, Intel's (root)
+e2e-vm-resctrl: setup ## On that QEMU: the kernel's resctrl as Hygon has it, and what the daemon does there; RESCTRL=ends, amd, intel: others (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "resctrl-"
+	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k "resctrl-$(RESCTRL)-"
 
 e2e-vm-life: setup ## On that machine: places and nesting; upgrade under load, out of memory, no runtime (root)
 	@tools/debian-packages $(VIRTUAL)

@@ -15,13 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from cri_proxy.isolation.io.monitoring_groups import MonitoringGroups, remove_ours
+from cri_proxy.isolation.io.originals import BOOT_ID
 from cri_proxy.isolation.io.resctrl import Resctrl
 from cri_proxy.isolation.io.watcher import Watcher
 from cri_proxy.isolation.model import EIGHTHS, PERCENT
 from cri_proxy.isolation.monitoring import Plan, Seen, Watch, group_name
 from policies.machine.cpus import format_cpus, parse_cpus
 from tests.vm.guest import resctrl
-from tests.vm.guest.installation import CONFIG, PACKAGE, SERVICE, SLOW_CONFIG, SOCKET_UNIT, STATE, run, unit
+from tests.vm.guest.installation import (
+    CONFIG,
+    PACKAGE,
+    SERVICE,
+    SLOW_CONFIG,
+    SLOW_UNIT,
+    SOCKET_UNIT,
+    STATE,
+    run,
+    unit,
+)
 from tests.vm.guest.kubelet import switch_over
 from tests.vm.guest.node import RUNTIME, TASKS, Node, Running, connect, until, until_served
 from tests.vm.guest.rules import AMD, INTEL, differences
@@ -39,6 +50,7 @@ for line in sys.stdin:
 """
 _ON = "isolation:\n  caches: enforce\n  bandwidth: enforce\n"
 BATCH, THEIRS = "cri-resmgr.batch", "theirs"
+ANOTHER_BOOT = "01234567-89ab-4cde-8f01-23456789abcd"
 #: 30 % of 16 ways, rounded up to whole ones.
 PART = "1f"
 FORKS = 20
@@ -178,22 +190,16 @@ async def a_new_boot_begins_with_the_kernels_own_values(node: Node) -> None:
     run("umount", str(resctrl.MOUNT))
     resctrl.mount()
     assert not (resctrl.MOUNT / BATCH).exists()
-    boot_id = Path("/run/boot_id")
-    boot_id.write_text("01234567-89ab-4cde-8f01-23456789abcd\n")
-    run("mount", "--bind", str(boot_id), "/proc/sys/kernel/random/boot_id")
-    try:
+    with _another_boot():
         run("systemctl", "start", SOCKET_UNIT, SERVICE)
         await until(_picture, lambda now: now == before)
         await _until_members(protected, batch)
+        assert json.loads((STATE / "isolation.json").read_text())["boot_id"] == ANOTHER_BOOT
         # With the daemon down.
         run("systemctl", "stop", SOCKET_UNIT, SERVICE)
         run("cri-resmgr", "release", "--all")
         await _until_put_back(batch)
-    finally:
-        run("systemctl", "stop", SOCKET_UNIT, SERVICE)
-        run("umount", "/proc/sys/kernel/random/boot_id")
-        run("systemctl", "start", SOCKET_UNIT, SERVICE)
-        await until_served(node.kubelet)
+    await until_served(node.kubelet)
 
 
 async def kubelet_disable_puts_everything_back(node: Node) -> None:
@@ -291,6 +297,25 @@ def _others_group() -> Iterator[None]:
         assert resctrl.schemata(folder) == before
         assert resctrl.tasks(folder) == {sleeper.pid}
         assert (folder / "mon_groups" / "theirs").exists()
+
+
+@contextmanager
+def _another_boot() -> Iterator[None]:
+    """This boot has another id, for what is run here and for the daemon, which must be down; it is started afterwards."""
+    file, drop_in = Path("/run/boot_id"), SLOW_UNIT.with_name("boot.conf")
+    file.write_text(f"{ANOTHER_BOOT}\n")
+    # systemd gives the unit a /proc of its own, without what is mounted in this one.
+    drop_in.write_text(f"[Service]\nBindReadOnlyPaths={file}:{BOOT_ID}\n")
+    run("systemctl", "daemon-reload")
+    run("mount", "--bind", str(file), str(BOOT_ID))
+    try:
+        yield
+    finally:
+        run("systemctl", "stop", SOCKET_UNIT, SERVICE)
+        run("umount", str(BOOT_ID))
+        drop_in.unlink()
+        run("systemctl", "daemon-reload")
+        run("systemctl", "start", SOCKET_UNIT, SERVICE)
 
 
 class _Processes:
