@@ -19,8 +19,8 @@ SYSFS = Path("/sys/devices/system/cpu")
 #: Of the machine that QEMU shows (tests/vm/qemu/resctrl.c).
 WAYS, RMIDS, COUNTED_RMIDS, L3_BYTES = 16, 32, 24, 16 << 20
 #: Groups beside the root: Intel's bandwidth has half as many classes as its caches.
-GROUPS = {"Dhyana-v1": 15, "EPYC-v1": 15, "Skylake-Server-v1": 7}
-INTEL = "Skylake-Server-v1"
+GROUPS = {"Dhyana-v1": 15, "EPYC-v1": 15, "Icelake-Server-v1": 7}
+INTEL = "Icelake-Server-v1"
 FORKS = 40
 #: Waits for a word, then starts processes that start processes, and says so.
 _STORM = f"read word; for i in $(seq {FORKS}); do (sleep 900 & exec sleep 900) & done; echo started; wait"
