@@ -107,13 +107,17 @@ class World:
 
 @pytest.fixture
 async def world(
-    runtime: RealRuntime, direct: CriClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: RealRuntime,
+    direct: CriClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[World]:
     if not Cgroups(Path("/sys/fs/cgroup")).is_v1:
         pytest.skip(
             "On cgroup v2 containers have a cgroup namespace, and do not see their group by its name."
         )
-    with mounted(tmp_path / "groups") as hierarchy:
+    with mounted(request.config) as hierarchy:
         if hierarchy is None:
             pytest.skip("No hierarchy of its own can be mounted here.")
         hierarchy.make(BATCH)

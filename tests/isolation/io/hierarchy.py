@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
+
+import pytest
 
 from cri_proxy.isolation.io.shims import read_process
 from cri_proxy.isolation.model import PREFIX
@@ -89,14 +93,18 @@ class Hierarchy:
 
 #: Of the tests of one process: another one of that name would be the same hierarchy.
 NAME = f"crm-isolation-{os.getpid()}"
+_MOUNT = pytest.StashKey[Optional[Path]]()
 
 
 @contextlib.contextmanager
-def mounted(folder: Path) -> Iterator[Optional[Hierarchy]]:
-    """A hierarchy, empty at the end; None: it cannot be mounted here."""
-    folder.mkdir()
-    command = ["mount", "-t", "cgroup", "-o", f"none,name={NAME}", "none", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+def mounted(config: pytest.Config) -> Iterator[Optional[Hierarchy]]:
+    """A hierarchy without groups, and without any at the end; None: it cannot be mounted here.
+
+    It is mounted once in a run of tests. One that was unmounted and has not ended is in the cgroups of each process of the
+    machine, and containerd finds no figures of a container in a hierarchy without a mount.
+    """
+    folder = config.stash.get(_MOUNT, None) or _mount(config)
+    if folder is None:
         yield None
         return
     try:
@@ -108,7 +116,45 @@ def mounted(folder: Path) -> Iterator[Optional[Hierarchy]]:
                 with contextlib.suppress(OSError):
                     (folder / "tasks").write_text(thread)
             remove_cgroup(group, time.monotonic() + END_S)
+
+
+def _mount(config: pytest.Config) -> Optional[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="crm-isolation-"))
+    for name in re.findall(r"name=(crm-isolation-([0-9]+)):", Path("/proc/self/cgroup").read_text()):
+        if not os.geteuid() and not Path(f"/proc/{name[1]}").exists():  # of a run that was killed
+            subprocess.run(_command(name[0], folder), check=True, capture_output=True)
+            _end(name[0], folder)
+    if os.geteuid() or subprocess.run(_command(NAME, folder), capture_output=True).returncode:
+        folder.rmdir()
+        return None
+    config.stash[_MOUNT] = folder
+
+    def end() -> None:
+        _end(NAME, folder)
+        folder.rmdir()
+
+    config.add_cleanup(end)
+    return folder
+
+
+def _command(name: str, folder: Path) -> list[str]:
+    return ["mount", "-t", "cgroup", "-o", f"none,name={name}", "none", str(folder)]
+
+
+def _end(name: str, folder: Path) -> None:
+    """Unmount a hierarchy until it is gone: one of which a group had not quite ended lives on without a mount, until it is
+    mounted and unmounted once more."""
+    pause_s = 0.1
+    while pause_s < END_S:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+        again_s = time.monotonic() + pause_s
+        while time.monotonic() < again_s:
+            if f"name={name}:" not in Path("/proc/self/cgroup").read_text():
+                return
+            time.sleep(0.005)
+        pause_s *= 2
+        subprocess.run(_command(name, folder), check=True, capture_output=True)
+    raise AssertionError(f"the hierarchy {name} is left behind at {folder}")
 
 
 def cgroup_roots() -> dict[str, Path]:

@@ -35,11 +35,11 @@ class Clock:
 
 
 @pytest.fixture(params=["v1", "v2"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+def machine(request: pytest.FixtureRequest) -> Iterator[Node]:
     """A node with the groups BATCH and GOLD, and one of another program."""
     if request.param not in ROOTS:
         pytest.skip(f"No cgroups {request.param} can be made here.")
-    with mounted(tmp_path / "groups") as hierarchy:
+    with mounted(request.config) as hierarchy:
         if hierarchy is None:
             pytest.skip("No hierarchy of its own can be mounted here.")
         hierarchy.make(BATCH, GOLD, "kepler")
