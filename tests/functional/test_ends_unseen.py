@@ -34,7 +34,7 @@ ELSEWHERE = {
 }
 #: Names that the source makes from others.
 MADE = {
-    "{} thread": ("state thread", "history thread"),
+    "{} thread": ("state thread", "history thread", "isolation thread"),
     "front.name": ("proxy",),
     "{} door": ("control.socket door", "control.view_socket door", "metrics door"),
     "{} door {}": (),  # of an address with several: as the first
@@ -79,7 +79,14 @@ async def test_each_that_dies_is_back_named_and_counted(runtime: FakeRuntime, co
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{free.getsockname()[1]}"
-    settings = {"tracing": {"endpoint": collector.endpoint}, "nri": hosting(), "metrics": {"listen": listen}}
+    # With a subject of isolation, so that what belongs to it is there.
+    isolation = {"caches": "observe"}
+    settings = {
+        "tracing": {"endpoint": collector.endpoint},
+        "nri": hosting(),
+        "metrics": {"listen": listen},
+        "isolation": isolation,
+    }
     async with new_agent(runtime, **settings) as agent:
         strikes = agent.folder / "strikes.sock"
         await start(

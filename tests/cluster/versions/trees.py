@@ -66,7 +66,7 @@ BEFORE: Changes = {
         (', "overrides": self.overrides, "freeze": self.freeze}', "}"),
     ),
     "cri_proxy/daemon/commands_view.py": (
-        (', "doctor": self.doctor}', "}"),
+        ('            "doctor": self.doctor,\n', ""),
         ('            "warnings": services.health.warnings,\n', ""),
         ('            "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),\n', ""),
         ('"affinity_groups": groups}', "}"),
