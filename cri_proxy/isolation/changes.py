@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from cri_proxy.engine.model import NO_CLASS_OF_SERVICE, TREATMENT_REFUSED
 from cri_proxy.isolation.model import CACHES, RESCTRL, Group, IsolatedContainer, place_parts, resctrl_place
 from cri_proxy.isolation.plan import Plan
-from cri_proxy.isolation.report import value_text
+from cri_proxy.isolation.report import value_text, values_in
 from cri_proxy.isolation.treatment import BATCH_GROUP, Meeting
 from policies.frozen import frozen
 from policies.machine.cpus import format_cpus
@@ -157,15 +157,7 @@ def _named(groups: Iterable[Group]) -> dict[str, Group]:
 
 def _parts(group: Group) -> dict[int, str]:
     """What a group has in each L3 where it has not all."""
-    return {
-        number: ", ".join(
-            value_text(resource, values[number])
-            for resource, values in group.schemata.items()
-            if number in values
-        )
-        or _ALL
-        for number in group.why
-    }
+    return {number: ", ".join(values_in(group.schemata, number)) or _ALL for number in group.why}
 
 
 def _all_values(group: Group) -> str:

@@ -15,9 +15,11 @@ from typing import Optional
 
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
+from policies.model import BATCH as BATCH
+from policies.model import PROTECTED as PROTECTED
 
-#: What a container is to the others.
-PROTECTED, STANDARD, BATCH = "protected", "standard", "batch"
+#: What a container is to the others; the other two are the policies'.
+STANDARD = "standard"
 CLASSES = (PROTECTED, STANDARD, BATCH)
 
 
@@ -40,6 +42,13 @@ CACHES = ("L2", "L2CODE", "L2DATA", "L3", "L3CODE", "L3DATA")
 ROOT = ""
 #: What the names of all our groups begin with.
 PREFIX = "cri-resmgr."
+#: Folders beside groups, in the root's folder and in theirs.
+NO_GROUPS = frozenset(("info", "mon_groups", "mon_data"))
+
+
+def is_ours(name: str) -> bool:
+    """Whether a group, or a monitoring group, is one that this program has made."""
+    return name.startswith(PREFIX)
 
 
 # ---------------------------------------------------------------------- what the kernel offers

@@ -94,11 +94,6 @@ def group_name(key: str) -> str:
     return f"{PREFIX}{key[:_SHORT]}"
 
 
-def is_ours(name: str) -> bool:
-    """Whether a monitoring group is one that this program has made, by its name."""
-    return name.startswith(PREFIX)
-
-
 def domains_of(cpus: frozenset[int], domains: Iterable[CacheDomain]) -> tuple[int, ...]:
     """The ids of the domains that a container may run in."""
     return tuple(domain.id for domain in domains if not cpus.isdisjoint(domain.cpus))

@@ -6,11 +6,13 @@ The document is ``Isolation.status()``, with what protection and monitoring say 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from cri_proxy.isolation.model import CACHES, MB, OFF, ROOT
 from cri_proxy.text.terminal import duration_text
 
+#: A domain, as the kernel has it or as JSON does.
+Number = TypeVar("Number", int, str)
 #: As many containers of a group are named.
 _SHOWN = 8
 _STATES = {"enforced": "enforced", "refused": "refused by the kernel", "observed": "would be made"}
@@ -158,14 +160,12 @@ def _group_lines(group: Mapping[str, Any]) -> list[str]:
 
 def _shared_parts(group: Mapping[str, Any]) -> dict[str, list[str]]:
     """What a group has in each L3 where it has not all, as text by the L3's number."""
-    return {
-        number: [
-            value_text(resource, values[number])
-            for resource, values in group["schemata"].items()
-            if number in values
-        ]
-        for number in group["why"]
-    }
+    return {number: values_in(group["schemata"], number) for number in group["why"]}
+
+
+def values_in(schemata: Mapping[str, Mapping[Number, str]], number: Number) -> list[str]:
+    """What a group has in one domain, as text."""
+    return [value_text(resource, values[number]) for resource, values in schemata.items() if number in values]
 
 
 def value_text(resource: str, value: str) -> str:

@@ -38,7 +38,8 @@ from policies.frozen import frozen
 #: The group of batch containers.
 BATCH_GROUP = f"{PREFIX}batch"
 _AS_CONFIGURED = Step()
-_L3S = ("L3", "L3CODE", "L3DATA")
+#: The resources that are an L3, whole or as code and data.
+L3_CACHES = ("L3", "L3CODE", "L3DATA")
 
 
 @frozen
@@ -143,14 +144,14 @@ def settings_of(group: Group) -> tuple[Setting, ...]:
 def l3_domains(info: ResctrlInfo) -> tuple[CacheDomain, ...]:
     """The L3s as the kernel numbers them."""
     # Bandwidth alone may be there (rdt=!l3cat); its domains are those of the L3s.
-    return next((info.domains[name] for name in (*_L3S, MB) if name in info.domains), ())
+    return next((info.domains[name] for name in (*L3_CACHES, MB) if name in info.domains), ())
 
 
 def _batch_schemata(
     met: Mapping[int, Meeting], info: ResctrlInfo, settings: TreatmentSettings, steps: Mapping[int, Step]
 ) -> Schemata:
     found: dict[str, dict[int, str]] = {}
-    for name in _L3S if settings.divides_caches else ():
+    for name in L3_CACHES if settings.divides_caches else ():
         cache = info.caches.get(name)
         if cache is not None:
             masks = {

@@ -33,16 +33,6 @@ def _no_records(records: list[DecisionRecord], grants: Mapping[str, ContainerRec
     pass
 
 
-def _no_happening(
-    operation: str,
-    why: str,
-    keys: Sequence[str],
-    is_own: bool,
-    grants: Mapping[str, ContainerRecord],
-) -> None:
-    pass
-
-
 @dataclass
 class NodeState:
     """The live state of the daemon. ``engine``, whose containers are told, None: degraded, everything passes as bytes."""
@@ -71,7 +61,7 @@ class NodeState:
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with what happened to containers beside decisions: ``HistoryKeeper.tell``.
     on_happening: Callable[[str, str, Sequence[str], bool, Mapping[str, ContainerRecord]], None] = (
-        _no_happening
+        lambda operation, why, keys, is_own, grants: None
     )
     #: Called where records have changed; it must cost next to nothing.
     on_change: Callable[[], None] = lambda: None

@@ -23,7 +23,7 @@ from cri_proxy.doctor.facts import (
     SystemFacts,
     UnitFacts,
 )
-from cri_proxy.isolation.model import PREFIX
+from cri_proxy.isolation.model import NO_GROUPS, is_ours
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
 from cri_proxy.processes import Processes
@@ -36,8 +36,6 @@ _VIRTUAL = re.compile(r"QEMU|KVM|VMware|VirtualBox|Virtual Machine|Xen|Bochs|Ope
 _BPF_CONFIG = ("CONFIG_BPF_SYSCALL", "CONFIG_CGROUP_BPF")
 #: And resctrl, by the machine's architecture.
 _RESCTRL_CONFIG = {"x86_64": ("CONFIG_X86_CPU_RESCTRL",), "aarch64": ("CONFIG_ARM64_MPAM",)}
-#: Folders of resctrl's root that are no groups.
-_NO_GROUPS = ("info", "mon_groups", "mon_data")
 NRI_PLUGINS = "opt/nri/plugins"
 
 
@@ -179,7 +177,7 @@ def read_isolation_facts(root: Path, modes: Mapping[str, str]) -> IsolationFacts
             others = sorted(
                 each.name
                 for each in os.scandir(root / mount.lstrip("/"))
-                if each.is_dir() and each.name not in _NO_GROUPS and not each.name.startswith(PREFIX)
+                if each.is_dir() and each.name not in NO_GROUPS and not is_ours(each.name)
             )
         except OSError as error:
             problem = f"{mount}: {error.strerror}"

@@ -20,8 +20,8 @@ from bpf.service.json_file import write_json
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io.resctrl import change_in, machine_mount
-from cri_proxy.isolation.model import PREFIX, ROOT
-from cri_proxy.isolation.monitoring import Source, is_ours
+from cri_proxy.isolation.model import NO_GROUPS, PREFIX, ROOT, is_ours
+from cri_proxy.isolation.monitoring import Source
 
 #: The file of the state directory that says that there may be groups of ours.
 MARK = "monitoring.json"
@@ -29,8 +29,6 @@ MARK = "monitoring.json"
 MOST_FILES = 3000
 #: More than any value has.
 _BYTES = 64
-#: Folders in the mount that are no control groups.
-_NO_GROUPS = frozenset({"info", "mon_data", "mon_groups"})
 _FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 #: In the place of a domain and a value: the file that threads are written to.
 _TASKS = (-1, "tasks")
@@ -64,7 +62,7 @@ class MonitoringGroups:
         """The control groups, others' as well; the root comes first. Empty: nothing is mounted, or nothing is monitored."""
         if not (self._mount / "mon_groups").is_dir():
             return ()
-        names = sorted(name for name in os.listdir(self._mount) if name not in _NO_GROUPS)
+        names = sorted(name for name in os.listdir(self._mount) if name not in NO_GROUPS)
         return (ROOT, *(name for name in names if (self._mount / name / "mon_groups").is_dir()))
 
     def monitors(self, group: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io import monitoring_groups
 from cri_proxy.isolation.io.resctrl import ResourceControl, machine_resctrl
-from cri_proxy.isolation.model import FILE, PREFIX, RESCTRL, ROOT, place_parts
+from cri_proxy.isolation.model import FILE, RESCTRL, ROOT, is_ours, place_parts
 
 FILE_NAME = "isolation.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -129,7 +129,7 @@ def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tupl
 def remove_groups(resctrl: ResourceControl) -> dict[str, str]:
     """Remove all groups of ours; what was refused: group -> sentence."""
     try:
-        names: Iterable[str] = [name for name in resctrl.seen().schemata if name.startswith(PREFIX)]
+        names: Iterable[str] = [name for name in resctrl.seen().schemata if is_ours(name)]
     except OSError:
         return {}  # no tree, no groups
     refused = {}

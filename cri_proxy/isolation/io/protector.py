@@ -32,9 +32,9 @@ from cri_proxy.engine.model import PROTECTION_AT_FLOOR
 from cri_proxy.isolation import bandwidth, caches
 from cri_proxy.isolation.baselines import Baselines
 from cri_proxy.isolation.changes import MOST_TOLD
+from cri_proxy.isolation.io.resctrl import L3_MONITORS
 from cri_proxy.isolation.model import (
     ENFORCE,
-    MB,
     OFF,
     PROTECTED,
     CacheDomain,
@@ -50,7 +50,7 @@ from cri_proxy.isolation.protection import (
     ProtectionSettings,
     Watched,
 )
-from cri_proxy.isolation.treatment import Meeting, meetings
+from cri_proxy.isolation.treatment import L3_CACHES, Meeting, l3_domains, meetings
 from cri_proxy.isolation.windows import (
     WARM_S,
     Reading,
@@ -70,7 +70,6 @@ FILE = "baselines.json"
 SAVE_S = 600.0
 #: More than a thousand workloads take.
 _MOST_BYTES = 1 << 20
-_L3S = ("L3", "L3CODE", "L3DATA", MB, "L3_MON")
 
 
 class Steered(Protocol):
@@ -248,8 +247,8 @@ class Protector:
 
     def _l3s(self, engine: Engine) -> Sequence[CacheDomain]:
         info = self._steered.info
-        if info is not None and (name := next((name for name in _L3S if info.domains.get(name)), "")):
-            return info.domains[name]
+        if info is not None and (found := l3_domains(info) or info.domains.get(L3_MONITORS)):
+            return found
         return [CacheDomain(l3.ids[l3.levels.index("l3")], l3.cpus) for l3 in engine.host.topology.at("l3")]
 
     def _cgroup(self, key: str) -> Optional[str]:
@@ -439,7 +438,7 @@ def protection_settings(
 ) -> ProtectionSettings:
     """The settings of a configuration on a machine. What is configured as ways or a rate is the share that it is here."""
     by_cache, by_bandwidth = config["isolation.caches"], config["isolation.bandwidth"]
-    cache = next((info.caches[name] for name in _L3S if name in info.caches), None) if info else None
+    cache = next((info.caches[name] for name in L3_CACHES if name in info.caches), None) if info else None
     limits = info.bandwidth if info else None
     cache_share = bandwidth_share = None
     if cache is not None and by_cache != OFF:

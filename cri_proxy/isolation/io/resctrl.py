@@ -20,8 +20,8 @@ from cri_proxy.isolation.model import (
     EIGHTHS,
     MB,
     MBPS,
+    NO_GROUPS,
     PERCENT,
-    PREFIX,
     ROOT,
     BandwidthInfo,
     CacheDomain,
@@ -29,6 +29,7 @@ from cri_proxy.isolation.model import (
     ResctrlInfo,
     Schemata,
     SeenGroups,
+    is_ours,
     read_schemata,
 )
 from cri_proxy.machine_root import below, machine_root
@@ -43,7 +44,6 @@ _MOST_MBPS, _MOST_EIGHTHS, _LEAST_MOST_EIGHTHS = (1 << 32) - 1, 2048, 1024
 _SPARSE_VENDORS = ("AuthenticAMD", "HygonGenuine")
 #: A folder's mode is changed and put back by one thread at a time.
 _CHANGES = threading.Lock()
-_FOLDERS = ("info", "mon_groups", "mon_data")
 
 
 class ResourceControl(Protocol):
@@ -128,11 +128,11 @@ class Resctrl:
         info = self._mount / "info"
         caches = {name: self._cache(info / name) for name in schemata if name in CACHES}
         monitors = info / "L3_MON"
+        of_l2, of_l3 = self._cpus_of_caches()
         domains = {
-            name: self._domains(values, 2 if name.startswith("L2") else 3)
+            name: _domains(values, of_l2 if name.startswith("L2") else of_l3)
             for name, values in schemata.items()
         }
-        of_l3 = self._cpus_of_caches(3)
         domains[L3_MONITORS] = tuple(CacheDomain(number, of_l3[number]) for number in sorted(of_l3))
         return ResctrlInfo(
             caches,
@@ -181,33 +181,30 @@ class Resctrl:
                 return value.strip()
         return ""
 
-    def _domains(self, values: Mapping[int, str], level: int) -> tuple[CacheDomain, ...]:
-        cpus = self._cpus_of_caches(level)
-        return tuple(CacheDomain(number, cpus.get(number, NO_CPUS)) for number in sorted(values))
-
-    def _cpus_of_caches(self, level: int) -> dict[int, frozenset[int]]:
-        """The CPUs of each cache of a level that holds data, by its id."""
-        found: dict[int, frozenset[int]] = {}
+    def _cpus_of_caches(self) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+        """The CPUs of each L2 and of each L3 that holds data, by its id; large machines have thousands of these files."""
+        found: dict[str, dict[int, frozenset[int]]] = {"2": {}, "3": {}}
         for folder in (self._sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
-            kind = self._text(folder / "type").strip()
-            if self._text(folder / "level").strip() == str(level) and kind in ("Unified", "Data"):
-                number = _number(self._text(folder / "id"), -1)
-                if number >= 0 and number not in found:
-                    found[number] = parse_cpus(self._text(folder / "shared_cpu_list").strip())
-        return found
+            caches = found.get(self._text(folder / "level").strip())
+            if caches is None or self._text(folder / "type").strip() not in ("Unified", "Data"):
+                continue
+            number = _number(self._text(folder / "id"), -1)
+            if number >= 0 and number not in caches:
+                caches[number] = parse_cpus(self._text(folder / "shared_cpu_list").strip())
+        return found["2"], found["3"]
 
     def seen(self) -> SeenGroups:
         names = self._groups()
-        ours = [ROOT, *(name for name in names if name.startswith(PREFIX))]
+        ours = [ROOT, *(name for name in names if is_ours(name))]
         monitors = [name for group in ours for name in self._names(self._folder(group) / "mon_groups")]
         return SeenGroups(
             {name: self._schemata(name) for name in ours},
-            tuple(name for name in names if not name.startswith(PREFIX)),
-            sum(1 for name in monitors if not name.startswith(PREFIX)),
+            tuple(name for name in names if not is_ours(name)),
+            sum(1 for name in monitors if not is_ours(name)),
         )
 
     def others(self) -> Collection[str]:
-        return [name for name in self._groups() if not name.startswith(PREFIX)]
+        return [name for name in self._groups() if not is_ours(name)]
 
     def tasks(self, group: str) -> frozenset[int]:
         try:
@@ -221,7 +218,7 @@ class Resctrl:
         return line[4:].strip("/") if line.startswith("res:") and len(line) > 4 else None
 
     def _groups(self) -> list[str]:
-        return [name for name in self._names(self._mount) if name not in _FOLDERS]
+        return [name for name in self._names(self._mount) if name not in NO_GROUPS]
 
     def _names(self, folder: Path) -> list[str]:
         try:
@@ -279,7 +276,7 @@ class Resctrl:
         return OSError(error.errno, reason, error.filename)
 
     def _ours(self, group: str) -> Path:
-        if not group.startswith(PREFIX) or "/" in group:
+        if not is_ours(group) or "/" in group:
             raise ValueError(f"{group!r} is no group of ours")
         return self._mount / group
 
@@ -292,6 +289,10 @@ class Resctrl:
             return read_text(path)
         except OSError:
             return ""
+
+
+def _domains(values: Mapping[int, str], cpus: Mapping[int, frozenset[int]]) -> tuple[CacheDomain, ...]:
+    return tuple(CacheDomain(number, cpus.get(number, NO_CPUS)) for number in sorted(values))
 
 
 def machine_resctrl() -> Resctrl:

@@ -21,7 +21,7 @@ from typing import Any, Callable, Optional, Protocol
 
 from bpf.kernel.clock import boot_time_s
 from cri_proxy.isolation.io.shims import Process, read_process, shim_of, threads_of
-from cri_proxy.isolation.model import PREFIX, ROOT, Wanted
+from cri_proxy.isolation.model import ROOT, Wanted, is_ours
 from cri_proxy.node.cgroups import Cgroups
 
 #: How often the threads of one container are listed in a row: a container that forks without end needs two or three.
@@ -371,10 +371,6 @@ class Tasks:
                 }
                 for key, row in self._followed.items()
             }
-
-
-def is_ours(group: str) -> bool:
-    return group.startswith(PREFIX)
 
 
 def is_own(key: str, path: str) -> bool:

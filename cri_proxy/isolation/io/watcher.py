@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Callable, Optional
 
 from cri_proxy.isolation.io.monitoring_groups import MonitoringKernel
+from cri_proxy.isolation.model import is_ours
 from cri_proxy.isolation.monitoring import (
     FIRST_READS,
     Meter,
@@ -30,7 +31,6 @@ from cri_proxy.isolation.monitoring import (
     Seen,
     Source,
     Watch,
-    is_ours,
     metered,
     reads_allowed,
     renewed,

@@ -31,6 +31,7 @@ from cri_proxy.isolation.model import (
     Group,
     SeenGroups,
     Setting,
+    is_ours,
     is_value_of,
     place_parts,
     resctrl_place,
@@ -152,7 +153,7 @@ class Writer:
     def _remove_others(self, plan: Plan, seen: SeenGroups) -> None:
         kept = {group.name for group in plan.enforced.groups}
         for name in seen.schemata:
-            if name.startswith(PREFIX) and name not in kept:
+            if is_ours(name) and name not in kept:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -362,7 +363,7 @@ class Writer:
     def _forget_refusals(self, plan: Plan, seen: SeenGroups) -> None:
         """Refusals are forgotten of places that are wanted no more, and have nothing to be put back."""
         names = {group.name for group in plan.enforced.groups} | {
-            name for name in seen.schemata if name.startswith(PREFIX)
+            name for name in seen.schemata if is_ours(name)
         }
         places = {setting.place for setting in plan.files} | self._originals.values.keys()
         for place in list(self._refused):
