@@ -146,7 +146,8 @@ class PlacementPreferences:
     ``memory_types``: of dram, hbm, pmem. ``hints``: the kinds of hints that count, of "devices" and "mounts";
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
     ``balloon``: the type of balloon. ``isolation_class``: protected, standard, batch: what it is to others.
-    ``rdt_class``: the class of the configured ``rdt`` section that it asks for.
+    ``rdt_class``, ``blockio_class``, ``cpu_class``, ``memory_class``, ``scheduling_class``: the class of the configured
+    section of that name that it asks for.
     ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
@@ -167,6 +168,10 @@ class PlacementPreferences:
     balloon: str = ""
     isolation_class: str = ""
     rdt_class: str = ""
+    blockio_class: str = ""
+    cpu_class: str = ""
+    memory_class: str = ""
+    scheduling_class: str = ""
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""

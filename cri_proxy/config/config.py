@@ -20,6 +20,7 @@ from cri_proxy.config.checks import CpuConstraint
 from cri_proxy.config.constants import Constants
 from cri_proxy.config.gone import GONE, OLD_VALIDATORS, VALIDATORS_KEY, OldValidators, ignored
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
+from cri_proxy.config.sections.reading import PART, READERS, read_parts, section_of
 from cri_proxy.text.sources import (
     BadText,
     Remark,
@@ -148,7 +149,7 @@ def read_config(
         words = old_validators.read(old, typed.get(VALIDATORS_KEY), errors, found)
         remarks += _capped(found, source.name)
         values.update(typed)
-        origins.update({key: _origin(settings[key]) for key in typed})
+        origins.update({key: _origin(_first(settings, key)) for key in typed})
         if words is not None:
             values[VALIDATORS_KEY], origins[VALIDATORS_KEY] = words, f"{old[-1].origin} ({old[-1].key})"
     _place_beside(values, origins)
@@ -213,8 +214,19 @@ def balloon_settings(config: Config) -> BalloonSettings:
     return BalloonSettings(tuple(types))
 
 
-#: The subjects of isolation: containers have classes where one of them is not off.
-SUBJECTS = ("isolation.caches", "isolation.bandwidth", "isolation.monitoring", "isolation.protection")
+#: The subjects of isolation that write to the kernel what a plan says; and all of them: containers have classes where one
+#: of them is not off.
+RECONCILED = (
+    "isolation.caches",
+    "isolation.bandwidth",
+    "isolation.cpu",
+    "isolation.scheduling",
+    "isolation.clocks",
+    "isolation.interrupts",
+    "isolation.disks",
+    "isolation.memory",
+)
+SUBJECTS = (*RECONCILED, "isolation.monitoring", "isolation.protection")
 
 
 def subjects_on(config: Config) -> dict[str, str]:
@@ -270,9 +282,11 @@ def _settle(entries: list[SourceEntry], errors: list[str], remarks: list[Remark]
         entry, remark = config_intel.translate(given, active)
         if remark is not None:
             remarks.append(remark)
-        if entry is None or (entry.via and entry.key in own):
+        if entry is None or (entry.via and entry.key.partition(PART)[0] in own):
             continue
-        if entry.key in SECTIONS:
+        if section_of(entry.key) is not None and entry.raw is not None:
+            settings[entry.key] = entry
+        elif entry.key in SECTIONS:
             found = describe(entry.raw)
             errors.append(f"{entry.origin}: {entry.key} is {found}, expected a mapping of options")
         elif entry.key not in BY_KEY:
@@ -298,13 +312,15 @@ def _validate(
         del raw[_TYPES]
         specs = read_types(table, errors, remarks.append)
         typed = {} if specs is None else {_TYPES: specs}
-    if isinstance(raw.get(_RDT), Tree):
-        # Few files have such a section: what reads it is imported with the first.
-        from cri_proxy.config.rdt_section import EMPTY, read_section
-
-        del raw[_RDT]
-        found = read_section(settings[_RDT], errors, remarks.append)
-        typed.update({} if found is None else {_RDT: found if found != EMPTY else None})
+    for option in READERS:
+        parts = {key.partition(PART)[2]: settings[key] for key in settings if section_of(key) == option}
+        is_refused = "" in parts and not isinstance(raw[option], Tree)  # as any option of another type
+        for part in parts:
+            if part or not is_refused:
+                del raw[f"{option}{PART}{part}" if part else option]
+        if parts and not is_refused:
+            is_right, found = read_parts(option, parts, errors, remarks.append)
+            typed.update({option: found} if is_right else {})
     try:
         return {**_SCHEMA(raw), **typed}
     except vol.MultipleInvalid as invalid:
@@ -315,6 +331,11 @@ def _validate(
             expected = f"expected {BY_KEY[key].check.expected}{detail}"
             errors.append(f"{entry.origin}: {entry.written} is {describe(entry.raw)}, {expected}")
     return {**_SCHEMA(raw), **typed}
+
+
+def _first(settings: Mapping[str, SourceEntry], key: str) -> SourceEntry:
+    """The entry that sets an option; of a section that is made of parts the first."""
+    return settings.get(key) or next(settings[part] for part in settings if section_of(part) == key)
 
 
 def _origin(entry: SourceEntry) -> str:

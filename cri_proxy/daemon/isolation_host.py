@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from cri_proxy.config.config import RECONCILED
 from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.services.services import Services
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from cri_proxy.isolation.io.reconciler import Isolation
     from cri_proxy.isolation.io.resctrl import ResourceControl
 
-#: The subjects that have a reconciler; and where it has what was there before (``isolation.io.originals``).
-SUBJECTS = ("isolation.caches", "isolation.bandwidth")
+#: Where the reconciler has what was there before (``isolation.io.originals``).
 ORIGINALS = "isolation.json"
 
 
@@ -50,7 +50,7 @@ class IsolationHost:
 
     async def _has_work(self) -> bool:
         config = self._services.config
-        if any(config[key] != "off" for key in SUBJECTS):
+        if any(config[key] != "off" for key in RECONCILED):
             return True
         # It may wait for the disk.
         return await self._services.store.run((Path(config["state.directory"]) / ORIGINALS).exists)
@@ -60,12 +60,14 @@ class IsolationHost:
         from cri_proxy.isolation.io.reconciler import Isolation
         from cri_proxy.isolation.io.resctrl import machine_resctrl
         from cri_proxy.isolation.io.starts import Starts
+        from cri_proxy.isolation.io.subjects import SUBJECTS
         from cri_proxy.isolation.io.tasks import Tasks
 
         services, node_state = self._services, self._services.node_state
         resctrl = (self._resource_control or machine_resctrl)()
         tasks = Tasks(resctrl, services.cgroups)
-        isolation = Isolation(services, resctrl, self._boot_id, tasks)
+        subjects = [make(services) for make in SUBJECTS]
+        isolation = Isolation(services, resctrl, self._boot_id, tasks, subjects)
         starts = Starts(services, tasks, isolation.settled, isolation.group_of)
 
         def follow(is_enforced: bool) -> None:
@@ -132,7 +134,7 @@ class IsolationHost:
         config = self._services.config
         return {
             "subjects": {
-                key.partition(".")[2]: {"configured": config[key], "mode": "off"} for key in SUBJECTS
+                key.partition(".")[2]: {"configured": config[key], "mode": "off"} for key in RECONCILED
             }
         }
 

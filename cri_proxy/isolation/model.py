@@ -17,6 +17,7 @@ from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.model import BATCH as BATCH
 from policies.model import PROTECTED as PROTECTED
+from policies.model import Container
 
 #: What a container is to the others; the other two are the policies'.
 STANDARD = "standard"
@@ -159,7 +160,8 @@ class IsolatedContainer:
     """What isolation sees of a container. ``cls``: one of ``CLASSES``; ``why``: what said so.
 
     ``cpus``: where it may run; ``owned``: those of them that no other may. ``runs``: its processes are there.
-    ``rdt_class``: the class of the configured ``rdt`` section that it belongs to, "" = none.
+    ``rdt_class``: the class of the configured ``rdt`` section that it belongs to, "" = none. ``balloon``: the type of its
+    balloon, "" = none. ``container``: what its caller said of it; only tests leave it out.
     """
 
     key: str
@@ -170,6 +172,8 @@ class IsolatedContainer:
     owned: frozenset[int] = NO_CPUS
     rdt_class: str = ""
     runs: bool = True
+    balloon: str = ""
+    container: Optional[Container] = None
 
 
 @frozen

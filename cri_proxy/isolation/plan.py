@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional, Protocol
+from typing import Optional
 
 from cri_proxy.config.config import Config
 from cri_proxy.engine.model import ContainerRecord, Life, Management
@@ -33,18 +33,6 @@ from policies.frozen import frozen
 OF_GROUPS = (caches.SUBJECT, bandwidth.SUBJECT)
 #: Containers that the node leaves alone.
 _LEFT_ALONE = (Management.RELEASED, Management.OPTED_OUT)
-
-
-class Subject(Protocol):
-    """A subject whose values are in files of the kernel's. ``name``: its option is ``isolation.NAME``."""
-
-    name: str
-
-    def settings(self, containers: Sequence[IsolatedContainer]) -> Iterable[Setting]:
-        """The values that should be there. A place that is not named any more gets its value of before back."""
-
-    def is_same(self, seen: str, value: str) -> bool:
-        """Whether what a file says is the value, as the kernel may write it in other words."""
 
 
 @frozen
@@ -111,15 +99,9 @@ def make_plan(
     settings: IsolationSettings,
     steps: Mapping[int, Step] = {},
     rdt: Mapping[str, RdtClass] = {},
-    subjects: Iterable[Subject] = (),
+    files: Sequence[Setting] = (),
 ) -> Plan:
-    """What should be there. ``info`` None: this kernel divides nothing."""
-    files = [
-        each
-        for subject in subjects
-        if subject.name in settings.modes
-        for each in subject.settings(containers)
-    ]
+    """What should be there. ``info`` None: this kernel divides nothing. ``files``: what subjects that are not off want."""
     enforced_files = tuple(each for each in files if settings.modes[each.subject] == ENFORCE)
     told = tuple(each for each in files if settings.modes[each.subject] != ENFORCE)
     if info is None or not settings.divides:
@@ -205,4 +187,6 @@ class ContainerView:
             record.exclusive,
             self._rdt_class_of(record),
             record.life is Life.RUNNING,
+            record.placement.group.rpartition("[")[0],
+            replace(record.container, milli_used=0, milli_size=None),  # what it uses is nothing of what it is
         )

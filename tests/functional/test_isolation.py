@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from cri_proxy.config.config import RECONCILED
 from cri_proxy.isolation.io.originals import FILE_NAME
 from tests.agent import Agent
 from tests.fake_runtime import FakeRuntime
 from tests.functional import support
 from tests.functional.conftest import ask, until
 
-OFF = {name: {"configured": "off", "mode": "off"} for name in ("caches", "bandwidth")}
+OFF = {key.partition(".")[2]: {"configured": "off", "mode": "off"} for key in RECONCILED}
 
 
 async def test_isolation_that_is_off_is_told_as_such(agent: Agent) -> None:

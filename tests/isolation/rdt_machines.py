@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from cri_proxy.config.rdt_section import read_section
+from cri_proxy.config.sections.rdt import read_section
 from cri_proxy.isolation.model import (
     MBPS,
     PERCENT,
@@ -67,7 +67,8 @@ def section(document: Mapping[str, Any]) -> tuple[Optional[RdtSection], list[str
     )
     errors: list[str] = []
     remarks: list[Remark] = []
-    return read_section(entry, errors, remarks.append), errors
+    found = read_section({"": entry}, errors, remarks.append)
+    return None if errors else found, errors
 
 
 def resolved(document: Mapping[str, Any], info: ResctrlInfo) -> Resolved:

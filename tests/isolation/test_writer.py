@@ -219,11 +219,14 @@ def test_a_subject_says_when_two_texts_are_one_value(node: Node, tmp_path: Path)
     class Masks:
         name = "interrupts"
 
-        def settings(self, containers: object) -> tuple[Setting, ...]:
+        def settings(self, sight: object) -> tuple[Setting, ...]:
             return ()
 
-        def is_same(self, seen: str, value: str) -> bool:
+        def is_same(self, place: str, seen: str, value: str) -> bool:
             return int(seen, 16) == int(value, 16)
+
+        def notes(self) -> tuple[str, ...]:
+            return ()
 
     file = tmp_path / "smp_affinity"
     file.write_text("0000000f\n")

@@ -84,6 +84,7 @@ def _theirs(namespace: str) -> tuple[Key, ...]:
         Key(f"topologyhints.{namespace}", "hints", read_hint_kinds),
         Key(f"balloon.balloons.{namespace}", "balloon", read_name),
         Key(f"rdtclass.{namespace}", "rdt_class", read_name),
+        Key(f"blockioclass.{namespace}", "blockio_class", read_name),
     )
 
 
@@ -103,6 +104,11 @@ KEYS: tuple[Key, ...] = (
     _ours("balloon", "balloon", read_name),
     _ours("class", "isolation_class", one_of("protected", "standard", "batch")),
     _ours("rdt-class", "rdt_class", read_name),
+    _ours("blockio-class", "blockio_class", read_name),
+    _ours("cpu-class", "cpu_class", read_name),
+    _ours("memory-class", "memory_class", read_name),
+    _ours("scheduling-class", "scheduling_class", read_name),
+    Key(f"scheduling-class.{NRI}", "scheduling_class", read_name),
     Key(f"require-isolated-cpus.{NRI}", "isolated", bool_as("require", None), _always),
     *_theirs(NRI),
     Key(f"hide-hyperthreads.{NRI}", "smt", bool_as("hide", "")),
@@ -125,7 +131,14 @@ KEYS: tuple[Key, ...] = (
 #: On a pod of batch jobs, as Volcano and rubik read it: others may take what it uses.
 PREEMPTABLE = "volcano.sh/preemptable"
 #: Fields that hold as they are while a container runs too; all others are asked of its placement once.
-FOLLOWED_FIELDS = ("isolation_class", "rdt_class")
+FOLLOWED_FIELDS = (
+    "isolation_class",
+    "rdt_class",
+    "blockio_class",
+    "cpu_class",
+    "memory_class",
+    "scheduling_class",
+)
 #: What the annotations begin with that are followed.
 FOLLOWED = (
     *(k for key in KEYS if key.field in FOLLOWED_FIELDS for k in (key.key, key.alias) if k),

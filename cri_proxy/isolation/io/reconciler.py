@@ -24,6 +24,7 @@ from cri_proxy.engine.report import path_of
 from cri_proxy.isolation.changes import Happening, InForce, happenings, in_force
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.resctrl import ResourceControl
+from cri_proxy.isolation.io.subjects import Sight, Subject
 from cri_proxy.isolation.io.writer import DRIFT_TOLD, Outcome, Writer
 from cri_proxy.isolation.model import (
     ENFORCE,
@@ -42,7 +43,6 @@ from cri_proxy.isolation.plan import (
     ContainerView,
     IsolationSettings,
     Plan,
-    Subject,
     make_plan,
     read_settings,
 )
@@ -161,6 +161,8 @@ class Isolation:
         #: Classes that annotations ask for, and the section has not.
         self._unknown: set[str] = set()
         self._is_view_old = False
+        #: What subjects cannot do here.
+        self._file_notes: tuple[str, ...] = ()
 
     # ------------------------------------------------------------------ what others ask
 
@@ -328,7 +330,8 @@ class Isolation:
             info = self._resctrl.info()
             missing = "" if info is not None else self._resctrl.missing
         rdt = self._resolve(now.rdt, info)
-        plan = make_plan(containers, info, now.settings, now.steps, rdt.classes, self._subjects)
+        files = self._files(now, containers, cgroups)
+        plan = make_plan(containers, info, now.settings, now.steps, rdt.classes, files)
         outcome, has_looked = self._outcome, is_due or plan.values != self._plan.values or self._last is None
         if has_looked:
             outcome = self._writer.apply(plan)
@@ -340,6 +343,19 @@ class Isolation:
         found = in_force(plan, enforced.groups, refusals, containers, self.step_whys)
         happened = [] if self._in_force is None else happenings(self._in_force, found)
         return _Done(plan, outcome, info, missing, enforced, has_looked, is_moving, found, happened)
+
+    def _files(
+        self, now: _Round, containers: Sequence[IsolatedContainer], cgroups: Mapping[str, str]
+    ) -> list[Setting]:
+        """What the subjects that are not off want."""
+        subjects = [each for each in self._subjects if each.name in now.settings.modes]
+        if not subjects or now.engine is None:
+            self._file_notes = ()
+            return []
+        sight = Sight(containers, cgroups, now.engine.host.topology, self._services.config)
+        wanted = [setting for each in subjects for setting in each.settings(sight)]
+        self._file_notes = tuple(note for each in subjects for note in each.notes())
+        return wanted
 
     def _rdt_class_of(self, record: ContainerRecord) -> str:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
@@ -427,7 +443,7 @@ class Isolation:
             f"the rdt class {name!r} is not configured: its containers are treated as what they are to others"
             for name in sorted(self._unknown)
         )
-        return (*self._plan.wanted.notes, *self._resolved[2].errors, *unknown)
+        return (*self._plan.wanted.notes, *self._resolved[2].errors, *self._file_notes, *unknown)
 
     @property
     def _is_configured(self) -> bool:

@@ -23,6 +23,7 @@ from functools import partial
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back_values, write_file
 from cri_proxy.isolation.io.resctrl import ResourceControl
+from cri_proxy.isolation.io.subjects import Subject
 from cri_proxy.isolation.model import (
     FILE,
     PREFIX,
@@ -36,7 +37,7 @@ from cri_proxy.isolation.model import (
     place_parts,
     resctrl_place,
 )
-from cri_proxy.isolation.plan import Plan, Subject, subject_of
+from cri_proxy.isolation.plan import Plan, subject_of
 from policies.frozen import frozen
 
 #: Seconds until a refusal is tried again, at first and at most.
@@ -273,7 +274,7 @@ class Writer:
         except OSError:
             return  # one that can be written only
         self._set[setting.place] = setting.value, now
-        if now == before and not self._is_same(setting.subject, now, setting.value):
+        if now == before and not self._is_same(setting.subject, setting.place, now, setting.value):
             self._refuse(setting.subject, setting.place, setting.value, f"it was written, and is still {now}")
 
     def _refuse_once(self, setting: Setting, sentence: str) -> None:
@@ -311,16 +312,16 @@ class Writer:
 
     def _differs(self, place: str, value: str, seen: str, subject: str = "") -> bool:
         last = self._set.get(place)
-        if self._is_same(subject, seen, value) or last == (value, seen):
+        if self._is_same(subject, place, seen, value) or last == (value, seen):
             return False  # the second: as the kernel has rounded it
         if last is not None and last[0] == value:
             self._drift[place] += 1
             del self._set[place]  # counted once, however often the write is refused
         return True
 
-    def _is_same(self, subject: str, seen: str, value: str) -> bool:
+    def _is_same(self, subject: str, place: str, seen: str, value: str) -> bool:
         compares = self._subjects.get(subject)
-        return seen == value or (compares is not None and compares.is_same(seen, value))
+        return seen == value or (compares is not None and compares.is_same(place, seen, value))
 
     def _may_try(self, place: str, value: str) -> bool:
         refusal = self._refused.get(place)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Optional, TypeVar
+from typing import ClassVar, Optional, TypeVar
 
-from cri_proxy.config.checks import FALSE_WORDS, TRUE_WORDS, write_list, write_text
+from cri_proxy.config.sections.reading import SectionReading
 from cri_proxy.isolation.model import L2, L3, MB
 from cri_proxy.isolation.rdt import (
     ALL,
@@ -36,16 +36,11 @@ from cri_proxy.isolation.rdt import (
     read_limit,
     read_portion,
 )
-from cri_proxy.text.sources import Raw, Remark, SourceEntry, Tree, branches, describe, quote, show_key
+from cri_proxy.text.sources import Remark, SourceEntry, Tree, quote, show_key
 
 #: Intel's section, which has a mode in the place of a switch.
 INTEL = "rdt"
-#: More keys than a section of any machine has; aliases to mappings could be endless otherwise.
-MAX_KEYS = 4096
-MAX_DEPTH = 20
-
 _MODES = ("Full", "Discovery", "Disabled")
-_MEANINGLESS = ("force", "monitoringdisabled", "kubernetes")
 _ALLOCATIONS = {key_of(resource).lower(): resource for resource in (L2, L3, MB)}
 
 #: What the option's default says.
@@ -55,29 +50,19 @@ _Value = TypeVar("_Value")
 
 
 def read_section(
-    entry: SourceEntry, errors: list[str], remark: Callable[[Remark], None]
-) -> Optional[RdtSection]:
-    """The section that an entry holds; None where there was an error. Every error and remark names file and line."""
-    before = len(errors)
-    try:
-        section = _Reading(errors, remark).section(entry)
-    except _TooLarge:
-        errors.append(f"{entry.origin}: {entry.written} is too large, expected at most {MAX_KEYS} keys")
-        return None
+    parts: Mapping[str, SourceEntry], errors: list[str], remark: Callable[[Remark], None]
+) -> RdtSection:
+    """The section, which is right where there was no error. Every error and remark names file and line."""
+    before, entry = len(errors), parts[""]
+    section = _Reading(errors, remark).section(entry)
     if len(errors) == before:
         errors += [f"{entry.origin}: {entry.written}: {fault}" for fault in faults(section)]
-    return section if len(errors) == before else None
-
-
-class _TooLarge(Exception):
-    """Aliases have made more of a section than it may have."""
+    return section
 
 
 @dataclass
-class _Reading:
-    errors: list[str]
-    remark: Callable[[Remark], None]
-    keys: int = 0
+class _Reading(SectionReading):
+    MEANINGLESS: ClassVar[frozenset[str]] = frozenset(("force", "monitoringdisabled", "kubernetes"))
 
     def section(self, given: SourceEntry) -> RdtSection:
         is_intel = given.via.lower() == INTEL
@@ -237,50 +222,3 @@ class _Reading:
             value = read(entry, place)
             found.update(dict.fromkeys(ids, value))
         return rest, found
-
-    # ------------------------------------------------------------------ what all of them need
-
-    def below(self, given: SourceEntry, path: str) -> tuple[SourceEntry, ...]:
-        """The keys of a mapping; of one that is given twice the later value."""
-        if given.raw is None or given.raw == "":
-            return ()
-        if not isinstance(given.raw, Tree):
-            self.wrong(given, path, "a mapping")
-            return ()
-        found: dict[str, SourceEntry] = {}
-        for entry in branches(given.raw):
-            if entry.key in found:
-                sentence = f"{entry.origin}: {show_key(f'{path}.{entry.key}')} is given twice"
-                self.remark(Remark(f"{sentence}; the later value counts"))
-            found[entry.key] = entry
-        self.keys += len(found)
-        if self.keys > MAX_KEYS:
-            raise _TooLarge
-        return tuple(found.values())
-
-    def flag(self, entry: SourceEntry, path: str) -> bool:
-        word = entry.raw.strip().lower() if isinstance(entry.raw, str) else ""
-        if word not in TRUE_WORDS + FALSE_WORDS:
-            self.wrong(entry, path, "true or false")
-        return word in TRUE_WORDS
-
-    def wrong(self, entry: SourceEntry, path: str, expected: str) -> None:
-        self.errors.append(f"{entry.origin}: {show_key(path)} is {describe(entry.raw)}, expected {expected}")
-
-    def unknown(self, entry: SourceEntry, path: str) -> None:
-        if entry.key.lower() in _MEANINGLESS:
-            self.remark(Remark(f"{entry.origin}: {show_key(path)} has no meaning here", is_doubt=False))
-        else:
-            self.remark(Remark(f"{entry.origin}: unknown key {show_key(path)}"))
-
-    def flow(self, raw: Raw, depth: int = 0) -> str:
-        """What was written, in one line."""
-        if isinstance(raw, Tree):
-            found = branches(raw)
-            self.keys += len(found)
-            if self.keys > MAX_KEYS or depth > MAX_DEPTH:
-                raise _TooLarge
-            return "{" + ", ".join(f"{write_text(e.key)}: {self.flow(e.raw, depth + 1)}" for e in found) + "}"
-        if isinstance(raw, tuple):
-            return write_list(raw)
-        return write_text(raw) if isinstance(raw, str) else "null"

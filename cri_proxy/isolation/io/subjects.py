@@ -1,0 +1,54 @@
+"""Subjects whose values are in files of the kernel's, or in its records of threads; each has a module of its own here.
+
+A subject says what should be there; the writer compares, remembers, writes, and puts back what is not named any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Callable, Protocol
+
+from cri_proxy.config.config import Config
+from cri_proxy.isolation.model import IsolatedContainer, Setting
+from cri_proxy.services.services import Services
+from policies.frozen import frozen
+from policies.machine.topology import Topology
+
+
+@frozen
+class Sight:
+    """What subjects see in a round.
+
+    ``cgroups``: of the containers that run, below the hierarchy's mount, by their keys; one that has just started may be
+    missing. ``topology``: the machine as it is now, with the CPUs that are online.
+    """
+
+    containers: Sequence[IsolatedContainer]
+    cgroups: Mapping[str, str]
+    topology: Topology
+    config: Config
+
+
+class Subject(Protocol):
+    """``name``: its option is ``isolation.NAME``. All of it is called in the round's thread, and may block."""
+
+    name: str
+
+    def settings(self, sight: Sight) -> Iterable[Setting]:
+        """The values that should be there, each round. A place that is not named any more gets its value of before back.
+
+        What the kernel does not have here is left out, with a note.
+        """
+        ...
+
+    def is_same(self, place: str, seen: str, value: str) -> bool:
+        """Whether what a file says is the value, as the kernel may write it in other words."""
+        ...
+
+    def notes(self) -> Sequence[str]:
+        """Sentences on what of the last ``settings`` cannot be had here, or is not configured."""
+        ...
+
+
+#: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
+SUBJECTS: tuple[Callable[[Services], Subject], ...] = ()
