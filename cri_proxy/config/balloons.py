@@ -5,7 +5,7 @@ Keys are read whatever their case, so that both spellings do: Intel's (``MinCPUs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import voluptuous as vol
@@ -21,7 +21,7 @@ from cri_proxy.config.checks import (
     write_list,
     write_text,
 )
-from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, rows, show_key
+from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, meaningless, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.balloons.types import PER_LEVELS, SHARE_LEVELS, BalloonType
 from policies.frozen import frozen
@@ -33,22 +33,22 @@ MAX_CPUS = 65536
 #: More than one type of a policy of the cluster needs.
 MAX_DEVICES, MAX_CONDITIONS = 32, 32
 
-#: What nri-plugins' and Intel's types may say besides, which nothing here depends on.
-MEANINGLESS = frozenset(
-    (
-        "componentcreation",
-        "components",
-        "cpuclass",
-        "irqclaim",
-        "irqmode",
-        "loads",
-        "memorytypes",
-        "prefercoretype",
-        "preferfarfromdevices",
-        "schedulingclass",
-        "showcontainersinnrt",
-    )
-)
+#: The reason of a key that is to have a meaning.
+NOT_YET = "it is not read yet"
+#: What nri-plugins' and Intel's types may say besides, in lower case, and why nothing here depends on it.
+MEANINGLESS: Mapping[str, str] = {
+    "componentcreation": NOT_YET,
+    "components": NOT_YET,
+    "cpuclass": NOT_YET,
+    "irqclaim": NOT_YET,
+    "irqmode": NOT_YET,
+    "loads": NOT_YET,
+    "memorytypes": NOT_YET,
+    "prefercoretype": NOT_YET,
+    "preferfarfromdevices": "their own resources have no such key",
+    "schedulingclass": NOT_YET,
+    "showcontainersinnrt": NOT_YET,
+}
 
 _PRIORITIES = ("high", "normal", "low", "none")
 _SHARE_WORDS = {"l2cache": "core", "thread": "core", "socket": "package", "machine": "system", "off": ""}
@@ -356,7 +356,7 @@ def _read_field(entry: SourceEntry, field: BalloonField, values: dict[str, Any],
 def _unknown(entry: SourceEntry) -> Remark:
     key = show_key(entry.key)
     if entry.key.lower() in MEANINGLESS:
-        return Remark(f"{entry.origin}: {key} of a balloon type has no meaning here", is_doubt=False)
+        return meaningless(entry.origin, f"{key} of a balloon type", MEANINGLESS[entry.key.lower()])
     import difflib  # names are misspelt seldom: half a millisecond of a start
 
     nearest = difflib.get_close_matches(entry.key[:60].lower(), _BY_KEY, n=1)

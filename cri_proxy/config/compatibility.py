@@ -6,15 +6,16 @@ Keys of theirs are read whatever their case: nri-plugins write ``pinCPU`` where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
+from cri_proxy.config.balloons import NOT_YET
 from cri_proxy.config.checks import FALSE_WORDS, TRUE_WORDS
 from cri_proxy.config.gone import FORMER_SECTIONS
 from cri_proxy.config.options.table import BY_KEY
 from cri_proxy.config.options.table import SECTIONS as OUR_SECTIONS
-from cri_proxy.text.sources import Raw, Remark, SourceEntry, describe, show_key
+from cri_proxy.text.sources import Raw, Remark, SourceEntry, describe, meaningless, show_key
 
 #: Policies of theirs, and the one of ours that is nearest; those that have the same name are not here.
 POLICIES = {
@@ -57,25 +58,44 @@ COUNTERPARTS = {
 }
 _PIN_CPU = "PinCPU"
 _SPELLED = {key.lower(): key for key in (*COUNTERPARTS, _PIN_CPU)}
-#: Keys of their policies that nothing here depends on, in lower case.
-_MEANINGLESS = frozenset(
-    (
-        "controllableinterrupts",
-        "cpuclasses",
-        "defaultcpupriority",
-        "defaultexclusivecpuclass",
-        "idlecpuclass",
-        "loadclasses",
-        "namespaceschedulingclasses",
-        "podqosschedulingclasses",
-        "preserve",
-        "reservedpoolcpuclass",
-        "schedulingclasses",
-        "sharedpoolcpuclass",
-        "showcontainersinnrt",
-        "turbodomain",
-    )
-)
+#: Keys of their policies that nothing here depends on, in lower case, and why.
+MEANINGLESS: Mapping[str, str] = {
+    "controllableinterrupts": NOT_YET,
+    "cpuclasses": NOT_YET,
+    "defaultcpupriority": "CPUs have no priorities; a balloon type's preferCoreType prefers fast ones",
+    "defaultexclusivecpuclass": NOT_YET,
+    "idlecpuclass": NOT_YET,
+    "loadclasses": NOT_YET,
+    "namespaceschedulingclasses": NOT_YET,
+    "podqosschedulingclasses": NOT_YET,
+    "preserve": NOT_YET,
+    "reservedpoolcpuclass": NOT_YET,
+    "schedulingclasses": NOT_YET,
+    "sharedpoolcpuclass": NOT_YET,
+    "showcontainersinnrt": NOT_YET,
+    "turbodomain": NOT_YET,
+}
+#: The same of their other sections and of keys in them; the longest beginning of a key counts.
+REASONS: Mapping[str, str] = {
+    "agent": "it steers their own agent; here the node agent writes NodeResourceTopology",
+    "availableresources": "of what is available only cpu counts, as in theirs",
+    "blockio": NOT_YET,
+    "control": "what it holds is read by its own key",
+    "control.blockio": NOT_YET,
+    "control.cpu": NOT_YET,
+    "cpu": NOT_YET,
+    "dump": "it steers their own dump of messages; log.level: debug logs each request",
+    "instrumentation": "it steers their own metrics and traces; metrics.listen and tracing.endpoint are ours",
+    "kind": "it is no policy's custom resource",
+    "log": "it steers their own log; log.level is ours",
+    "logger": "it steers their own log; log.level is ours",
+    "policy.availableresources": "of what is available only CPU counts, as in theirs",
+    "policy.reservedresources.memory": NOT_YET,
+    "reservedresources": "only cpu and memory can be reserved",
+    "reservedresources.memory": NOT_YET,
+    "resource-manager": "it steers their own program",
+    "spec": "it holds no keys",
+}
 #: What makes a custom resource of it; what else stands at the top; ``control`` is a section of ours, too.
 _NRI_FRAME = frozenset(("apiversion", "metadata", "status"))
 _NRI_OTHERS = _NRI_FRAME | frozenset(("agent", "kind"))
@@ -153,7 +173,7 @@ def _of_policy(
     """A key of a policy's section, or at the top of nri-plugins' files."""
     if section == "" and low == "kind" and isinstance(entry.raw, str) and entry.raw in KINDS:
         return _ours(entry, "policy.Active", KINDS[entry.raw]), None
-    if low not in _SPELLED and low not in _MEANINGLESS and section in _CHECKED:
+    if low not in _SPELLED and low not in MEANINGLESS and section in _CHECKED:
         import difflib  # names are misspelt seldom: half a millisecond of a start
 
         nearest = difflib.get_close_matches(low[:60], _SPELLED, n=1)
@@ -162,7 +182,7 @@ def _of_policy(
     if section == "" and low.partition(".")[0] in _NRI_FRAME:
         return None, None
     if low not in _SPELLED or not _counts(section, active):
-        return _nothing(entry)
+        return _nothing(entry, active)
     if _SPELLED[low] == _PIN_CPU:
         if _word(entry) in TRUE_WORDS + FALSE_WORDS:
             return None, None  # ``unpinned`` says what it means
@@ -210,7 +230,7 @@ def _split(key: str) -> tuple[str, str]:
 
 def _is_nri(key: str, low: str) -> bool:
     is_control = low in _NRI_CONTROL or (low == "control" and key != "control")
-    known = low in _SPELLED or low in _MEANINGLESS
+    known = low in _SPELLED or low in MEANINGLESS
     return known or is_control or low.partition(".")[0] in _NRI_OTHERS
 
 
@@ -230,8 +250,22 @@ def _word(entry: SourceEntry) -> str:
     return entry.raw.strip().lower() if isinstance(entry.raw, str) else ""
 
 
-def _nothing(entry: SourceEntry) -> tuple[None, Remark]:
-    return None, Remark(f"{entry.origin}: {show_key(entry.key)} has no meaning here", is_doubt=False)
+def _nothing(entry: SourceEntry, active: str = "") -> tuple[None, Remark]:
+    return None, meaningless(entry.origin, show_key(entry.key), _why(entry.key, active))
+
+
+def _why(key: str, active: str) -> str:
+    """Why nothing here depends on a key: for its policy's section, for its name, or for where it stands."""
+    section, name = _split(key)
+    policy = section.partition(".")[2]
+    if policy and not _counts(section, active):
+        return f"of policies' sections only that of {show_key(active)}, the active one, counts"
+    if (section == "" or policy) and name.lower() in MEANINGLESS:
+        return MEANINGLESS[name.lower()]
+    if policy in POLICIES:
+        return f"{POLICIES[policy]} takes the place of {policy}, which alone has it"
+    place = f"{section}.{name}".strip(".").lower()
+    return REASONS[max((known for known in REASONS if f"{place}.".startswith(f"{known}.")), key=len)]
 
 
 def _ours(entry: SourceEntry, key: str, raw: Raw) -> SourceEntry:

@@ -84,7 +84,7 @@ _TYPES = """
 |---|---|---|---|
 {rows}
 
-Keys are read whatever their case (`MinCPUs`, `minCPUs`). {meaningless} are accepted, and a note names them. Example:
+Keys are read whatever their case (`MinCPUs`, `minCPUs`). {meaningless}Example:
 
     policy:
       Active: balloons
@@ -123,8 +123,12 @@ They load as they are: Intel's, nri-plugins' own, and the custom resources of nr
 NAME is the policy that the same file makes active; sections of others do not count. In nri-plugins' files, which
 have no such sections, the same keys stand at the top. Their keys are read whatever their case. An option of our
 own in the same file wins over a translated one. Everything else in their sections is accepted, and a note names
-each key once, as it has no meaning here; `config check` prints notes and does not fail for them. In the sections
+each key once and says why it has no meaning here; `config check` prints notes and does not fail for them. In the sections
 of `topology-aware` and `balloons` a key that theirs do not have either is unknown. The sections are {sections}.
+
+| without a meaning | why |
+|---|---|
+{reasons}
 """
 
 #: The words of the table at the top by those below.
@@ -162,8 +166,9 @@ def configuration_markdown() -> str:
 
 def _balloon_types() -> str:
     rows = "\n".join(f"| `{f.key}` | {f.check.expected} | `{f.default}` | {f.help} |" for f in FIELDS)
-    meaningless = ", ".join(f"`{name}`" for name in sorted(MEANINGLESS))
-    return _TYPES.format(rows=rows, meaningless=f"nri-plugins' {meaningless}")
+    reasons = "; ".join(f"`{name}`: {why}" for name, why in MEANINGLESS.items())
+    told = f"nri-plugins' others have no meaning here, and a note says why. {reasons}. " if reasons else ""
+    return _TYPES.format(rows=rows, meaningless=told)
 
 
 def _intel() -> str:
@@ -179,7 +184,12 @@ def _intel() -> str:
     )
     sections = ", ".join(f"`{name}`" for name in sorted(compatibility.SECTIONS))
     levels = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in compatibility.LEVELS.items())
-    return _INTEL.format(policies=policies, counterparts=counterparts, sections=sections, levels=levels)
+    reasons = "\n".join(
+        f"| `{key}` | {why} |" for key, why in {**compatibility.MEANINGLESS, **compatibility.REASONS}.items()
+    )
+    return _INTEL.format(
+        policies=policies, counterparts=counterparts, sections=sections, levels=levels, reasons=reasons
+    )
 
 
 def sample_config() -> str:

@@ -160,6 +160,11 @@ class _Walk:
         return f"{self.source.name}:{line}{kind}"
 
 
+def meaningless(origin: str, key: str, why: str) -> Remark:
+    """The note on a key of another program that nothing here depends on, and the reason."""
+    return Remark(f"{origin}: {key} has no meaning here: {why}", is_doubt=False)
+
+
 def show_key(key: str) -> str:
     """A key for a sentence: as it is, or quoted where it holds anything unusual."""
     return key if _USUAL_KEY.fullmatch(key) else quote(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cri_proxy.config.balloons import FIELDS, MAX_TYPES
+from cri_proxy.config.balloons import FIELDS, MAX_TYPES, MEANINGLESS
 from cri_proxy.config.config import balloon_settings
 from policies.balloons.types import BalloonType
 from policies.model import MatchExpression
@@ -191,10 +191,11 @@ def test_a_doubtful_key_is_a_warning_and_an_error_when_strict(kind: str, sentenc
     assert errors_of(section(kind), strict=True) == (f"c.yaml:4: {sentence}",)
 
 
-@pytest.mark.parametrize("key", ["CpuClass", "cpuClass", "loads", "components", "showContainersInNrt"])
+@pytest.mark.parametrize("key", [*MEANINGLESS, "PreferFarFromDevices"])
 def test_a_key_of_theirs_without_meaning_here_is_a_note_and_no_error(key: str) -> None:
     loaded = read(section(f"{{Name: a, {key}: x}}"), strict=True)
-    assert loaded.warnings == (f"c.yaml:4: {key} of a balloon type has no meaning here",)
+    why = MEANINGLESS[key.lower()]
+    assert loaded.warnings == (f"c.yaml:4: {key} of a balloon type has no meaning here: {why}",)
 
 
 def test_a_list_without_end_comes_to_an_end() -> None:

@@ -54,7 +54,10 @@ def notes_of(text: str) -> list[str]:
 
 def test_intels_shipped_sample_loads_with_a_note_for_what_has_no_meaning() -> None:
     loaded = read_config([SettingsSource("/etc/fallback.cfg", FALLBACK_CFG_SAMPLE)], strict=True)
-    assert loaded.warnings == ("/etc/fallback.cfg:8: dump.Config has no meaning here",)
+    assert loaded.warnings == (
+        "/etc/fallback.cfg:8: dump.Config has no meaning here: it steers their own dump of messages; "
+        "log.level: debug logs each request",
+    )
     assert [line for line in loaded.config.show() if line[2] != "default"] == [
         ("policy.Active", "topology-aware", "/etc/fallback.cfg:2"),
         ("policy.ReservedResources.CPU", "750m", "/etc/fallback.cfg:4"),
@@ -104,7 +107,7 @@ resource-manager.control: {Controllers: {cpu: disabled}}
 instrumentation: off
 logger: {LogSource: true, Debug: none}
 """
-    assert [note.replace(" has no meaning here", "") for note in notes_of(text)] == [
+    assert [note.partition(" has no meaning here: ")[0] for note in notes_of(text)] == [
         "2: policy.ReservedResources.Memory",
         "5: policy.balloons.IdleCPUClass",
         "6: policy.static.RelaxedIsolation",
@@ -117,6 +120,26 @@ logger: {LogSource: true, Debug: none}
         "13: logger.Debug",
     ]
     assert not read(text).config.differences(read("").config)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("policy: {topology-aware: {DefaultCPUPriority: low}}", "CPUs have no priorities; "),
+        ("policy: {Active: podpools, podpools: {Pools: [{Name: a}]}}", "hygon takes the place of podpools, "),
+        ("policy: {AvailableResources: {Memory: 1G}}", "of what is available only CPU counts"),
+        ("availableResources: {memory: 1G}", "of what is available only cpu counts"),
+        ("spec: {agent: {podResourceAPI: true}}", "it steers their own agent; "),
+        ("resource-manager.control: {a: b}", "it steers their own program"),
+        ("log: {klog: {v: 2}}", "it steers their own log; "),
+        ("Control: {a: b}", "what it holds is read by its own key"),
+        ("kind: Foo", "it is no policy's custom resource"),
+        ("control.rdt: {enable: true, force: true}", "groups of others are never taken away"),
+    ],
+)
+def test_the_note_on_a_key_without_meaning_says_why(text: str, why: str) -> None:
+    (note,) = [note for note in notes_of(text) if " has no meaning here: " in note]
+    assert note.partition(" has no meaning here: ")[2].startswith(why)
 
 
 def test_a_key_that_theirs_do_not_have_either_is_unknown() -> None:
@@ -191,7 +214,7 @@ def test_a_custom_resource_of_nri_plugins_loads_as_it_is() -> None:
         "log.level": "debug",
         "control.rdt": "{enable: true}",
     }
-    assert [note.replace(" has no meaning here", "") for note in notes_of(NRI_RESOURCE)] == [
+    assert [note.partition(" has no meaning here: ")[0] for note in notes_of(NRI_RESOURCE)] == [
         "5: spec.reservedResources.memory",
         "11: spec.idleCPUClass",
         "12: spec.log.klog",
@@ -248,7 +271,10 @@ def test_only_the_section_of_the_active_policy_is_translated() -> None:
     loaded = read(f"policy: {{Active: memtier, {sections}}}")
     assert loaded.config["placement.memory"] == "prefer"
     assert loaded.config["placement.reserved_namespaces"] == ("kube-system", "a")
-    assert loaded.warnings == ("c.yaml:1: policy.balloons.PinMemory has no meaning here",)
+    assert loaded.warnings == (
+        "c.yaml:1: policy.balloons.PinMemory has no meaning here: "
+        "of policies' sections only that of memtier, the active one, counts",
+    )
 
 
 def test_our_own_option_wins_over_a_translated_one_of_the_same_file() -> None:

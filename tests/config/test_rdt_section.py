@@ -214,7 +214,7 @@ rdt:
 isolation: {caches: observe}
 """
     assert read(text).warnings == (
-        "c.yaml:2: rdt.force has no meaning here",
+        "c.yaml:2: rdt.force has no meaning here: groups of others are never taken away",
         "c.yaml:3: unknown key rdt.optoins",
         "c.yaml:4: unknown key rdt.options.l4",
         "c.yaml:4: unknown key rdt.options.l3.needed",

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cri_proxy.cli.answers import NEXT_STEPS
 from cri_proxy.cli.intel_flags import INTEL_FLAGS, intel_arguments
 from cri_proxy.cli.main import cli
+from cri_proxy.config import compatibility
 from cri_proxy.config.io.files import Files, load
 from cri_proxy.control import ABSENT_HINT
 from cri_proxy.node.lock import NodeLock
@@ -440,7 +441,7 @@ def test_what_files_of_intels_say_besides_is_a_warning_and_no_error(tmp_path) ->
     assert (result.returncode, result.stdout) == (0, f"{file}: good\n")
     assert result.stderr.splitlines() == [
         f'warning: {file}:1: policy.Active is "static"; topology-aware is placed by instead',
-        f"warning: {file}:2: dump.Config has no meaning here",
+        f"warning: {file}:2: dump.Config has no meaning here: {compatibility.REASONS['dump']}",
     ]
 
 

@@ -62,7 +62,11 @@ def read_section(
 
 @dataclass
 class _Reading(SectionReading):
-    MEANINGLESS: ClassVar[frozenset[str]] = frozenset(("force", "monitoringdisabled", "kubernetes"))
+    MEANINGLESS: ClassVar[Mapping[str, str]] = {
+        "force": "groups of others are never taken away",
+        "kubernetes": "any pod may name any class",
+        "monitoringdisabled": "isolation.monitoring switches the counters",
+    }
 
     def section(self, given: SourceEntry) -> RdtSection:
         is_intel = given.via.lower() == INTEL

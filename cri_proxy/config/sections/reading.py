@@ -16,6 +16,7 @@ from cri_proxy.text.sources import (
     Tree,
     branches,
     describe,
+    meaningless,
     rows,
     show_key,
 )
@@ -54,9 +55,11 @@ class TooLarge(Exception):
 
 @dataclass
 class SectionReading:
-    """One reading of one section. ``MEANINGLESS``: keys of other programs that nothing here depends on, in lower case."""
+    """One reading of one section. ``MEANINGLESS``: keys of other programs that nothing here depends on, in lower
+    case, and why.
+    """
 
-    MEANINGLESS: ClassVar[frozenset[str]] = frozenset()
+    MEANINGLESS: ClassVar[Mapping[str, str]] = {}
 
     errors: list[str]
     remark: Callable[[Remark], None]
@@ -116,7 +119,7 @@ class SectionReading:
 
     def unknown(self, entry: SourceEntry, path: str) -> None:
         if entry.key.lower() in self.MEANINGLESS:
-            self.remark(Remark(f"{entry.origin}: {show_key(path)} has no meaning here", is_doubt=False))
+            self.remark(meaningless(entry.origin, show_key(path), self.MEANINGLESS[entry.key.lower()]))
         else:
             self.remark(Remark(f"{entry.origin}: unknown key {show_key(path)}"))
 
