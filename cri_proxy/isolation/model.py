@@ -225,8 +225,9 @@ FILE, RESCTRL = "file:", "resctrl:"
 class Setting:
     """One value that should be at one place, whatever it is about; what the reconciler compares with what is there.
 
-    ``subject``: the folder or module it comes from, such as "caches". ``place``: "file:/sys/…/cpu.idle", or
-    "resctrl:GROUP#L3:0" for one domain in the schemata of a group. ``keys``: the containers it is there for.
+    ``subject``: the folder or module it comes from, such as "caches". ``place``: "file:/sys/…/cpu.idle", a line of such a
+    file or a word of it (``places``), or "resctrl:GROUP#L3:0" for one domain in the schemata of a group. ``keys``: the
+    containers it is there for.
     """
 
     subject: str

@@ -205,14 +205,28 @@ def test_a_file_that_has_its_value_is_neither_written_nor_remembered(node: Node,
     assert outcome.writes == {} and outcome.is_clean
 
 
-def test_a_file_that_is_not_there_is_a_refusal_of_its_own(node: Node, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_no_refusal_and_hinders_no_other(node: Node, tmp_path: Path) -> None:
     clock = tmp_path / "scaling_max_freq"
     clock.write_text("3300000\n")
     outcome = node.bring(files=(setting(tmp_path / "gone", "1"), setting(clock, "2500000")))
-    assert [(each.place, each.sentence) for each in outcome.refusals] == [
-        (f"file:{tmp_path}/gone", "No such file or directory")
-    ]
+    assert outcome.refusals == () and outcome.drift == {}
     assert clock.read_text() == "2500000\n"
+
+
+def test_a_file_that_ends_while_it_is_wanted_is_forgotten(node: Node, tmp_path: Path) -> None:
+    clock = tmp_path / "scaling_max_freq"
+    clock.write_text("3300000\n")
+    node.bring(files=(setting(clock, "2500000"),))
+    assert node.originals.values == {f"file:{clock}": "3300000"}
+    clock.unlink()
+    outcome = node.bring(files=(setting(clock, "2500000"),))
+    assert outcome.is_clean and outcome.refusals == () and outcome.drift == {}
+
+
+def test_a_file_that_cannot_be_read_is_a_refusal_of_its_own(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    outcome = node.bring(files=(setting(tmp_path / "folder", "1"),))
+    assert [each.place for each in outcome.refusals] == [f"file:{tmp_path}/folder"]
 
 
 def test_a_subject_says_when_two_texts_are_one_value(node: Node, tmp_path: Path) -> None:

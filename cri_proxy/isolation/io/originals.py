@@ -8,6 +8,7 @@ After a boot the kernel has its own values again, so a file of another boot says
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io import monitoring_groups
 from cri_proxy.isolation.io.resctrl import ResourceControl, machine_resctrl
 from cri_proxy.isolation.model import FILE, RESCTRL, ROOT, is_ours, place_parts
+from cri_proxy.isolation.places import FilePlace, file_place
 
 FILE_NAME = "isolation.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -106,24 +108,54 @@ def write_file(path: str, text: str) -> None:
         os.close(descriptor)
 
 
+def write_place(place: str, value: str) -> None:
+    """Have a value at a file's place.
+
+    :raises OSError: the kernel refuses; where ``is_gone`` says so, there is no such place any more.
+    """
+    parts = file_place(place)
+    write_file(parts.path, parts.written(value))
+
+
+def read_place(place: FilePlace) -> str:
+    """The value at a place.
+
+    :raises OSError: as ``write_place``.
+    """
+    return place.value_in(read_text(place.path))
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether a file's place has ended: a container, a device or a CPU that was there before."""
+    # Of a file that was open when its cgroup ended, and of a device that a line names, it is ENODEV.
+    return error.errno in (errno.ENOENT, errno.ENODEV)
+
+
 def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tuple[list[str], dict[str, str]]:
     """Write the values of before. Returns the places that are done, or gone, and what was refused: place -> sentence."""
     done, refused = [], {}
     for place, value in values.items():
         try:
             if place.startswith(FILE):
-                write_file(place[len(FILE) :], f"{value}\n")
+                _put_back_place(place, value)
             elif place.startswith(RESCTRL):
                 group, resource, number = place_parts(place)
                 if group == ROOT:  # the others go as a whole
                     resctrl.write(group, resource, {number: value})
-        except FileNotFoundError:
-            pass  # a CPU or device that was taken out, or resctrl unmounted
         except OSError as error:
-            refused[place] = error.strerror or str(error)
-            continue
+            if not is_gone(error):  # resctrl may be unmounted, too
+                refused[place] = error.strerror or str(error)
+                continue
         done.append(place)
     return done, refused
+
+
+def _put_back_place(place: str, value: str) -> None:
+    """Write the value of before where the file does not say it: some refuse even what they have."""
+    with contextlib.suppress(OSError):  # one that can be written only
+        if read_place(file_place(place)) == value:
+            return
+    write_place(place, value)
 
 
 def remove_groups(resctrl: ResourceControl) -> dict[str, str]:

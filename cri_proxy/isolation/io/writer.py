@@ -16,12 +16,20 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 from functools import partial
+from typing import Union
 
 from cri_proxy.bounded_files import read_text
-from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back_values, write_file
+from cri_proxy.isolation.io.originals import (
+    FILE_NAME,
+    Originals,
+    is_gone,
+    put_back_values,
+    read_place,
+    write_place,
+)
 from cri_proxy.isolation.io.resctrl import ResourceControl
 from cri_proxy.isolation.io.subjects import Subject
 from cri_proxy.isolation.model import (
@@ -37,6 +45,7 @@ from cri_proxy.isolation.model import (
     place_parts,
     resctrl_place,
 )
+from cri_proxy.isolation.places import file_place
 from cri_proxy.isolation.plan import Plan, subject_of
 from policies.frozen import frozen
 
@@ -96,6 +105,8 @@ class Writer:
         self._set: dict[str, tuple[str, str]] = {}
         #: Groups that were there after the last round.
         self._made: set[str] = set()
+        #: Places that are wanted, remembered, and are not there any more.
+        self._gone: Collection[str] = ()
         self._drift: Counter[str] = Counter()
         self._writes: Counter[tuple[str, str]] = Counter()
 
@@ -243,12 +254,10 @@ class Writer:
     # ------------------------------------------------------------------ files
 
     def _keep_files(self, plan: Plan) -> None:
-        there = {}
-        for setting in plan.files:
-            try:
-                there[setting.place] = read_text(setting.place[len(FILE) :]).strip()
-            except OSError as error:
-                self._refuse_once(setting, error.strerror or str(error))
+        there = self._read_places(plan.files)
+        self._gone = self._originals.values.keys() & {
+            each.place for each in plan.files if each.place not in there and each.place not in self._refused
+        }
         differing = [
             each
             for each in plan.files
@@ -260,17 +269,32 @@ class Writer:
         if not values or not self._remember(values, False):
             return
         for each in differing:
-            path = each.place[len(FILE) :]
-            write = partial(write_file, path, f"{each.value}\n")
-            self._attempt(each.subject, each.place, each.value, write, WRITTEN)
-            self._note_file(each, there[each.place])
+            write = partial(write_place, each.place, each.value)
+            if self._attempt(each.subject, each.place, each.value, write, WRITTEN):
+                self._note_file(each, there[each.place])
+
+    def _read_places(self, settings: Iterable[Setting]) -> dict[str, str]:
+        """What is there; of a place that is gone nothing. Each file is read once."""
+        there: dict[str, str] = {}
+        texts: dict[str, Union[str, OSError]] = {}
+        for setting in settings:
+            place = file_place(setting.place)
+            if place.path not in texts:
+                try:
+                    texts[place.path] = read_text(place.path)
+                except OSError as error:
+                    texts[place.path] = error
+            text = texts[place.path]
+            if isinstance(text, str):
+                there[setting.place] = place.value_in(text)
+            elif not is_gone(text):
+                self._refuse_once(setting, text.strerror or str(text))
+        return there
 
     def _note_file(self, setting: Setting, before: str) -> None:
         """What a file says after a write: the kernel may have rounded, or not have taken it."""
-        if setting.place in self._refused:
-            return
         try:
-            now = read_text(setting.place[len(FILE) :]).strip()
+            now = read_place(file_place(setting.place))
         except OSError:
             return  # one that can be written only
         self._set[setting.place] = setting.value, now
@@ -301,6 +325,7 @@ class Writer:
         for place in done:
             self._written(_subject(place), place, back[place], PUT_BACK)
             self._set.pop(place, None)
+        done += self._gone
         for place, sentence in refused.items():
             self._refuse(_subject(place), place, back[place], sentence)
         has_groups = bool(self._made) or any(group.name for group in plan.enforced.groups)
@@ -328,13 +353,17 @@ class Writer:
         return refusal is None or refusal.value != value or self._clock() >= refusal.again_s
 
     def _attempt(self, subject: str, place: str, value: str, act: Callable[[], object], outcome: str) -> bool:
-        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written."""
+        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written. A file's place that has ended
+        since it was read is no refusal."""
         if not self._may_try(place, value):
             return False
         try:
             act()
         except OSError as error:
-            self._refuse(subject, place, value, error.strerror or str(error))
+            if place.startswith(FILE) and is_gone(error):
+                self._refused.pop(place, None)
+            else:
+                self._refuse(subject, place, value, error.strerror or str(error))
             return False
         self._written(subject, place, value, outcome)
         return True
