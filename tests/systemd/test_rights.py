@@ -63,7 +63,7 @@ async def test_it_places_plans_and_keeps_its_state(runtime: FakeRuntime) -> None
         await agent.start(command=as_the_unit())
         # Root of a container may have fewer itself, such as no CAP_SYS_RESOURCE.
         given = len(words_of(SERVICE, "Service.CapabilityBoundingSet"))
-        assert given == 4
+        assert given == 5
         assert given - 1 <= bin(_capabilities(agent)).count("1") <= given
         async with CriClient(agent.socket) as client:
             _, container_id = await run_pod_with(client, "web", cpu_limit=8000)

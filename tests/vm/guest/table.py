@@ -20,6 +20,7 @@ from tests.vm.guest import (
     removal,
     resctrl,
     restarts,
+    rights,
 )
 from tests.vm.guest.node import Node
 
@@ -93,6 +94,9 @@ _ISOLATION_ENDS: tuple[Check, ...] = (
     isolation.a_new_boot_begins_with_the_kernels_own_values,
     isolation.removal_of_the_package_puts_everything_back,
 )
+#: Isolation beside caches, a file of checks a subject: under cgroup v2, and under v1.
+_SUBJECTS: tuple[Check, ...] = (rights.each_unit_may_write_what_isolation_writes_and_nothing_else,)
+_SUBJECTS_V1: tuple[Check, ...] = (rights.each_unit_may_write_what_isolation_writes_and_nothing_else,)
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
     removal.the_runtime_goes_on_without_us,
@@ -196,6 +200,10 @@ RUNS: Mapping[str, Run] = {
             kubelet.kubelet_is_switched_over_and_back_to_the_byte,
             *_REMOVAL,
         ),
+    ),
+    "subjects": Run("smt-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _SUBJECTS, is_installed=True),
+    "subjects-v1": Run(
+        "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1, _SUBJECTS_V1, is_installed=True
     ),
     # Each vendor's resctrl; on Hygon's what the daemon does with it as well.
     "resctrl-hygon": Run(
