@@ -23,7 +23,7 @@ from cri_proxy.config.checks import (
 )
 from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, meaningless, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
-from policies.balloons.types import PER_LEVELS, SHARE_LEVELS, BalloonType
+from policies.balloons.types import IRQ_MODES, PER_LEVELS, SHARE_LEVELS, BalloonType
 from policies.frozen import frozen
 from policies.model import MatchExpression
 
@@ -40,8 +40,6 @@ MEANINGLESS: Mapping[str, str] = {
     "componentcreation": NOT_YET,
     "components": NOT_YET,
     "cpuclass": NOT_YET,
-    "irqclaim": NOT_YET,
-    "irqmode": NOT_YET,
     "loads": NOT_YET,
     "memorytypes": NOT_YET,
     "prefercoretype": NOT_YET,
@@ -126,6 +124,28 @@ def _read_devices(raw: Raw) -> tuple[str, ...]:
     if not isinstance(found, tuple):
         raise vol.Invalid("")
     return tuple(_text(item) for item in found)
+
+
+def _read_patterns(raw: Raw) -> tuple[str, ...]:
+    found = _read_devices(raw)
+    for pattern in found:
+        if len(pattern) > 253 or len(found) > MAX_CONDITIONS:
+            raise vol.Invalid("")
+        if "[" in pattern or "\\" in pattern:
+            # Types with interrupts are few.
+            from cri_proxy.isolation.interrupts import pattern_fault
+
+            if pattern_fault(pattern):
+                raise vol.Invalid("")
+    return found
+
+
+def _read_irq_mode(raw: Raw) -> str:
+    word = raw.strip().lower() if isinstance(raw, str) else _text(raw)
+    word = "" if word in FALSE_WORDS else word
+    if word and word not in IRQ_MODES:
+        raise vol.Invalid("")
+    return word
 
 
 def _read_conditions(raw: Raw) -> tuple[MatchExpression, ...]:
@@ -229,6 +249,19 @@ _CONDITIONS = Check(
     ),
 )
 
+_PATTERNS = Check(
+    "a list of numbers and patterns",
+    _read_patterns,
+    write_list,
+    list_of(_LABEL, MAX_CONDITIONS),
+)
+_IRQ_MODE = Check(
+    "sink, isolate or off",
+    _read_irq_mode,
+    lambda mode: mode or "off",
+    {"type": "string", "enum": [*IRQ_MODES, "off"]},
+)
+
 FIELDS: tuple[BalloonField, ...] = (
     BalloonField("Name", "name", _NAME, "required", "Its name; reserved and default change the two that are built in."),
     BalloonField("Namespaces", "namespaces", names(), "[]", "Namespaces (globs) whose containers are of this type."),
@@ -263,6 +296,10 @@ FIELDS: tuple[BalloonField, ...] = (
           "Balloons are made near these devices, the first of them first."),
     BalloonField("ShareIdleCPUsInSame", "share_idle_cpus_in_same", _SHARE, "off",
           "Containers may also run on CPUs that are in no balloon, in the same ..."),
+    BalloonField("IrqClaim", "irq_claim", _PATTERNS, "[]",
+          "Interrupts (numbers, or patterns of their names) that the CPUs of its balloons handle (isolation.interrupts)."),
+    BalloonField("IrqMode", "irq_mode", _IRQ_MODE, "off",
+          "isolate: its CPUs handle no interrupts but claimed ones; sink: they handle all that no type claims."),
     BalloonField("PinMemory", "memory", _MEMORY, "placement.memory",
           "true: as placement.memory prefer; pin: as its pin; false: memory nodes are not set."),
 )  # fmt: skip

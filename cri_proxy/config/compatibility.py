@@ -46,6 +46,7 @@ _RESERVED, _TYPES = "placement.reserved_namespaces", "policy.balloons.BalloonTyp
 COUNTERPARTS = {
     "AllocatorTopologyBalancing": "policy.balloons.AllocatorTopologyBalancing",
     "BalloonTypes": _TYPES,
+    "ControllableInterrupts": "control.interrupts#controllable",
     "ColocateNamespaces": "placement.colocate_namespaces",
     "ColocatePods": "placement.colocate_pods",
     "DynamicPoolTypes": _TYPES,
@@ -60,7 +61,6 @@ _PIN_CPU = "PinCPU"
 _SPELLED = {key.lower(): key for key in (*COUNTERPARTS, _PIN_CPU)}
 #: Keys of their policies that nothing here depends on, in lower case, and why.
 MEANINGLESS: Mapping[str, str] = {
-    "controllableinterrupts": NOT_YET,
     "cpuclasses": NOT_YET,
     "defaultcpupriority": "CPUs have no priorities; a balloon type's preferCoreType prefers fast ones",
     "defaultexclusivecpuclass": NOT_YET,

@@ -14,6 +14,7 @@ from cri_proxy.config import compatibility
 from cri_proxy.config.balloons import FIELDS, MEANINGLESS
 from cri_proxy.config.checks import Check
 from cri_proxy.config.options.table import OPTIONS, Option
+from cri_proxy.config.sections.reading import PART
 from cri_proxy.version import DOCUMENTS
 
 COMMAND = "python -m cri_proxy.config.documents > docs/configuration.md"
@@ -178,7 +179,7 @@ def _intel() -> str:
     )
     told = ("PinMemory", "ReservedPoolNamespaces", "UnlimitedBurstable")
     counterparts = "\n".join(
-        f"| `policy.NAME.{theirs}` | `{ours}` |"
+        f"| `policy.NAME.{theirs}` | `{ours.replace(PART, '.')}` |"
         for theirs, ours in compatibility.COUNTERPARTS.items()
         if theirs not in told
     )

@@ -174,7 +174,8 @@ class IsolationFacts:
     """What there is for keeping neighbours apart. ``modes``: of each subject that is not off, by the option's name.
 
     ``is_offered``: the kernel has resctrl; ``mount``: where it is mounted, "" = nowhere. ``others``: groups that are not
-    ours. ``problem``: why its folder could not be read.
+    ours. ``problem``: why its folder could not be read. ``interrupts``: their names by number, as far as subjects are about
+    them; ``managed``: those of them whose CPUs the kernel lets nobody set.
     """
 
     modes: Mapping[str, str] = field(default_factory=dict)
@@ -182,6 +183,8 @@ class IsolationFacts:
     mount: str = ""
     others: tuple[str, ...] = ()
     problem: str = ""
+    interrupts: Mapping[int, str] = field(default_factory=dict)
+    managed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,8 @@ class Setting:
 
     ``subject``: the folder or module it comes from, such as "caches". ``place``: "file:/sys/…/cpu.idle", a line of such a
     file or a word of it (``places``), or "resctrl:GROUP#L3:0" for one domain in the schemata of a group. ``keys``: the
-    containers it is there for.
+    containers it is there for. ``final``: error numbers with which the kernel refuses for good: it is not tried again, and
+    no warning.
     """
 
     subject: str
@@ -235,6 +236,7 @@ class Setting:
     value: str
     why: str = ""
     keys: tuple[str, ...] = ()
+    final: tuple[int, ...] = ()
 
 
 def resctrl_place(group: str, resource: str, number: int) -> str:

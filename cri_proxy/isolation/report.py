@@ -42,7 +42,7 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     """What reports on this node are told of isolation; None: all of it is off.
 
     ``l3s``: those that protected and batch containers share, with how many of each, what batch has there, and which step of
-    protection that is; "" = none.
+    protection that is; "" = none. ``refused_for_good``: places that the kernel never lets be written.
     """
     subjects: Mapping[str, Any] = document.get("subjects") or {}
     if is_off(document):
@@ -60,7 +60,8 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
         "missing": document.get("missing") or "",
         "groups": sum(1 for group in document.get("groups", ()) if group["state"] == "enforced"),
         "other_groups": len(document.get("other_groups") or ()),
-        "refusals": len(document.get("refusals") or ()),
+        "refusals": sum(1 for each in document.get("refusals") or () if not each.get("final")),
+        "refused_for_good": [each["place"] for each in document.get("refusals") or () if each.get("final")],
         "l3s": [
             {
                 "l3": each["l3"],

@@ -16,6 +16,8 @@ from policies.model import MatchExpression
 SHARE_LEVELS = ("core", "l3cache", "numa", "die", "package", "system")
 #: Levels of ``one_per``.
 PER_LEVELS = ("l3cache", "numa", "die", "package")
+#: Values of ``irq_mode``; "" = neither.
+IRQ_MODES = ("sink", "isolate")
 
 #: Names of the balloon types that are always there.
 RESERVED, DEFAULT = "reserved", "default"
@@ -48,6 +50,9 @@ class BalloonType:
     prefer_close_to_devices: tuple[str, ...] = ()
     share_idle_cpus_in_same: str = ""
     memory: str = ""
+    #: Interrupts that its CPUs handle, and whether they handle all others, or none: sink, isolate; "" = as they come.
+    irq_claim: tuple[str, ...] = ()
+    irq_mode: str = ""
 
     def size_for(self, milli: int) -> int:
         """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""

@@ -10,6 +10,7 @@ import pytest
 from cri_proxy.config.cluster_policy import BadPolicy, ClusterPolicy, misfit, read_policy, set_keys, waits_for
 from cri_proxy.config.config import SettingsSource, read_config
 from cri_proxy.config.options.table import OPTIONS
+from cri_proxy.config.sections.reading import READERS
 from cri_proxy.engine.build import Machine, make_host
 from tests.machines import HYGON_7285_2S, ONE_CPU, VM_NO_CACHE_INFO
 from tests.scenes import topology
@@ -46,9 +47,9 @@ def test_no_option_of_the_daemons_own_but_the_mode_is_for_a_policy(section: str)
     assert options and [o.key for o in options if o.cluster] == ["relay.mode"] * (section == "relay")
 
 
-def test_of_the_section_control_only_the_classes_of_caches_and_bandwidth_are_for_a_policy() -> None:
+def test_of_the_section_control_only_the_classes_and_rules_of_isolation_are_for_a_policy() -> None:
     options = [option for option in OPTIONS if option.key.startswith("control.")]
-    assert [option.key for option in options if option.cluster] == ["control.rdt"]
+    assert {option.key for option in options if option.cluster} == {*READERS}
 
 
 def test_classes_of_caches_and_bandwidth_are_taken_as_a_file_has_them() -> None:
@@ -99,7 +100,7 @@ def test_whatever_else_there_is_is_refused_by_its_key(option: Any) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [o for o in OPTIONS if o.cluster and o.key not in ("policy.balloons.BalloonTypes", "control.rdt")],
+    [o for o in OPTIONS if o.cluster and o.key not in ("policy.balloons.BalloonTypes", *READERS)],
     ids=lambda o: o.key,
 )
 def test_every_other_option_is_taken_as_a_file_would_have_it(option: Any) -> None:

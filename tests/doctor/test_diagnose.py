@@ -679,6 +679,25 @@ def test_what_mounts_resctrl_is_said() -> None:
     assert "mount -t resctrl resctrl /sys/fs/resctrl" in hint
 
 
+def test_interrupts_that_cannot_be_moved_are_named_once_and_irqbalance_is_told_which_cpus() -> None:
+    modes = {"isolation.interrupts": "enforce"}
+    names = {1: "PCI 1-edge nvme0q1", 2: "PCI 2-edge nvme0q2", 3: "PCI 3-edge eth0"}
+    facts = replace(
+        with_part("isolation", modes=modes, mount=RESCTRL, interrupts=names, managed=frozenset({1})),
+        system=replace(HEALTHY.system, programs=("irqbalance",)),
+        rows=({"exclusive": "4-7", "isolation": "protected", "state": "exited"},),
+    )
+    refused = ["file:/proc/irq/2/smp_affinity_list", "file:/proc/irq/9/smp_affinity_list"]
+    assert facts.daemon is not None
+    status = {**(facts.status or {}), "isolation": {"refused_for_good": refused}}
+    facts = replace(facts, daemon=replace(facts.daemon, status=status))
+    found = {each.check: each for each in diagnose(facts) if each.verdict != OK}
+    assert found["interrupts"].verdict == NOTE and found["irqbalance"].verdict == WARNING
+    assert "1 (PCI 1-edge nvme0q1); 2 (PCI 2-edge nvme0q2)" in found["interrupts"].sentence
+    assert "nvme0q1" in found["interrupts"].sentence and "eth0" not in found["interrupts"].sentence
+    assert "IRQBALANCE_BANNED_CPULIST=4-7" in found["irqbalance"].hint
+
+
 def test_groups_of_others_and_irqbalance_are_notes() -> None:
     facts = replace(
         with_part("isolation", modes=ENFORCED, mount=RESCTRL, others=("a", "b", "c", "d", "e")),

@@ -190,6 +190,10 @@ OPTIONS: tuple[Option, ...] = (
            "them: options, partitions, and in these classes. Containers have a class by "
            "annotation, or by their QoS class with usePodQoSAsDefaultClass. It counts with enable: true; caches as "
            "isolation.caches says, bandwidth as isolation.bandwidth does.", cluster=True),
+    Option("control.interrupts", section("a mapping with controllable and sink"), None,
+           "Which interrupts may be controlled (controllable: patterns of their names in /proc/interrupts, as nri-plugins' "
+           "controllableInterrupts), and the CPUs that handle those which no balloon claims (sink). It counts as "
+           "isolation.interrupts says.", cluster=True),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),

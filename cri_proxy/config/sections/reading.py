@@ -24,7 +24,10 @@ from cri_proxy.text.sources import (
 #: The options that are sections, and what reads each: few files have one, so it is imported with the first. A module has
 #: ``read_section(parts, errors, remark)``, and ``EMPTY``, which the option's default stands for. Of ``parts`` the one
 #: named "" is the section as a whole; others are keys that other programs have elsewhere, translated to "OPTION#PART".
-READERS = {"control.rdt": "cri_proxy.config.sections.rdt"}
+READERS = {
+    "control.interrupts": "cri_proxy.config.sections.interrupts",
+    "control.rdt": "cri_proxy.config.sections.rdt",
+}
 
 #: What is between the key of a section's option and a part of it.
 PART = "#"

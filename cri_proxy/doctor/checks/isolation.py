@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from cri_proxy.doctor.facts import Facts, IsolationFacts
 from cri_proxy.doctor.findings import Finding, note, ok, warning
-from cri_proxy.isolation.model import ENFORCE
+from cri_proxy.isolation.interrupts import INTERRUPTS, irqbalance_lines, number_of
+from cri_proxy.isolation.model import ENFORCE, PROTECTED
 from cri_proxy.version import DOCUMENTS
+from policies.machine.cpus import parse_cpus
 
 _MORE = f"{DOCUMENTS}/isolation.md"
 _FLAGS = frozenset(("cat_l3", "cat_l2", "cdp_l3", "mba", "cqm", "cqm_llc"))
@@ -32,6 +34,7 @@ def check_isolation(facts: Facts) -> Iterator[Finding]:
         return
     yield from _kernel(found, facts)
     yield from _others(found, facts)
+    yield from _interrupts(found, facts)
 
 
 def _kernel(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
@@ -82,9 +85,32 @@ def _others(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
         )
         yield warning("resctrl-writer", sentence, "one of the two should leave caches and bandwidth alone")
     if "irqbalance" in programs:
-        sentence = "irqbalance runs: interrupts may go to CPUs of protected containers"
-        yield note(
-            "irqbalance",
-            sentence,
-            "IRQBALANCE_BANNED_CPULIST in /etc/default/irqbalance keeps CPUs free of them",
+        hint = irqbalance_lines(_protected_cpus(facts))
+        if found.modes.get(INTERRUPTS) == ENFORCE:
+            sentence = (
+                "irqbalance runs: it and isolation.interrupts move the same interrupts, each back again"
+            )
+            yield warning("irqbalance", sentence, hint)
+        else:
+            sentence = "irqbalance runs: interrupts may go to CPUs of protected containers"
+            yield note("irqbalance", sentence, hint)
+
+
+def _interrupts(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
+    if INTERRUPTS not in found.modes:
+        return
+    told = ((facts.status or {}).get("isolation") or {}).get("refused_for_good") or ()
+    refused = {number for place in told if (number := number_of(str(place))) is not None}
+    fixed = sorted(found.managed | (refused & found.interrupts.keys()))
+    if fixed:
+        names = "; ".join(f"{number} ({found.interrupts[number]})" for number in fixed)
+        sentence = (
+            f"interrupts that the kernel keeps where they are, also on CPUs of protected containers: {names}"
         )
+        yield note("interrupts", sentence, "a driver's option for fewer queues, or none of its queues there")
+
+
+def _protected_cpus(facts: Facts) -> frozenset[int]:
+    """The CPUs that protected containers own now."""
+    owned = [parse_cpus(row["exclusive"]) for row in facts.rows if row.get("isolation") == PROTECTED]
+    return frozenset().union(*owned)

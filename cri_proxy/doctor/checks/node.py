@@ -133,6 +133,8 @@ def check_others(facts: Facts) -> Iterator[Finding]:
         sentence = f"the runtime starts the NRI plugin {name}: it may write cpusets, too"
         yield warning("nri-plugin", sentence, f"see what it does; rm {name}, restart the runtime")
     for name in sorted(set(NEIGHBOURS) & set(system.programs)):
+        if name == "irqbalance" and facts.isolation is not None and facts.isolation.modes:
+            continue  # check_isolation
         hint = (
             "IRQBALANCE_BANNED_CPULIST, where CPUs are exclusive"
             if name == "irqbalance"

@@ -23,6 +23,7 @@ from cri_proxy.doctor.facts import (
     SystemFacts,
     UnitFacts,
 )
+from cri_proxy.isolation.interrupts import INTERRUPTS, read_interrupts
 from cri_proxy.isolation.model import NO_GROUPS, is_ours
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.node.machine import MachineReader
@@ -182,7 +183,17 @@ def read_isolation_facts(root: Path, modes: Mapping[str, str]) -> IsolationFacts
         except OSError as error:
             problem = f"{mount}: {error.strerror}"
     is_offered = "resctrl" in _text(root / "proc/filesystems").split()
-    return IsolationFacts(modes, is_offered, mount, tuple(others), problem)
+    interrupts = read_interrupts(_text(root / "proc/interrupts")) if INTERRUPTS in modes else {}
+    managed = frozenset(number for number in interrupts if not _is_writable(root, number))
+    return IsolationFacts(modes, is_offered, mount, tuple(others), problem, interrupts, managed)
+
+
+def _is_writable(root: Path, number: int) -> bool:
+    """Whether an interrupt's file says so, as kernels since 6.9 have it; else a write tells."""
+    try:
+        return bool((root / f"proc/irq/{number}/smp_affinity_list").stat().st_mode & 0o222)
+    except OSError:
+        return True
 
 
 # ---------------------------------------------------------------------- systemd, programs

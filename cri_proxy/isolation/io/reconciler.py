@@ -352,7 +352,8 @@ class Isolation:
         if not subjects or now.engine is None:
             self._file_notes = ()
             return []
-        sight = Sight(containers, cgroups, now.engine.host.topology, self._services.config)
+        engine, before = now.engine, self._originals.values
+        sight = Sight(containers, cgroups, engine.host.topology, self._services.config, before)
         wanted = [setting for each in subjects for setting in each.settings(sight)]
         self._file_notes = tuple(note for each in subjects for note in each.notes())
         return wanted
@@ -415,7 +416,7 @@ class Isolation:
         metrics, outcome = self._services.metrics, done.outcome
         for (subject, what), number in outcome.writes.items():
             metrics.isolation_writes.labels(subject, what).inc(number)
-        metrics.isolation_refusals.set(len(outcome.refusals))
+        metrics.isolation_refusals.set(sum(not each.is_final for each in outcome.refusals))
         metrics.isolation_groups.set(len(outcome.groups))
         metrics.isolation_other_groups.set(len(outcome.seen.others))
         metrics.isolation_drift.set(sum(outcome.drift.values()))
@@ -425,6 +426,8 @@ class Isolation:
         sentences = [f"isolation: {done.missing}"] if done.missing and self._is_configured else []
         sentences += [f"isolation: {note}" for note in self._notes]
         for refusal in done.outcome.refusals:
+            if refusal.is_final:  # doctor lists them
+                continue
             is_group = refusal.place in {f"{RESCTRL}{group.name}" for group in done.plan.enforced.groups}
             sentences.append(
                 f"isolation: {refusal.place}: {refusal.sentence}{f'; {WEAKER}' if is_group else ''}"
@@ -483,7 +486,13 @@ class Isolation:
             "files": [_setting_row(each, True) for each in self._plan.files]
             + [_setting_row(each, False) for each in self._plan.told],
             "refusals": [
-                {"place": each.place, "value": each.value, "sentence": each.sentence, "tries": each.tries}
+                {
+                    "place": each.place,
+                    "value": each.value,
+                    "sentence": each.sentence,
+                    "tries": each.tries,
+                    "final": each.is_final,
+                }
                 for each in outcome.refusals
             ],
             "drift": dict(outcome.drift),

@@ -6,6 +6,7 @@ A subject says what should be there; the writer compares, remembers, writes, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Callable, Protocol
 
 from cri_proxy.config.config import Config
@@ -20,13 +21,15 @@ class Sight:
     """What subjects see in a round.
 
     ``cgroups``: of the containers that run, below the hierarchy's mount, by their keys; one that has just started may be
-    missing. ``topology``: the machine as it is now, with the CPUs that are online.
+    missing. ``topology``: the machine as it is now, with the CPUs that are online. ``before``: what was at places that we
+    have written, by place, as nobody may have written it back yet.
     """
 
     containers: Sequence[IsolatedContainer]
     cgroups: Mapping[str, str]
     topology: Topology
     config: Config
+    before: Mapping[str, str] = field(default_factory=dict)
 
 
 class Subject(Protocol):
@@ -50,5 +53,11 @@ class Subject(Protocol):
         ...
 
 
+def _interrupts(services: Services) -> Subject:
+    from cri_proxy.isolation.io.interrupts import Interrupts
+
+    return Interrupts(services)
+
+
 #: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
-SUBJECTS: tuple[Callable[[Services], Subject], ...] = ()
+SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_interrupts,)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from typing import Union
@@ -63,13 +63,17 @@ REMEMBERED, FORGOTTEN = f"{FILE_NAME} before a write", f"{FILE_NAME} after it wa
 
 @frozen
 class Refusal:
-    """What the kernel did not take. ``place``: of a group, "resctrl:GROUP". ``tries``: how often it was refused."""
+    """What the kernel did not take. ``place``: of a group, "resctrl:GROUP". ``tries``: how often it was refused.
+
+    ``is_final``: it never will, and is not asked again.
+    """
 
     place: str
     value: str
     sentence: str
     tries: int
     again_s: float
+    is_final: bool = False
 
 
 @frozen
@@ -270,7 +274,7 @@ class Writer:
             return
         for each in differing:
             write = partial(write_place, each.place, each.value)
-            if self._attempt(each.subject, each.place, each.value, write, WRITTEN):
+            if self._attempt(each.subject, each.place, each.value, write, WRITTEN, each.final):
                 self._note_file(each, there[each.place])
 
     def _read_places(self, settings: Iterable[Setting]) -> dict[str, str]:
@@ -326,6 +330,8 @@ class Writer:
             self._written(_subject(place), place, back[place], PUT_BACK)
             self._set.pop(place, None)
         done += self._gone
+        # What the kernel refuses for good has its value still.
+        done += [place for place in self._originals.values if place not in wanted and self._is_final(place)]
         for place, sentence in refused.items():
             self._refuse(_subject(place), place, back[place], sentence)
         has_groups = bool(self._made) or any(group.name for group in plan.enforced.groups)
@@ -350,11 +356,25 @@ class Writer:
 
     def _may_try(self, place: str, value: str) -> bool:
         refusal = self._refused.get(place)
-        return refusal is None or refusal.value != value or self._clock() >= refusal.again_s
+        if refusal is None or self._is_final(place):
+            return refusal is None
+        return refusal.value != value or self._clock() >= refusal.again_s
 
-    def _attempt(self, subject: str, place: str, value: str, act: Callable[[], object], outcome: str) -> bool:
-        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written. A file's place that has ended
-        since it was read is no refusal."""
+    def _is_final(self, place: str) -> bool:
+        refusal = self._refused.get(place)
+        return refusal is not None and refusal.is_final
+
+    def _attempt(
+        self,
+        subject: str,
+        place: str,
+        value: str,
+        act: Callable[[], object],
+        outcome: str,
+        final: Sequence[int] = (),
+    ) -> bool:
+        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written. ``final``: as of a setting. A
+        file's place that has ended since it was read is no refusal."""
         if not self._may_try(place, value):
             return False
         try:
@@ -363,7 +383,7 @@ class Writer:
             if place.startswith(FILE) and is_gone(error):
                 self._refused.pop(place, None)
             else:
-                self._refuse(subject, place, value, error.strerror or str(error))
+                self._refuse(subject, place, value, error.strerror or str(error), error.errno in final)
             return False
         self._written(subject, place, value, outcome)
         return True
@@ -373,11 +393,12 @@ class Writer:
         if outcome:
             self._writes[subject, outcome] += 1
 
-    def _refuse(self, subject: str, place: str, value: str, sentence: str) -> None:
+    def _refuse(self, subject: str, place: str, value: str, sentence: str, is_final: bool = False) -> None:
         before = self._refused.get(place)
         tries = before.tries + 1 if before is not None and before.value == value else 1
         pause_s = min(FIRST_PAUSE_S * 2 ** min(tries - 1, 10), LONGEST_PAUSE_S)
-        self._refused[place] = Refusal(place, value, sentence, tries, self._clock() + pause_s)
+        again_s = float("inf") if is_final else self._clock() + pause_s
+        self._refused[place] = Refusal(place, value, sentence, tries, again_s, is_final)
         self._writes[subject, REFUSED] += 1
 
     def _note_taken(self, plan: Plan, seen: SeenGroups) -> None:
