@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cri_proxy import effects
+from cri_proxy.bounded_files import read_text
+from cri_proxy.isolation.io import writer
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals
 from cri_proxy.isolation.io.writer import FIRST_PAUSE_S, Outcome, Writer
 from cri_proxy.isolation.model import Group, Setting, Wanted
@@ -247,3 +250,68 @@ def test_a_subject_says_when_two_texts_are_one_value(node: Node, tmp_path: Path)
     writer = Writer(node.kernel, node.originals, lambda: 0.0, [Masks()])
     plan = Plan(files=(replace(setting(file, "f"), subject="interrupts"),))
     assert writer.apply(plan).writes == {}
+
+
+def test_values_that_the_kernel_takes_in_one_order_only_are_written_in_one_round_and_come_back(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cpufreq does it: no minimum above the maximum, at any moment."""
+    low, high = tmp_path / "scaling_min_freq", tmp_path / "scaling_max_freq"
+    low.write_text("800\n")
+    high.write_text("1500\n")
+    wanted: dict[str, int] = {}
+
+    def refuse(kind: str, about: str) -> None:
+        other, is_low = (high, True) if about == str(low) else (low, False)
+        if kind == effects.SYSTEM and (wanted[about] > int(other.read_text())) is is_low:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(effects, "before", refuse)
+    for values in ((2000, 2500), (1000, 1200), (3000, 3300)):
+        wanted.update({str(low): values[0], str(high): values[1]})
+        outcome = node.bring(files=tuple(setting(file, str(wanted[str(file)])) for file in (low, high)))
+        assert outcome.refusals == () and int(low.read_text()) == values[0]
+    wanted.update({str(low): 800, str(high): 1500})
+    assert node.bring().is_clean
+    assert (int(low.read_text()), int(high.read_text())) == (800, 1500)
+
+
+def test_what_was_written_last_is_put_back_first(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"file{number}" for number in range(3)]
+    for file in files:
+        file.write_text("0\n")
+    for count in (1, 2, 3):
+        node.bring(files=tuple(setting(file, "1") for file in files[:count]))
+    node.restart()
+    told: list[str] = []
+    monkeypatch.setattr(effects, "before", lambda kind, about: told.append(about))
+    node.bring()
+    assert told[:3] == [str(file) for file in reversed(files)]
+
+
+def test_a_round_between_two_looks_reads_what_has_changed_alone(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"file{number}" for number in range(500)]
+    for file in files:
+        file.write_text("0\n")
+    settings = tuple(setting(file, "1") for file in files)
+    read: list[str] = []
+
+    def counted(path: str) -> str:
+        read.append(path)
+        return read_text(path)
+
+    monkeypatch.setattr(writer, "read_text", counted)
+    node.writer.apply(Plan(files=settings))
+    read.clear()
+    assert node.writer.apply(Plan(files=settings), is_look=False).writes == {} and read == []
+    files[7].write_text("5\n")
+    changed = (*settings[:9], replace(settings[9], value="2"), *settings[10:])
+    assert node.writer.apply(Plan(files=changed), is_look=False).writes == {("clocks", "written"): 1}
+    assert read == [str(files[9])]
+    read.clear()
+    assert node.writer.apply(Plan(files=changed)).drift == {f"file:{files[7]}": 1}
+    assert len(read) == 500

@@ -30,7 +30,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Originals:
-    """The values of before, by place, in the state directory. All of it but ``values`` blocks."""
+    """The values of before in the state directory, by place, in the order of writing. All of it but ``values`` blocks."""
 
     def __init__(self, directory: Path, boot_id: str) -> None:
         self.values: dict[str, str] = {}
@@ -69,7 +69,8 @@ class Originals:
         :raises OSError: they are not on disk: nothing may be written there.
         """
         if not self.has(values, groups):
-            self._write({**values, **self.values}, groups or self.has_groups)
+            more = {place: value for place, value in values.items() if place not in self.values}
+            self._write({**self.values, **more}, groups or self.has_groups)
 
     def forget(self, places: Collection[str], groups: bool = False) -> None:
         """These were put back. ``groups``: and no group of ours is there. With the last one the file goes.
@@ -132,30 +133,37 @@ def is_gone(error: OSError) -> bool:
 
 
 def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tuple[list[str], dict[str, str]]:
-    """Write the values of before. Returns the places that are done, or gone, and what was refused: place -> sentence."""
-    done, refused = [], {}
-    for place, value in values.items():
-        try:
-            if place.startswith(FILE):
-                _put_back_place(place, value)
-            elif place.startswith(RESCTRL):
-                group, resource, number = place_parts(place)
-                if group == ROOT:  # the others go as a whole
-                    resctrl.write(group, resource, {number: value})
-        except OSError as error:
-            if not is_gone(error):  # resctrl may be unmounted, too
-                refused[place] = error.strerror or str(error)
-                continue
-        done.append(place)
+    """Write the values of before, what was written last first; what is refused again once others are written.
+
+    Returns the places that are done, or gone, and what was refused: place -> sentence.
+    """
+    done: list[str] = []
+    refused: dict[str, str] = {}
+    left = list(reversed(list(values)))
+    while left:
+        refused = {}
+        for place in left:
+            try:
+                _put_back_place(place, values[place], resctrl)
+            except OSError as error:
+                if not is_gone(error):  # resctrl may be unmounted, too
+                    refused[place] = error.strerror or str(error)
+                    continue
+            done.append(place)
+        left = list(refused) if len(refused) < len(left) else []
     return done, refused
 
 
-def _put_back_place(place: str, value: str) -> None:
-    """Write the value of before where the file does not say it: some refuse even what they have."""
-    with contextlib.suppress(OSError):  # one that can be written only
-        if read_place(file_place(place)) == value:
-            return
-    write_place(place, value)
+def _put_back_place(place: str, value: str, resctrl: ResourceControl) -> None:
+    if place.startswith(FILE):
+        with contextlib.suppress(OSError):  # one that can be written only
+            if read_place(file_place(place)) == value:
+                return  # some refuse even what they have
+        write_place(place, value)
+    elif place.startswith(RESCTRL):
+        group, resource, number = place_parts(place)
+        if group == ROOT:  # the others go as a whole
+            resctrl.write(group, resource, {number: value})
 
 
 def remove_groups(resctrl: ResourceControl) -> dict[str, str]:

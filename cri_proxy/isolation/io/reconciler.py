@@ -85,7 +85,7 @@ class _Round:
 
 @frozen
 class _Done:
-    """What has come of a round, in its thread."""
+    """What has come of a round, in its thread. ``has_looked``: something was read or written; ``is_look``: all was read."""
 
     plan: Plan
     outcome: Outcome
@@ -93,6 +93,7 @@ class _Done:
     missing: str
     enforced: Wanted
     has_looked: bool
+    is_look: bool
     is_moving: bool
     in_force: InForce
     happenings: Sequence[Happening]
@@ -334,7 +335,7 @@ class Isolation:
         plan = make_plan(containers, info, now.settings, now.steps, rdt.classes, files)
         outcome, has_looked = self._outcome, is_due or plan.values != self._plan.values or self._last is None
         if has_looked:
-            outcome = self._writer.apply(plan)
+            outcome = self._writer.apply(plan, is_due or self._last is None)
         enforced = Wanted(
             tuple(each for each in plan.enforced.groups if not each.name or each.name in outcome.groups)
         )
@@ -342,7 +343,7 @@ class Isolation:
         refusals = {each.place: each.sentence for each in outcome.refusals}
         found = in_force(plan, enforced.groups, refusals, containers, self.step_whys)
         happened = [] if self._in_force is None else happenings(self._in_force, found)
-        return _Done(plan, outcome, info, missing, enforced, has_looked, is_moving, found, happened)
+        return _Done(plan, outcome, info, missing, enforced, has_looked, is_due, is_moving, found, happened)
 
     def _files(
         self, now: _Round, containers: Sequence[IsolatedContainer], cgroups: Mapping[str, str]
@@ -402,8 +403,9 @@ class Isolation:
             group.name: self._since_s.get(group.name, now_s) for group in done.plan.wanted.groups
         }
         if done.has_looked:
-            self._looked_s = self._clock()
             self._tell(done)
+        if done.is_look:
+            self._looked_s = self._clock()
         # Also where the kernel was not looked at: a subject that is off now has nothing to say any more.
         services.health.warn("isolation", self._sentences(done))
         self._in_force = done.in_force

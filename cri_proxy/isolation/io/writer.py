@@ -5,7 +5,8 @@ The order of a round, each step for what differs only:
 1. Groups of ours that are not wanted are removed, which frees their classes of service.
 2. What is there now at places to be written is remembered on disk (``Originals``).
 3. Groups are made, most important first. Where classes of service are used up, the least important one gives way.
-4. Values are written, one line a group and resource; of a line that is refused each value alone.
+4. Values are written, one line a group and resource; of a line that is refused each value alone. Of files in the plan's
+   order; what is refused again once others are written.
 5. Places that are not wanted any more get their value of before.
 6. What was written is read: the kernel may have rounded it, and may keep to what it had.
 
@@ -33,7 +34,6 @@ from cri_proxy.isolation.io.originals import (
 from cri_proxy.isolation.io.resctrl import ResourceControl
 from cri_proxy.isolation.io.subjects import Subject
 from cri_proxy.isolation.model import (
-    FILE,
     PREFIX,
     RESCTRL,
     ROOT,
@@ -111,18 +111,25 @@ class Writer:
         self._made: set[str] = set()
         #: Places that are wanted, remembered, and are not there any more.
         self._gone: Collection[str] = ()
+        #: Files' places that had their value when they were read last.
+        self._held: dict[str, str] = {}
+        #: Of files' places that were written.
+        self._subject_of: dict[str, str] = {}
         self._drift: Counter[str] = Counter()
         self._writes: Counter[tuple[str, str]] = Counter()
 
-    def apply(self, plan: Plan) -> Outcome:
-        """One round. An error of the tree as a whole (it was unmounted) is as if it had no groups."""
+    def apply(self, plan: Plan, is_look: bool = True) -> Outcome:
+        """One round. ``is_look`` False: of files only those whose setting is another than in the last round are read.
+
+        An error of the tree of groups as a whole (it was unmounted) is as if it had no groups.
+        """
         self._writes = Counter()
         seen, was_read = self._read(plan)
         if was_read:
             self._note_lost_groups(seen)
             self._remove_others(plan, seen)
             self._keep_groups(plan, seen)
-        self._keep_files(plan)
+        self._keep_files(plan, is_look)
         self._put_back(plan)
         if was_read:
             if self._writes:
@@ -257,25 +264,63 @@ class Writer:
 
     # ------------------------------------------------------------------ files
 
-    def _keep_files(self, plan: Plan) -> None:
-        there = self._read_places(plan.files)
-        self._gone = self._originals.values.keys() & {
-            each.place for each in plan.files if each.place not in there and each.place not in self._refused
+    def _keep_files(self, plan: Plan, is_look: bool) -> None:
+        """``is_look``: all places are read; else those whose setting is another one."""
+        settings = [each for each in plan.files if is_look or self._held.get(each.place) != each.value]
+        there = self._read_places(settings)
+        gone = {
+            each.place for each in settings if each.place not in there and each.place not in self._refused
         }
+        self._gone = self._originals.values.keys() & gone
         differing = [
             each
-            for each in plan.files
+            for each in settings
             if each.place in there
             and self._differs(each.place, each.value, there[each.place], each.subject)
             and self._may_try(each.place, each.value)
         ]
         values = {each.place: there[each.place] for each in differing}
-        if not values or not self._remember(values, False):
-            return
-        for each in differing:
-            write = partial(write_place, each.place, each.value)
-            if self._attempt(each.subject, each.place, each.value, write, WRITTEN, each.final):
-                self._note_file(each, there[each.place])
+        taken: list[Setting] = []
+        if values and self._remember(values, False):
+            taken = self._write_files(differing)
+        for each in taken:
+            self._note_file(each, there[each.place])
+        named = {each.place: each.value for each in plan.files}
+        held = {} if is_look else self._held
+        as_wanted = there.keys() - values.keys() | {each.place for each in taken}
+        self._held = {
+            **{place: value for place, value in held.items() if named.get(place) == value},
+            **{place: named[place] for place in as_wanted - self._refused.keys()},
+        }
+
+    def _write_files(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Write in the plan's order; returns those that were taken.
+
+        What is refused is tried again once others are written: some values are taken only after others, as a minimum is
+        that is above the maximum of before.
+        """
+        taken: list[Setting] = []
+        refused: list[tuple[Setting, OSError]]
+        left, refused = list(settings), []
+        while left:
+            refused = []
+            for each in left:
+                try:
+                    write_place(each.place, each.value)
+                except OSError as error:
+                    if is_gone(error):
+                        self._refused.pop(each.place, None)
+                    else:
+                        refused.append((each, error))
+                else:
+                    self._written(each.subject, each.place, each.value, WRITTEN)
+                    self._subject_of[each.place] = each.subject
+                    taken.append(each)
+            left = [each for each, _ in refused] if len(refused) < len(left) else []
+        for each, problem in refused:
+            is_final = problem.errno in each.final
+            self._refuse(each.subject, each.place, each.value, problem.strerror or str(problem), is_final)
+        return taken
 
     def _read_places(self, settings: Iterable[Setting]) -> dict[str, str]:
         """What is there; of a place that is gone nothing. Each file is read once."""
@@ -291,7 +336,9 @@ class Writer:
             text = texts[place.path]
             if isinstance(text, str):
                 there[setting.place] = place.value_in(text)
-            elif not is_gone(text):
+            elif is_gone(text):
+                self._refused.pop(setting.place, None)
+            else:
                 self._refuse_once(setting, text.strerror or str(text))
         return there
 
@@ -327,13 +374,15 @@ class Writer:
         }
         done, refused = put_back_values(back, self._resctrl)
         for place in done:
-            self._written(_subject(place), place, back[place], PUT_BACK)
+            self._written(self._subject(place), place, back[place], PUT_BACK)
             self._set.pop(place, None)
+            self._held.pop(place, None)
+            self._subject_of.pop(place, None)
         done += self._gone
         # What the kernel refuses for good has its value still.
         done += [place for place in self._originals.values if place not in wanted and self._is_final(place)]
         for place, sentence in refused.items():
-            self._refuse(_subject(place), place, back[place], sentence)
+            self._refuse(self._subject(place), place, back[place], sentence)
         has_groups = bool(self._made) or any(group.name for group in plan.enforced.groups)
         left = any(refusal.place.startswith(f"{RESCTRL}{PREFIX}") for refusal in self._refused.values())
         is_over = not has_groups and not left
@@ -364,26 +413,14 @@ class Writer:
         refusal = self._refused.get(place)
         return refusal is not None and refusal.is_final
 
-    def _attempt(
-        self,
-        subject: str,
-        place: str,
-        value: str,
-        act: Callable[[], object],
-        outcome: str,
-        final: Sequence[int] = (),
-    ) -> bool:
-        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written. ``final``: as of a setting. A
-        file's place that has ended since it was read is no refusal."""
+    def _attempt(self, subject: str, place: str, value: str, act: Callable[[], object], outcome: str) -> bool:
+        """``outcome``: what is counted; "" = nothing, as nothing of the kernel's is written."""
         if not self._may_try(place, value):
             return False
         try:
             act()
         except OSError as error:
-            if place.startswith(FILE) and is_gone(error):
-                self._refused.pop(place, None)
-            else:
-                self._refuse(subject, place, value, error.strerror or str(error), error.errno in final)
+            self._refuse(subject, place, value, error.strerror or str(error))
             return False
         self._written(subject, place, value, outcome)
         return True
@@ -422,7 +459,10 @@ class Writer:
             if place not in places and place not in (REMEMBERED, FORGOTTEN) and not of_group:
                 del self._refused[place]
 
-
-def _subject(place: str) -> str:
-    """Of a place that has its value of before again."""
-    return subject_of(place_parts(place)[1]) if place.startswith(RESCTRL) else "files"
+    def _subject(self, place: str) -> str:
+        """Of a place that has its value of before again; of a file that an earlier daemon has written it is not known."""
+        return (
+            subject_of(place_parts(place)[1])
+            if place.startswith(RESCTRL)
+            else self._subject_of.get(place, "files")
+        )
