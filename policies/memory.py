@@ -19,6 +19,7 @@ from typing import Optional
 
 from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS, format_cpus
+from policies.machine.topology import Topology
 from policies.model import Constraint, Container, Decision, Placement, altered, kept_once
 from policies.node import Node
 from policies.settings import PlacementSettings
@@ -42,10 +43,10 @@ class MemoryChoice:
 class MemoryNeed:
     """A container's needs of its memory nodes besides its limit.
 
-    ``types``: the kinds of memory asked for. Linux tells one kind from another by this alone: a node with CPUs is
-    DRAM, one without is something else (PMEM, HBM, CXL); types other than dram mean those. ``page_sizes``: of its
-    huge pages, in bytes. ``shared``: bytes by node that are charged already for others under the same limit.
-    ``had``: the charge it has had so far.
+    ``types``: the kinds of memory asked for. A node with CPUs is DRAM, one without is something else (PMEM, HBM, CXL); of
+    those ``Topology.high_bandwidth_nodes`` are HBM. Where there is none of the kind, all without CPUs are.
+    ``page_sizes``: of its huge pages, in bytes. ``shared``: bytes by node that are charged already for others under the same
+    limit. ``had``: the charge it has had so far.
     """
 
     types: frozenset[str] = frozenset()
@@ -76,10 +77,7 @@ def choose_memory(
     with_cpus = node.topology.root.nodes
     allowed = node.mems & (with_cpus | only)
     if need.types:
-        wanted = (with_cpus if need.types & {"dram", "mixed"} else NO_CPUS) | (
-            node.topology.memory_nodes - with_cpus if need.types - {"dram"} else NO_CPUS
-        )
-        allowed = (node.mems & wanted) or allowed
+        allowed = (node.mems & nodes_of_types(node.topology, need.types)) or allowed
     if constraint is not None:
         allowed &= constraint
     if not allowed:
@@ -103,6 +101,18 @@ def choose_memory(
     pages = node.topology.nodes_with_pages(need.page_sizes) & node.mems - chosen
     pages = pages if constraint is None else pages & constraint
     return MemoryChoice(chosen | pages, charge, _why(start, chosen, short, pages))
+
+
+def nodes_of_types(topology: Topology, types: frozenset[str]) -> frozenset[int]:
+    """The NUMA nodes whose memory is of one of these kinds."""
+    with_cpus, fast = topology.root.nodes, topology.high_bandwidth_nodes
+    others = topology.memory_nodes - with_cpus
+    found = with_cpus if "dram" in types else NO_CPUS
+    if "hbm" in types:
+        found |= fast or others
+    if "pmem" in types:
+        found |= others - fast or others
+    return found
 
 
 def _by_charges(
@@ -154,7 +164,7 @@ def memory_of(
 ) -> MemoryChoice:
     """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``MemoryNeed``."""
     resources = container.resources
-    types, pages = container.preferences.memory_types, resources.hugepage_sizes
+    types, pages = container.preferences.memory_types or settings.memory_types, resources.hugepage_sizes
     need = MemoryNeed(types, pages, node.memory_shared(container), had)
     limit, only = resources.memory_limit_bytes, settings.memory_only_nodes
     return choose_memory(node, cpus, limit, settings.memory, only, constraint.mems, need)

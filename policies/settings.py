@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Optional
 
-from policies.balloons.types import BalloonSettings
+from policies.balloons.types import BalloonSettings, parse_name
 from policies.frozen import dataclass
 from policies.machine.cpus import NO_CPUS
+from policies.model import MatchExpression
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class PlacementSettings:
     besteffort: str = "numa"
     memory: str = "prefer"
     memory_only_nodes: frozenset[int] = NO_CPUS
+    #: The kinds of memory of a container that asks for none: those of its balloon's type; empty = any.
+    memory_types: frozenset[str] = frozenset()
     reserved_namespaces: tuple[str, ...] = ("kube-system",)
     #: What an annotation may say of one container, for all: see ``PlacementPreferences``.
     ownership: str = "shared"
@@ -33,6 +36,14 @@ class PlacementSettings:
     colocate_pods: bool = False
     colocate_namespaces: bool = False
     balloons: BalloonSettings = field(default_factory=BalloonSettings)
+
+    def for_group(self, group: str) -> PlacementSettings:
+        """The settings for a container of a group (``Placement.group``): a balloon's type has some of its own."""
+        named = parse_name(group) if group and self.balloons.types else None
+        kind = next((kind for kind in self.balloons.types if named and kind.name == named[0]), None)
+        if kind is None or not (kind.memory or kind.memory_types):
+            return self
+        return replace(self, memory=kind.memory or self.memory, memory_types=kind.memory_types)
 
     @property
     def places_memory(self) -> bool:
@@ -59,6 +70,8 @@ class EngineOptions:
     distrust_s: float = 600.0
     unmanaged_namespaces: tuple[str, ...] = ()
     unmanaged_handlers: tuple[str, ...] = ()
+    #: Containers for which one of these holds are not managed either.
+    preserve: tuple[MatchExpression, ...] = ()
     #: Containers that may be moved so that one fits; whether also those that own CPUs.
     max_moves: int = 4
     move_exclusive: bool = False

@@ -145,6 +145,7 @@ def write_sysfs(machine_or_name: Union[str, TopologyData], folder: Path) -> Path
         **_cache_files(online, cache_ids),
         **_node_files(data, online),
         **_proc_files(data, online),
+        **_kind_files(data),
     }
     for address, node in {"0000:00:00.0": -1, **data.devices}.items():
         files[f"sys/devices/pci0000:00/{address}/numa_node"] = str(node)
@@ -315,6 +316,18 @@ def _node_files(data: TopologyData, online: list[Cpu]) -> dict[str, str]:
             files[f"{base}/node{node}/hugepages/hugepages-{size_kb}kB/nr_hugepages"] = str(count)
         if data.distance is not None:
             files[f"{base}/node{node}/distance"] = " ".join(map(str, data.distance[rank]))
+    return files
+
+
+def _kind_files(data: TopologyData) -> dict[str, str]:
+    """What tells types of cores and kinds of memory apart, as on x86."""
+    units = {"performance": "cpu_core", "efficient": "cpu_atom"}
+    files = {
+        f"sys/devices/{units[kind]}/cpus": format_cpus(cpus - data.offline)
+        for kind, cpus in data.core_types.items()
+    }
+    for node, rate in data.memory_bandwidth.items():
+        files[f"sys/devices/system/node/node{node}/access0/initiators/read_bandwidth"] = str(rate)
     return files
 
 

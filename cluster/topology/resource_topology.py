@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.machine.domain_names import domain_text
 
 GROUP, VERSION = "topology.node.k8s.io", "v1alpha2"
@@ -44,6 +45,8 @@ MOST_NODES = 64
 EXPECTED_NODES = 8
 #: Available memory is rounded down to this: charges of containers without a limit follow their usage.
 MEMORY_STEP_BYTES = 64 << 20
+#: Balloons and containers in one object: etcd takes 1.5 MB, and a zone has some 400 bytes.
+MOST_BALLOON_ZONES = 1500
 #: Settings of kubelet's topology manager.
 POLICY, SCOPE, OPTIONS = "topologyManagerPolicy", "topologyManagerScope", "topologyManagerPolicyOptions"
 NUMA_NODES_OPTION = "max-allowable-numa-nodes"
@@ -69,6 +72,7 @@ def node_resource_topology(
     if machine is None:
         return None
     zones = _node_zones(machine, report["zones"]) + _l3_zones(report["zones"])
+    zones += _balloon_zones(machine, report["placements"])
     metadata: dict[str, Any] = {"name": node}
     if owners:
         metadata["ownerReferences"] = [dict(owner) for owner in owners]
@@ -198,6 +202,45 @@ def _l3_zones(zones: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             attributes = [{"name": name, "value": value} for name, value in values.items()]
             found.append({"name": zone["name"], "type": "L3", **parent, "attributes": attributes})
     return found
+
+
+def _balloon_zones(
+    machine: Mapping[str, Any], placements: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The balloons whose types ask for it and, below each, its containers, in nri-plugins' words."""
+    size = 1000 * sum(len(parse_cpus(socket["cpus"])) for socket in machine["sockets"])
+    balloons: dict[str, list[Mapping[str, Any]]] = {}
+    for row in placements:
+        if row.get("balloon"):
+            balloons.setdefault(row["balloon"], []).append(row)
+    found = []
+    for name, rows in sorted(balloons.items()):
+        own = parse_cpus(rows[0]["balloon_cpus"])
+        shared = frozenset[int]().union(*[parse_cpus(row["cpus"]) for row in rows]) - own
+        excess = cpu_text(max(0, 1000 * len(own) - sum(row["milli_cpus"] for row in rows)))
+        values = {"cpuset": format_cpus(own), "shared cpuset": format_cpus(shared), "excess cpus": excess}
+        cpu = _resource("cpu", cpu_text(size), cpu_text(1000 * len(own)), excess)
+        found.append({"name": name, "type": "balloon", "attributes": _named(values), "resources": [cpu]})
+        found += [_container_zone(name, row, size) for row in rows]
+    return found[:MOST_BALLOON_ZONES]
+
+
+def _container_zone(balloon: str, row: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """``capacity``: the CPU limit, at most the CPUs it may use; ``allocatable``: its request. Nothing of it is left."""
+    may_use = 1000 * len(parse_cpus(row["cpus"])) or size
+    capacity = min(row.get("milli_limit") or may_use, may_use)
+    cpu = [cpu_text(amount) for amount in (capacity, min(row["milli_cpus"], capacity), 0)]
+    return {
+        "name": f"{row['namespace']}/{row['pod']}/{row['container']}",
+        "type": "allocation for container",
+        "parent": balloon,
+        "attributes": _named({"cpuset": row["cpus"], "memory set": row["mems"]}),
+        "resources": [_resource("cpu", *cpu)],
+    }
+
+
+def _named(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def _resource(name: str, capacity: str, allocatable: str, available: str) -> dict[str, str]:

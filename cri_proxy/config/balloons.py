@@ -25,6 +25,7 @@ from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, me
 from policies.affinity.pull.expressions import OPERATORS, fault_of
 from policies.balloons.types import IRQ_MODES, PER_LEVELS, SHARE_LEVELS, BalloonType
 from policies.frozen import frozen
+from policies.machine.topology import CORE_TYPES
 from policies.model import MatchExpression
 
 #: More types than any node has CPUs for; a list of aliases to lists could be endless otherwise.
@@ -41,13 +42,11 @@ MEANINGLESS: Mapping[str, str] = {
     "components": NOT_YET,
     "cpuclass": NOT_YET,
     "loads": NOT_YET,
-    "memorytypes": NOT_YET,
-    "prefercoretype": NOT_YET,
     "preferfarfromdevices": "their own resources have no such key",
     "schedulingclass": NOT_YET,
-    "showcontainersinnrt": NOT_YET,
 }
 
+_MEMORY_TYPES = ("DRAM", "HBM", "PMEM")
 _PRIORITIES = ("high", "normal", "low", "none")
 _SHARE_WORDS = {"l2cache": "core", "thread": "core", "socket": "package", "machine": "system", "off": ""}
 
@@ -117,6 +116,20 @@ def _read_memory(raw: Raw) -> str:
     if word not in ("prefer", "pin"):
         raise vol.Invalid("")
     return word
+
+
+def _read_core_type(raw: Raw) -> str:
+    word = _text(raw).lower()
+    if word not in (*CORE_TYPES, "any"):
+        raise vol.Invalid("")
+    return "" if word == "any" else word
+
+
+def _read_memory_types(raw: Raw) -> frozenset[str]:
+    found = (raw,) if isinstance(raw, str) else raw
+    if not isinstance(found, tuple) or not {word.strip().upper() for word in found} <= set(_MEMORY_TYPES):
+        raise vol.Invalid("")
+    return frozenset(word.strip().lower() for word in found)
 
 
 def _read_devices(raw: Raw) -> tuple[str, ...]:
@@ -209,6 +222,18 @@ _MEMORY = Check(
     {"prefer": "true", "off": "false", "pin": "pin"}.__getitem__,
     {"type": "string", "enum": ["true", "false", "pin"]},
 )
+_CORE_TYPE = Check(
+    f"{', '.join(CORE_TYPES)} or any",
+    _read_core_type,
+    lambda kind: kind or "any",
+    {"type": "string", "enum": [*CORE_TYPES, "any"]},
+)
+_MEMORY_KINDS = Check(
+    f"a list of {', '.join(_MEMORY_TYPES)}",
+    _read_memory_types,
+    lambda kinds: write_list(tuple(sorted(kind.upper() for kind in kinds))),
+    list_of({"type": "string", "enum": list(_MEMORY_TYPES)}, len(_MEMORY_TYPES)),
+)
 _DEVICES = Check(
     "a list of PCI addresses or paths under /sys",
     _read_devices,
@@ -217,7 +242,8 @@ _DEVICES = Check(
         {**_LABEL, "pattern": r"^(/sys(/[0-9A-Za-z_:@-][0-9A-Za-z_.:@-]*)+|[0-9A-Fa-f.:]+)$"}, MAX_DEVICES
     ),
 )
-_CONDITIONS = Check(
+#: Match expressions: a tuple of ``MatchExpression``.
+CONDITIONS = Check(
     "a list of {key: ..., operator: ..., values: [...]}",
     _read_conditions,
     _write_conditions,
@@ -265,7 +291,7 @@ _IRQ_MODE = Check(
 FIELDS: tuple[BalloonField, ...] = (
     BalloonField("Name", "name", _NAME, "required", "Its name; reserved and default change the two that are built in."),
     BalloonField("Namespaces", "namespaces", names(), "[]", "Namespaces (globs) whose containers are of this type."),
-    BalloonField("MatchExpressions", "match", _CONDITIONS, "[]", "Containers for which one of these holds are, too."),
+    BalloonField("MatchExpressions", "match", CONDITIONS, "[]", "Containers for which one of these holds are, too."),
     BalloonField("GroupBy", "group_by", _TEXT, '""', 'Containers for which this text, such as "${pod/labels/app}", '
           "comes out the same share a balloon."),
     BalloonField("MinCPUs", "min_cpus", whole(0, MAX_CPUS), "0", "A balloon never has fewer CPUs."),
@@ -292,6 +318,8 @@ FIELDS: tuple[BalloonField, ...] = (
     BalloonField("HideHyperthreads", "hide_hyperthreads", flag(), "false",
           "Containers see one thread of each core; the others stay idle."),
     BalloonField("PreferIsolCpus", "prefer_isolated_cpus", flag(), "false", "CPUs of isolcpus= come first."),
+    BalloonField("PreferCoreType", "prefer_core_type", _CORE_TYPE, "any",
+          "On a machine with fast and slow cores those of this type come first, and balloons of other types avoid them."),
     BalloonField("PreferCloseToDevices", "prefer_close_to_devices", _DEVICES, "[]",
           "Balloons are made near these devices, the first of them first."),
     BalloonField("ShareIdleCPUsInSame", "share_idle_cpus_in_same", _SHARE, "off",
@@ -302,6 +330,12 @@ FIELDS: tuple[BalloonField, ...] = (
           "isolate: its CPUs handle no interrupts but claimed ones; sink: they handle all that no type claims."),
     BalloonField("PinMemory", "memory", _MEMORY, "placement.memory",
           "true: as placement.memory prefer; pin: as its pin; false: memory nodes are not set."),
+    BalloonField("MemoryTypes", "memory_types", _MEMORY_KINDS, "[]",
+          "The kinds of memory of containers whose annotations ask for none. A NUMA node with CPUs is DRAM; of those "
+          "without, HBM is what reads faster than DRAM by firmware (HMAT), else what is smaller. Where there is none of a "
+          "kind, it counts as not asked for."),
+    BalloonField("ShowContainersInNrt", "show_containers_in_nrt", flag(), "policy.balloons.ShowContainersInNrt",
+          "Balloons of this type and their containers are zones of the node's NodeResourceTopology."),
 )  # fmt: skip
 
 _BY_KEY = {field.key.lower(): field for field in FIELDS}

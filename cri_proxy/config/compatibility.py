@@ -37,8 +37,16 @@ SECTIONS = frozenset(
 )
 #: Sections of nri-plugins' files, in lower case; a custom resource has all of them below ``spec``.
 _NRI_RESOURCES = {"reservedresources": "ReservedResources", "availableresources": "AvailableResources"}
+_NRI_NESTED = (*_NRI_RESOURCES, "preserve")
 _NRI_SECTIONS = frozenset(
-    ("spec", "spec.control", "spec.log", *_NRI_RESOURCES, *(f"spec.{name}" for name in _NRI_RESOURCES))
+    (
+        "spec",
+        "spec.control",
+        "spec.log",
+        "policy.balloons.preserve",
+        *_NRI_NESTED,
+        *(f"spec.{n}" for n in _NRI_NESTED),
+    )
 )
 
 _RESERVED, _TYPES = "placement.reserved_namespaces", "policy.balloons.BalloonTypes"
@@ -51,10 +59,12 @@ COUNTERPARTS = {
     "ColocatePods": "placement.colocate_pods",
     "DynamicPoolTypes": _TYPES,
     "PinMemory": "placement.memory",
+    "Preserve.MatchExpressions": "placement.preserve",
     "PreferIsolatedCPUs": "placement.prefer_isolated",
     "PreferSharedCPUs": "placement.prefer_shared",
     "PreferSpreadOnPhysicalCores": "policy.balloons.PreferSpreadOnPhysicalCores",
     "ReservedPoolNamespaces": _RESERVED,
+    "ShowContainersInNrt": "policy.balloons.ShowContainersInNrt",
     "UnlimitedBurstable": "placement.unlimited",
 }
 _PIN_CPU = "PinCPU"
@@ -68,11 +78,9 @@ MEANINGLESS: Mapping[str, str] = {
     "loadclasses": NOT_YET,
     "namespaceschedulingclasses": NOT_YET,
     "podqosschedulingclasses": NOT_YET,
-    "preserve": NOT_YET,
     "reservedpoolcpuclass": NOT_YET,
     "schedulingclasses": NOT_YET,
     "sharedpoolcpuclass": NOT_YET,
-    "showcontainersinnrt": NOT_YET,
     "turbodomain": NOT_YET,
 }
 #: The same of their other sections and of keys in them; the longest beginning of a key counts.

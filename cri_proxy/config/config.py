@@ -206,12 +206,13 @@ def balloon_settings(config: Config) -> BalloonSettings:
     inherited = {
         "allocator_topology_balancing": config["policy.balloons.AllocatorTopologyBalancing"],
         "prefer_spread_on_physical_cores": config["policy.balloons.PreferSpreadOnPhysicalCores"],
+        "show_containers_in_nrt": config["policy.balloons.ShowContainersInNrt"],
     }
     specs: tuple[BalloonSpec, ...] = config[_TYPES]
     types: list[BalloonType] = []
     for spec in specs:
         types.append(replace(spec.type, **{k: v for k, v in inherited.items() if k not in spec.given}))
-    return BalloonSettings(tuple(types))
+    return BalloonSettings(tuple(types), inherited["show_containers_in_nrt"])
 
 
 #: The subjects of isolation that write to the kernel what a plan says; and all of them: containers have classes where one
@@ -252,6 +253,7 @@ def engine_options(config: Config) -> EngineOptions:
         restart_hold_s=config.constants.placement_restart_hold_s,
         unmanaged_namespaces=config["placement.unmanaged_namespaces"],
         unmanaged_handlers=config["placement.unmanaged_handlers"],
+        preserve=config["placement.preserve"],
         max_moves=config["placement.max_moves"],
         move_exclusive=config["placement.move_exclusive"],
         cooldown_s=config["affinity.cooldown"],
@@ -327,6 +329,9 @@ def _validate(
         for error in invalid.errors:
             key = str(error.path[0])
             del raw[key]
+            if len(error.path) > 1:  # it knows its own place
+                errors.append(f"{error.path[1]}: {settings[key].written}: {error.msg}")
+                continue
             entry, detail = settings[key], f" ({error.msg})" if error.msg else ""
             expected = f"expected {BY_KEY[key].check.expected}{detail}"
             errors.append(f"{entry.origin}: {entry.written} is {describe(entry.raw)}, {expected}")

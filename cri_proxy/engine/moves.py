@@ -155,9 +155,10 @@ def _shared(state: State, grant: ContainerRecord, move: Move) -> Optional[Placem
     cpus = effective(state, placement, grant.constraint)
     if not cpus or len(cpus) * 1000 < min(wanted_milli(grant.container), len(grant.cpus) * 1000):
         return None
-    memory = memory_for(state, cpus, grant.container, grant.constraint, grant.placement.memory_charge)
+    old = grant.placement
+    memory = memory_for(state, cpus, grant.container, grant.constraint, old.group, old.memory_charge)
     placement = replace(placement, cpus=cpus, mems=memory.nodes, memory_charge=memory.charge)
-    return keep_memory(state, grant.placement, placement, grant.constraint)
+    return keep_memory(state, old, placement, grant.constraint)
 
 
 def _owned(state: State, grant: ContainerRecord, move: Move) -> Optional[Placement]:

@@ -27,6 +27,7 @@ from cri_proxy.engine.moves import being_resized, with_peers
 from cri_proxy.engine.reconcile import effective, keep_memory, memory_for
 from cri_proxy.engine.state import State
 from cri_proxy.text.terminal import stance_text
+from policies.affinity.pull.expressions import matches
 from policies.exclusive.place import ask_of
 from policies.exclusive.sparing import emptied_by
 from policies.machine.cpus import NO_CPUS, format_cpus
@@ -103,6 +104,10 @@ def opted_out(state: State, container: Container) -> str:
         fnmatchcase(pod.runtime_handler, g) for g in state.options.unmanaged_handlers
     ):
         return f"runtime handler {pod.runtime_handler} is not managed"
+    kept = next((each for each in state.options.preserve if matches(each, container)), None)
+    if kept is not None:
+        condition = " ".join(filter(None, (kept.key, kept.operator, ", ".join(kept.values))))
+        return f"left alone by placement.preserve: {condition}"
     return ""
 
 
@@ -358,7 +363,7 @@ def _stay(
     why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same domain level"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
     if stay.mems and not (same_limit and constraint.mems == old.constraint.mems):
-        memory = memory_for(state, cpus, container, constraint, stay.memory_charge)
+        memory = memory_for(state, cpus, container, constraint, stay.group, stay.memory_charge)
         anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
         kept = keep_memory(state, stay, anew, constraint, not same_limit)
         why += f"; {memory.why}" if memory.why else ""

@@ -448,7 +448,7 @@ def _on_usable_mems(state: State, placement: Placement, grant: ContainerRecord) 
     if mems or not placement.mems:
         return placement if mems == placement.mems else replace(placement, mems=mems)
     with state.without([grant.key]):
-        memory = memory_for(state, placement.cpus, grant.container, grant.constraint)
+        memory = memory_for(state, placement.cpus, grant.container, grant.constraint, placement.group)
     anywhere = state.node.mems if grant.constraint.mems is None else NO_CPUS
     return replace(placement, mems=memory.nodes or anywhere, memory_charge=memory.charge)
 
@@ -564,13 +564,14 @@ def memory_for(
     cpus: frozenset[int],
     container: Container,
     constraint: Constraint,
+    group: str,
     had: MemoryCharge = (),
 ) -> MemoryChoice:
     """Memory nodes for CPUs that the policy has not chosen just now; none if it sets none.
 
-    ``had``: what the container is charged where it is.
+    ``group``: of its place. ``had``: what the container is charged where it is.
     """
-    return memory_of(state.node, cpus, container, state.policy.settings, constraint, had)
+    return memory_of(state.node, cpus, container, state.policy.settings.for_group(group), constraint, had)
 
 
 def keep_memory(

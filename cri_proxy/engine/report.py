@@ -33,6 +33,7 @@ from policies.machine.topology import Topology
 from policies.memory import allocatable_bytes, room_bytes
 from policies.node import Node
 from policies.reasons import figures_of, plain
+from policies.settings import PlacementSettings
 from policies.wanted import demand_of
 
 
@@ -610,7 +611,18 @@ def container_row(engine: Engine, grant: ContainerRecord, zones: Iterable[Zone])
         "zone": zone_around(zones, grant.cpus),
         "demand": "" if settings is None else demand_of(grant.container, settings),
         "isolation": grant.isolation,
+        **_in_balloon(settings, grant),
     }
+
+
+def _in_balloon(settings: Optional[PlacementSettings], grant: ContainerRecord) -> dict[str, Any]:
+    """The balloon of a container that is to be told of in NodeResourceTopology, by name and its own CPUs, and the
+    container's CPU limit; 0 = none."""
+    place, resources = grant.placement, grant.container.resources
+    if settings is None or not settings.balloons.shows(place.group):
+        return {}
+    limit = resources.milli_limit or 0
+    return {"balloon": place.group, "balloon_cpus": format_cpus(place.exclusive), "milli_limit": limit}
 
 
 # ---------------------------------------------------------------------- groups

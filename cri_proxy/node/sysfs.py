@@ -22,11 +22,13 @@ from cri_proxy.bounded_files import KERNEL_BYTES, read_beginning, read_bytes
 from policies.frozen import frozen
 from policies.machine.borders import are_single_cores, whole_dies, whole_l3s, whole_sockets
 from policies.machine.cpus import NO_CPUS, BadCpuList, format_cpus, parse_cpus, parse_mask
-from policies.machine.topology import Cpu, TopologyData
+from policies.machine.topology import EFFICIENT, PERFORMANCE, Cpu, TopologyData
 
 BYTES_PER_KB = 1024
 #: Of the kernel's largest number, 64 bits; one that is longer is none.
 _DIGITS = 20
+#: Capacities that differ by less are alike (capacity_greater in kernel/sched/fair.c).
+_ALIKE = 1.05
 #: More than the first paragraph of /proc/cpuinfo has.
 _PARAGRAPH_BYTES = 1 << 14
 # What a set is called, the newest name first: the kernel keeps old names beside new ones (5.3), lists came after masks.
@@ -108,6 +110,8 @@ def read_sysfs(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> SysfsRe
         offline=offline,
         devices=_read_devices(f"{root}/bus/pci/devices", nodes.known, holes),
         vendor=_read_vendor(proc),
+        core_types=_read_core_types(f"{root}/devices", online, holes),
+        memory_bandwidth=nodes.memory_bandwidth,
     )
     return SysfsReading(data, holes.sentences(), shown)
 
@@ -312,6 +316,36 @@ def _read_clusters(
     return _name_groups({cpu: group for there in kept for group in there for cpu in group})
 
 
+def _read_core_types(devices: str, online: frozenset[int], holes: _Holes) -> dict[str, frozenset[int]]:
+    """The CPUs of fast and of slow cores; nothing where all are alike.
+
+    On x86 the kernel counts events of each type by a unit of its own, which names its CPUs. Elsewhere every CPU has its
+    capacity, where such as differ by less than 5 % are alike, as for the scheduler.
+    """
+    alike = "cores are taken to be alike"
+    units = [
+        _optional_set(f"{devices}/{unit}/cpus", alike, holes) or NO_CPUS for unit in ("cpu_core", "cpu_atom")
+    ]
+    fast, slow = (unit & online for unit in units)
+    if (
+        not units[0]
+        and not units[1]
+        and os.path.exists(f"{devices}/system/cpu/cpu{min(online)}/cpu_capacity")
+    ):
+        try:
+            paths = {cpu: f"{devices}/system/cpu/cpu{cpu}/cpu_capacity" for cpu in online}
+            capacity = {cpu: _number(path) for cpu, path in paths.items()}
+        except _Hole as hole:
+            holes.note(hole, alike)
+            return {}
+        least, most = min(capacity.values()) * _ALIKE, max(capacity.values()) / _ALIKE
+        if most > least:
+            fast = frozenset(cpu for cpu, there in capacity.items() if there >= most)
+            slow = frozenset(cpu for cpu, there in capacity.items() if there <= least)
+    fast, slow = fast or (online - slow if slow else NO_CPUS), slow or (online - fast if fast else NO_CPUS)
+    return {PERFORMANCE: fast, EFFICIENT: slow} if fast and slow else {}
+
+
 def _group(path: str, cpu: int, online: frozenset[int]) -> frozenset[int]:
     """The online CPUs of a list (odd kernels leave offline ones in) that must name the CPU it belongs to."""
     group = _set(path)
@@ -346,6 +380,7 @@ class _Nodes:
     hugepages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     has_memory: Optional[frozenset[int]] = None
     distance: Optional[tuple[tuple[int, ...], ...]] = None
+    memory_bandwidth: Mapping[int, int] = field(default_factory=dict)
 
 
 def _read_nodes(
@@ -380,7 +415,8 @@ def _read_nodes(
     has_memory = (has_memory or NO_CPUS) & ids or None
     known = frozenset(of_cpu.values()) | memory.keys() | (has_memory or NO_CPUS)
     distances = _read_distances(base, sorted(columns), known, holes)
-    return _Nodes(of_cpu, memory, known, _read_hugepages(base, ids, holes), has_memory, distances)
+    hugepages, bandwidth = _read_hugepages(base, ids, holes), _read_bandwidth(base, ids, holes)
+    return _Nodes(of_cpu, memory, known, hugepages, has_memory, distances, bandwidth)
 
 
 def _nearby(cpu: int, told: Mapping[int, int], near: Sequence[Mapping[int, int]], default: int) -> int:
@@ -427,6 +463,21 @@ def _read_hugepages(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, 
             if count > 0:
                 pools.setdefault(node, {})[int(size) * BYTES_PER_KB] = count
     return pools
+
+
+def _read_bandwidth(base: str, ids: frozenset[int], holes: _Holes) -> dict[int, int]:
+    """What the nearest CPUs read from each node, MB/s, where firmware tells (Linux 5.2 and newer)."""
+    found = {}
+    for node in sorted(ids):
+        path = f"{base}/node{node}/access0/initiators/read_bandwidth"
+        try:
+            rate = _number(path) if os.path.exists(path) else 0
+        except _Hole as hole:
+            holes.note(hole, "the kind of memory goes by its size")
+            continue
+        if rate > 0:
+            found[node] = rate
+    return found
 
 
 def _read_distances(

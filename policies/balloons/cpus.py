@@ -39,6 +39,8 @@ class BalloonCpus:
             for device in kind.prefer_close_to_devices
             for regions in [tuple(self._around_device(device))]
         }
+        of_type = topology.data.core_types
+        self._core_type = {kind.name: of_type.get(kind.prefer_core_type, NO_CPUS) for kind in types}
         self._domains = {
             kind.name: tuple([box.cpus for box in self._boxes(kind.one_per)])
             for kind in types
@@ -136,9 +138,10 @@ class BalloonCpus:
         # 1. Whole cores where threads are to be hidden; then any.
         for smt in ("hide", "") if kind.hide_hyperthreads else (_smt(kind),):
             # 2. CPUs that no other has a better claim to, in the smallest region that has enough of them.
-            for pool in self._pools(kind, free, kept_for_others):
-                for region in self._regions(kind, have, pool, count):
-                    found = self._pick((pool & region) | have, count, smt, have, cost)
+            for pool, more in self._pools(kind, have, count, free, kept_for_others):
+                keep = have | more if more else have
+                for region in self._regions(kind, keep, pool, count):
+                    found = self._pick((pool & region) | keep, count, smt, keep, cost)
                     if found and len(found) == kind.within_limit(len(found)):
                         return found
         return have
@@ -151,6 +154,11 @@ class BalloonCpus:
         if kind.hide_hyperthreads:
             keep = keep.union(*[self.topology.core_mates(cpu) & have for cpu in keep])
         count = max(count, len(keep))
+        if preferred := have & self._core_type[kind.name]:
+            if len(keep | preferred) >= count:
+                have = keep | preferred
+            else:
+                keep |= preferred
         return self._pick(have, count, smt, keep) or self._pick(have, count, "", keep) or have
 
     def _pick(
@@ -169,11 +177,24 @@ class BalloonCpus:
         return NO_CPUS if found is None else found.cpus
 
     def _pools(
-        self, kind: BalloonType, free: frozenset[int], kept_for_others: frozenset[int]
-    ) -> Iterator[frozenset[int]]:
+        self,
+        kind: BalloonType,
+        have: frozenset[int],
+        count: int,
+        free: frozenset[int],
+        kept_for_others: frozenset[int],
+    ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+        """What to choose from, the best first, and the CPUs of it that are taken in any case."""
         own = [self._near[device] for device in kind.prefer_close_to_devices]
-        far = frozenset().union(*self._near.values()) - frozenset().union(*own)
+        mine = self._core_type[kind.name]
+        far = frozenset().union(*self._near.values(), *self._core_type.values()) - mine.union(*own)
         isolated = NO_CPUS if kind.prefer_isolated_cpus else self.isolated
+        # 1. All of the type of cores; else all that there are of them, and others.
+        if mine:
+            pools = [free - kept_for_others - isolated - far, free - kept_for_others - isolated]
+            yield from ((pool & mine, NO_CPUS) for pool in pools)
+            yield from ((pool, pool & mine) for pool in pools if 0 < len(pool & mine) < count - len(have))
+        # 2. Whatever their cores are.
         last = NO_CPUS
         for left_out in (
             kept_for_others | isolated | far,
@@ -183,7 +204,7 @@ class BalloonCpus:
         ):
             pool = free - left_out
             if pool != last:
-                yield pool
+                yield pool, NO_CPUS
             last = pool
 
     def _regions(

@@ -33,7 +33,7 @@ from policies.exclusive.sparing import emptied_by, needs_of, take_sparing
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
-from policies.memory import with_memory
+from policies.memory import nodes_of_types, with_memory
 from policies.model import (
     Affinity,
     Constraint,
@@ -53,6 +53,7 @@ from policies.settings import PlacementSettings
 
 #: How long after a container has gone its balloon keeps a core that it does not need, in seconds.
 SPARE_S = 60.0
+NO_TYPES: frozenset[str] = frozenset()
 
 
 class Balloons(Policy):
@@ -392,7 +393,7 @@ class Balloons(Policy):
         milli = balloon.milli + container.resources.milli_request
         fits = len(own) * 1000 >= milli
         # Its memory is near the CPUs it can count on.
-        settings = replace(self.settings, memory=balloon.kind.memory or self.settings.memory)
+        settings = self.settings.for_group(balloon.name)
         why = f"{note}{self._places.why(balloon, own, milli)}"
         decision = with_memory(node, container, settings, constraint, replace(place, cpus=own), why, fits)
         why = "; ".join((decision.why, *container.preferences.notes))
@@ -432,7 +433,8 @@ class Balloons(Policy):
             place = reserved_place(node, container, replace(constraint, cpus=inside))
             if isinstance(place, Placement):
                 why = "; ".join((f"shares {_of_reserved(node, place)}", *container.preferences.notes))
-                return with_memory(node, container, self.settings, constraint, place, why)
+                settings = self.settings.for_group(name_of(kind, 0))
+                return with_memory(node, container, settings, constraint, place, why)
         return place
 
 
@@ -513,9 +515,14 @@ class BalloonPlaces:
             now = self.of_container(node, balloon, own, free, one.container, one.inside)
             # Memory nodes are only added: memory stays where it is.
             cpus = was.cpus if was.cpus == now.cpus else now.cpus
-            now = replace(now, cpus=cpus, mems=was.mems and was.mems | near)
+            types = one.container.preferences.memory_types if one.container else NO_TYPES
+            more = near & self._of_types(types or balloon.kind.memory_types)
+            now = replace(now, cpus=cpus, mems=was.mems and was.mems | more)
             changed.update((key, _as(now, group.members[key])) for key in keys if key not in stay)
         return changed
+
+    def _of_types(self, types: frozenset[str]) -> frozenset[int]:
+        return nodes_of_types(self.topology, types) if types else self.topology.memory_nodes
 
     def why(self, balloon: Balloon, own: frozenset[int], milli: int) -> str:
         """The place in words; ``milli``: the requests there now, in milli-CPUs."""

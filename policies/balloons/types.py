@@ -46,6 +46,8 @@ class BalloonType:
     allocator_topology_balancing: bool = False
     hide_hyperthreads: bool = False
     prefer_isolated_cpus: bool = False
+    #: performance, efficient; "" = any.
+    prefer_core_type: str = ""
     #: Paths of devices (PCI addresses, or sysfs paths of caches and nodes), the most important first.
     prefer_close_to_devices: tuple[str, ...] = ()
     share_idle_cpus_in_same: str = ""
@@ -53,6 +55,10 @@ class BalloonType:
     #: Interrupts that its CPUs handle, and whether they handle all others, or none: sink, isolate; "" = as they come.
     irq_claim: tuple[str, ...] = ()
     irq_mode: str = ""
+    #: Kinds of memory of containers that ask for none: of dram, hbm, pmem; empty = as without the type.
+    memory_types: frozenset[str] = frozenset()
+    #: Whether its containers are zones of the node's NodeResourceTopology.
+    show_containers_in_nrt: bool = False
 
     def size_for(self, milli: int) -> int:
         """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""
@@ -68,6 +74,16 @@ class BalloonSettings:
     """The section ``policy.balloons``; what a type does not say it inherits (done when the configuration is read)."""
 
     types: tuple[BalloonType, ...] = ()
+    #: Of the two types that are always there, where the configuration does not name them.
+    show_containers_in_nrt: bool = False
+
+    def shows(self, group: str) -> bool:
+        """Whether the containers of a group (``Placement.group``) are zones of NodeResourceTopology."""
+        named = parse_name(group)
+        if named is None:
+            return False
+        kind = next((kind for kind in self.types if kind.name == named[0]), None)
+        return self.show_containers_in_nrt if kind is None else kind.show_containers_in_nrt
 
 
 #: The two types as they are where the configuration does not name them. Containers that none matches are not

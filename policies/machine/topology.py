@@ -29,6 +29,10 @@ LEVELS = ("machine", "socket", "die", "numa", "l3", "cluster")
 LOCAL_DISTANCE, SOCKET_DISTANCE, REMOTE_DISTANCE = 10, 20, 32
 
 
+#: What tells the cores of a hybrid machine apart.
+CORE_TYPES = PERFORMANCE, EFFICIENT = ("performance", "efficient")
+
+
 class BadTopology(ValueError):
     """The description of a machine contradicts itself. The message names the place."""
 
@@ -57,7 +61,9 @@ class TopologyData:
     not named there has unlimited memory unless ``has_memory`` leaves it out. ``hugepages``: the pages in the hugetlb
     pools of a node, as their number by their size in bytes. ``offline`` CPUs may be in
     ``cpus`` (their place is known) or not. ``parent_cpus``: the CPUs kubelet's cgroup root allows, None =
-    not known. ``devices``: NUMA node by PCI address.
+    not known. ``devices``: NUMA node by PCI address. ``core_types``: the CPUs of "performance" and of "efficient" cores;
+    empty where all are alike. ``memory_bandwidth``: by node, for reads of the nearest CPUs, MB/s, where firmware
+    tells (HMAT).
     """
 
     cpus: tuple[Cpu, ...]
@@ -71,6 +77,8 @@ class TopologyData:
     parent_mems: Optional[frozenset[int]] = None
     devices: Mapping[str, int] = field(default_factory=dict)
     vendor: str = ""
+    core_types: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    memory_bandwidth: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +185,25 @@ class Topology:
         if self.data.has_memory is not None:
             return self.data.has_memory
         return frozenset(n for n in self.node_ids if self.data.memory.get(n, 1) > 0)
+
+    @property
+    def high_bandwidth_nodes(self) -> frozenset[int]:
+        """Of the NUMA nodes with memory and no CPUs those of high-bandwidth memory (HBM); the others are PMEM, CXL, ...
+
+        By firmware: faster than all nodes with CPUs. Where it tells nothing by size, as in nri-plugins: smaller than nodes
+        with CPUs are on average.
+        """
+        data, near = self.data, self.root.nodes & self.memory_nodes
+        rates = [data.memory_bandwidth[n] for n in near if n in data.memory_bandwidth]
+        sizes = [data.memory[n] for n in near if n in data.memory]
+        found = set()
+        for node in self.memory_nodes - self.root.nodes:
+            if rates and node in data.memory_bandwidth:
+                is_fast = data.memory_bandwidth[node] > max(rates)
+            else:
+                is_fast = bool(sizes) and data.memory.get(node, sum(sizes)) * len(sizes) < sum(sizes)
+            found |= {node} if is_fast else set()
+        return frozenset(found)
 
     def memory_bytes(self, node: int) -> Optional[int]:
         """MemTotal of a NUMA node in bytes; None = not known, taken as unlimited."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
-from policies.machine.topology import BadTopology, Cpu, TopologyData
+from policies.machine.topology import CORE_TYPES, BadTopology, Cpu, TopologyData
 
 
 def read_topology(document: Any) -> TopologyData:
@@ -31,6 +31,11 @@ def read_topology(document: Any) -> TopologyData:
         parent_mems=_read_set(document, "parent_mems") or None,
         devices=_read_numbers(document, "devices"),
         vendor=str(document.get("vendor", "")),
+        core_types=_read_core_types(document.get("core_types", {})),
+        memory_bandwidth={
+            _read_node(node, "memory_bandwidth"): rate
+            for node, rate in _read_numbers(document, "memory_bandwidth").items()
+        },
     )
 
 
@@ -47,6 +52,8 @@ _TOPOLOGY_KEYS = frozenset(
         "parent_mems",
         "devices",
         "vendor",
+        "core_types",
+        "memory_bandwidth",
     ]
 )
 
@@ -72,6 +79,12 @@ def write_topology(data: TopologyData) -> dict[str, Any]:
         document["parent_mems"] = format_cpus(data.parent_mems)
     document["devices"] = dict(sorted(data.devices.items()))
     document["vendor"] = data.vendor
+    if data.core_types:
+        document["core_types"] = {kind: format_cpus(cpus) for kind, cpus in sorted(data.core_types.items())}
+    if data.memory_bandwidth:
+        document["memory_bandwidth"] = {
+            str(node): rate for node, rate in sorted(data.memory_bandwidth.items())
+        }
     return document
 
 
@@ -151,6 +164,14 @@ def _read_hugepages(pools: Any) -> dict[int, dict[int, int]]:
         counts = {int(size): count for size, count in _read_numbers(pools, node).items()}
         found[_read_node(node, "hugepages")] = counts
     return found
+
+
+def _read_core_types(types: Any) -> dict[str, frozenset[int]]:
+    if not isinstance(types, dict) or not types.keys() <= set(CORE_TYPES):
+        raise BadTopology(
+            f"core_types: expected lists of CPUs by {' and '.join(CORE_TYPES)}, found {types!r:.60}"
+        )
+    return {kind: _read_set(types, kind) for kind in types}
 
 
 def _read_node(text: str, key: str = "memory") -> int:

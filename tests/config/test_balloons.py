@@ -56,6 +56,15 @@ VALUES = {
     "memory is pinned": ("{Name: a, pinMemory: true}", BalloonType("a", memory="prefer")),
     "memory is left alone": ("{Name: a, pinMemory: false}", BalloonType("a", memory="off")),
     "memory is pinned hard": ("{Name: a, pinMemory: pin}", BalloonType("a", memory="pin")),
+    "a type of cores": (
+        "{Name: a, preferCoreType: efficient}",
+        BalloonType("a", prefer_core_type="efficient"),
+    ),
+    "kinds of memory": (
+        "{Name: a, memoryTypes: [HBM, dram]}",
+        BalloonType("a", memory_types=frozenset(("hbm", "dram"))),
+    ),
+    "shown": ("{Name: a, showContainersInNrt: true}", BalloonType("a", show_containers_in_nrt=True)),
     "devices": (
         '{Name: a, preferCloseToDevices: ["0000:41:00.0", /sys/devices/x]}',
         BalloonType("a", prefer_close_to_devices=("0000:41:00.0", "/sys/devices/x")),
@@ -135,6 +144,8 @@ def test_every_field_of_a_type_can_be_configured() -> None:
             "{Name: a, ShareIdleCPUsInSame: l4}",
             'ShareIdleCPUsInSame is "l4", expected core, l3cache, numa, die, package, system, or off',
         ),
+        ("{Name: a, PreferCoreType: big}", 'PreferCoreType is "big", expected performance, efficient or any'),
+        ("{Name: a, MemoryTypes: CXL}", 'MemoryTypes is "CXL", expected a list of DRAM, HBM, PMEM'),
         ("{Name: a, PinMemory: maybe}", 'PinMemory is "maybe", expected true, false or pin'),
         (
             "{Name: a, MatchExpressions: [{key: x, operator: Equals, values: [y, z]}]}",

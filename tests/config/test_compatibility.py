@@ -174,6 +174,41 @@ COUNTERPARTS = {
 }
 
 
+CONDITION = "{key: name, operator: In, values: [a]}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "preserve: {matchExpressions: [%s]}",
+        "spec:\n  preserve:\n    matchExpressions:\n    - %s",
+        "policy: {balloons: {Preserve: {MatchExpressions: [%s]}}}",
+        "placement: {preserve: [%s]}",
+    ],
+)
+def test_containers_to_preserve_are_left_alone(text: str) -> None:
+    assert shown(text % CONDITION) == {"placement.preserve": f"[{CONDITION}]"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "{preserve: {matchExpressions: [{key: a, operator: Is}]}}",
+            'operator "Is" is not known, expected one of',
+        ),
+        ("{placement: {preserve: [{key: a, operator: In, x: y}]}}", "x is not known"),
+        (
+            "{preserve: {matchExpressions: a}}",
+            'preserve.matchExpressions is "a", expected a list of {key: ..., ',
+        ),
+    ],
+)
+def test_a_wrong_condition_to_preserve_is_an_error_with_its_line(text: str, sentence: str) -> None:
+    (found,) = errors_of(text)
+    assert found.startswith("c.yaml:1: ") and sentence in found
+
+
 @pytest.mark.parametrize("case", COUNTERPARTS)
 @pytest.mark.parametrize("policy", ["topology-aware", "balloons"])
 def test_what_has_a_counterpart_is_translated_and_says_where_from(policy: str, case: str) -> None:

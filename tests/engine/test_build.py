@@ -235,6 +235,8 @@ OTHER_VALUES = {
     "placement.reserved_namespaces": "[]",
     "placement.unmanaged_namespaces": "[a]",
     "placement.unmanaged_handlers": "[a]",
+    "placement.preserve": "[{key: name, operator: Exists}]",
+    "policy.balloons.ShowContainersInNrt": "true",
     "placement.size": "demand",
 }
 #: Those that say something only beside a balloon type, and those that the daemon reads itself.

@@ -13,7 +13,7 @@ from cri_proxy.engine.model import Admission, ContainerRecord, Host, Management
 from cri_proxy.engine.place import OPT_OUT
 from cri_proxy.engine.snapshot import read_record, write_record
 from policies.machine.cpus import format_cpus, parse_cpus
-from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, Qos, Resources
+from policies.model import NO_CONSTRAINT, UNTOUCHED, Container, MatchExpression, Qos, Resources
 from policies.settings import EngineOptions
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
@@ -361,12 +361,22 @@ def test_rule_12_every_opt_out_is_tried_above() -> None:
         (EngineOptions(unmanaged_namespaces=("infra",)), Management.PLACED),
         (EngineOptions(unmanaged_handlers=("kata*",)), Management.OPTED_OUT),
         (EngineOptions(unmanaged_handlers=("gvisor",)), Management.PLACED),
+        (EngineOptions(preserve=(MatchExpression("name", "In", ("x", "app")),)), Management.OPTED_OUT),
+        (EngineOptions(preserve=(MatchExpression("pod/labels/idle", "NotExists"),)), Management.OPTED_OUT),
+        (EngineOptions(preserve=(MatchExpression("name", "NotIn", ("app",)),)), Management.PLACED),
     ],
 )
 def test_rule_12_namespaces_and_runtime_handlers_opt_out_by_configuration(options, stance) -> None:
     engine = engine_on(VM_NO_CACHE_INFO, options=options)
     pod = make_pod("vm", namespace="infra-1", runtime_handler="kata-qemu")
     assert admit(engine, make_container("app", limit=2, pod=pod)).stance is stance
+
+
+def test_rule_12_the_reason_names_the_condition_that_leaves_a_container_alone() -> None:
+    preserve = (MatchExpression("name", "Equals", ("db",)), MatchExpression("name", "In", ("x", "app")))
+    engine = engine_on(VM_NO_CACHE_INFO, options=EngineOptions(preserve=preserve))
+    admission = admit(engine, make_container("app", limit=2))
+    assert admission.decision.why == "left alone by placement.preserve: name In x, app"
 
 
 def test_rule_12_a_pod_without_a_handler_is_not_matched_by_a_star() -> None:

@@ -24,6 +24,10 @@ from tests import machines
 from tests.agent import ROOT
 
 
+def _capacity(cpus: str, capacity: int) -> dict[str, str]:
+    return {f"system/cpu/cpu{cpu}/cpu_capacity": str(capacity) for cpu in parse_cpus(cpus)}
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder in memory: a machine is thousands of files, which take seconds on a disk."""
@@ -94,6 +98,43 @@ def test_node_ids_may_be_sparse(folder: Path) -> None:
         has_memory=frozenset(ids[node] for node in data.has_memory),
     )
     assert read_sysfs(machines.write_sysfs(sparse, folder), folder / "proc").data == sparse
+
+
+HYBRID = ("performance", "0-3"), ("efficient", "4-7")
+CORE_TYPES: dict[str, tuple[dict[str, str], Any]] = {
+    "x86": ({"cpu_core/cpus": "0-3", "cpu_atom/cpus": "4-7"}, HYBRID),
+    "x86, one of the types offline": ({"cpu_core/cpus": "0-7"}, ()),
+    "x86, one unit only": ({"cpu_atom/cpus": "4-7"}, HYBRID),
+    "x86, a list that is none": ({"cpu_core/cpus": "0-3", "cpu_atom/cpus": "x"}, HYBRID),
+    "Arm": ({**_capacity("0-3", 1024), **_capacity("4-7", 420)}, HYBRID),
+    "Arm, with cores in between": (
+        {**_capacity("0-1", 1024), **_capacity("2-3", 700), **_capacity("4-7", 420)},
+        (("performance", "0-1"), ("efficient", "4-7")),
+    ),
+    "Arm, all alike but for the best": ({**_capacity("0", 1024), **_capacity("1-7", 1000)}, ()),
+    "Arm, a hole": ({**_capacity("0-3", 1024), **_capacity("4-6", 420)}, ()),
+    "nothing": ({}, ()),
+}
+
+
+@pytest.mark.parametrize("case", CORE_TYPES)
+def test_types_of_cores_are_read_where_there_are_two(case: str, folder: Path) -> None:
+    files, wanted = CORE_TYPES[case]
+    sys = machines.write_sysfs(machines.VM_NO_CACHE_INFO, folder)
+    for name, text in files.items():
+        (sys / "devices" / name).parent.mkdir(parents=True, exist_ok=True)
+        (sys / "devices" / name).write_text(f"{text}\n")
+    found = read_sysfs(sys, folder / "proc").data
+    assert {kind: format_cpus(cpus) for kind, cpus in found.core_types.items()} == dict(wanted)
+    assert read_topology(json.loads(json.dumps(write_topology(found)))) == found
+    assert ("core_types" in write_topology(found)) is bool(wanted)
+
+
+def test_the_bandwidth_of_nodes_is_read_where_firmware_tells_it(folder: Path) -> None:
+    data = replace(machines.machine(machines.CPULESS_MEMORY_NODE), memory_bandwidth={0: 250_000, 2: 900_000})
+    found = read_sysfs(machines.write_sysfs(data, folder), folder / "proc").data
+    assert found == data == read_topology(json.loads(json.dumps(write_topology(found))))
+    assert Topology(found).high_bandwidth_nodes == {2}
 
 
 def test_slots_without_a_cpu_are_not_offline_cpus(folder: Path) -> None:

@@ -320,6 +320,42 @@ def test_the_policy_keeps_inside_the_callers_mems() -> None:
     assert decision.placement.mems == {5}
 
 
+# ---------------------------------------------------------------------- kinds of memory
+
+KINDS = [
+    # bandwidth by node, types, nodes
+    pytest.param({}, "hbm", "2", id="the small node without CPUs"),
+    pytest.param({}, "pmem", "3", id="the large one"),
+    pytest.param({0: 300, 1: 300, 2: 100, 3: 900}, "hbm", "3", id="firmware counts before the size"),
+    pytest.param({0: 300, 1: 300, 2: 100, 3: 900}, "pmem", "2", id="also for the others"),
+    pytest.param({2: 100, 3: 900}, "hbm", "2", id="where it tells nothing of nodes with CPUs, the size"),
+    pytest.param({0: 300, 2: 100, 3: 100}, "hbm", "2", id="of nodes that are not fast any one, the nearest"),
+]
+
+
+@pytest.mark.parametrize(("bandwidth", "kind", "nodes"), KINDS)
+def test_nodes_without_cpus_are_of_a_kind_by_firmware_or_by_size(bandwidth, kind, nodes) -> None:
+    data = machine(CPULESS_MEMORY_NODE)
+    with_both = replace(
+        data,
+        memory={**data.memory, 3: 900 * GIB},
+        has_memory=(data.has_memory or NO_CPUS) | {3},
+        distance=((10, 21, 14, 17), (21, 10, 24, 17), (16, 28, 10, 20), (17, 17, 20, 10)),
+        memory_bandwidth=bandwidth,
+    )
+    need = MemoryNeed(frozenset([kind]))
+    found = choose_memory(node_of(Topology(with_both)), parse_cpus("0-3"), GIB, "prefer", NO_CPUS, None, need)
+    assert shown(found) == nodes
+
+
+def test_where_there_is_no_memory_of_a_kind_it_counts_as_not_asked_for() -> None:
+    need = MemoryNeed(frozenset(["hbm"]))
+    assert (
+        shown(choose_memory(node_of(HYGON_7285_2S), parse_cpus("0-3"), GIB, "prefer", NO_CPUS, None, need))
+        == "0"
+    )
+
+
 # ---------------------------------------------------------------------- the promise
 
 MACHINES_WITH_NODES = [name for name in ALL_MACHINES if name != "big-1024"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Union
 
-from cri_proxy.config.balloons import balloon_types
+from cri_proxy.config.balloons import CONDITIONS, balloon_types
 from cri_proxy.config.checks import (
     Check,
     CpuConstraint,
@@ -87,6 +87,9 @@ OPTIONS: tuple[Option, ...] = (
            "The types of balloons, for the policy balloons: a list of mappings, whose keys are in the table of "
            "configuration.md. A container is of the first type that matches it, or of the type its annotation "
            "names.", cluster=True),
+    Option("policy.balloons.ShowContainersInNrt", flag(), False,
+           "Balloons and their containers are zones of the node's NodeResourceTopology; for types that do not say.",
+           cluster=True),
     Option("policy.balloons.AllocatorTopologyBalancing", flag(), False,
            "Balloons are made where most CPUs are free, rather than packed; for types that do not say.",
            cluster=True),
@@ -152,6 +155,9 @@ OPTIONS: tuple[Option, ...] = (
            "Namespaces whose containers are left alone, and counted where they run.", cluster=True),
     Option("placement.unmanaged_handlers", names(), ("kata*", "*firecracker*", "*cloud-hypervisor*", "*qemu*"),
            "Runtime handlers (of a RuntimeClass) that start virtual machines; their containers are left alone."),
+    Option("placement.preserve", CONDITIONS, (),
+           "Containers for which one of these holds are left alone as well, with what CPUs and memory nodes they have: a "
+           "list of {key: ..., operator: ..., values: [...]}, as MatchExpressions of a balloon type.", cluster=True),
     Option("placement.fail_closed_namespaces", names(), (),
            "Namespaces whose containers are refused when no placement can be decided; elsewhere the request then "
            "passes unchanged."),

@@ -15,6 +15,8 @@ from cluster.topology.resource_topology import (
     why_not_single_numa_node,
 )
 from cri_proxy.engine.engine import Engine
+from policies.balloons.policy import Balloons
+from policies.balloons.types import BalloonSettings, BalloonType
 from policies.model import PlacementPreferences, PlacementRefused, Qos
 from policies.settings import PlacementSettings
 from tests import machines
@@ -30,8 +32,9 @@ from tests.cluster.topology.scheduler import (
     quantity,
     settings,
 )
-from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, make_container, make_pod, run
+from tests.scenes import HYGON, TOPOLOGY_AWARE, engine_on, make_container, make_pod, run, topology
 
+HYGON_TREE = topology(machines.HYGON_7285_2S)
 REQUIRE = PlacementPreferences(numa="require")
 SINGLE = TopologyManager("single-numa-node", "container")
 SINGLE_POD = TopologyManager("single-numa-node", "pod")
@@ -85,6 +88,45 @@ def test_costs_are_the_kernels_distances_to_every_numa_node() -> None:
     nodes = numa_nodes(nrt_of(engine_on(machines.HYGON_7285_2S)))
     assert nodes[0].costs == {0: 10, 1: 16, 2: 16, 3: 16, 4: 28, 5: 28, 6: 28, 7: 28}
     assert all(set(node.costs) == set(range(8)) for node in nodes)
+
+
+def test_balloons_whose_types_ask_for_it_are_zones_with_their_containers() -> None:
+    types = (
+        BalloonType("db", namespaces=("db",), show_containers_in_nrt=True, share_idle_cpus_in_same="l3cache"),
+        BalloonType("web", namespaces=("web",)),
+    )
+    settings = PlacementSettings(balloons=BalloonSettings(types))
+    engine = engine_on(HYGON_TREE, policy=Balloons(HYGON_TREE, settings))
+    for name, namespace, limit in (("a", "db", 3), ("b", "db", None), ("c", "web", 2)):
+        pod = make_pod(name, namespace=namespace)
+        run(engine, make_container("app", request=1, limit=limit, memory=1, pod=pod), name)
+    nrt = nrt_of(engine)
+    assert problems(nrt, SCHEMA) == []
+    zones = {zone["name"]: zone for zone in nrt["zones"] if zone["type"] not in ("Node", "L3")}
+    assert list(zones) == ["db[0]", "db/a/app", "db/b/app"]
+    assert {a["name"]: a["value"] for a in zones["db[0]"]["attributes"]} == {
+        "cpuset": "0,64",
+        "shared cpuset": "2-3,66-67",
+        "excess cpus": "0",
+    }
+    of = zones["db/a/app"]
+    assert (of["type"], of["parent"]) == ("allocation for container", "db[0]")
+    assert {a["name"]: a["value"] for a in of["attributes"]} == {
+        "cpuset": "0,2-3,64,66-67",
+        "memory set": "0",
+    }
+    amounts_of = ("capacity", "allocatable", "available")
+    assert [of["resources"][0][size] for size in amounts_of] == ["3", "1", "0"]
+    assert [zones["db/b/app"]["resources"][0][size] for size in amounts_of] == ["6", "1", "0"]
+
+
+def test_the_zones_of_balloons_are_those_of_a_bounded_number_of_containers() -> None:
+    report = report_of(engine_on(machines.HYGON_7285_2S))
+    row = {"namespace": "n", "container": "c", "cpus": "0", "mems": "0", "milli_cpus": 1, "milli_limit": 0}
+    row |= {"qos": "burstable", "balloon": "db[0]", "balloon_cpus": "0"}
+    report["placements"] = [{**row, "pod": f"p{number}"} for number in range(5000)]
+    made = node_resource_topology("n1", report)
+    assert made is not None and len(json.dumps(made)) < 1_000_000
 
 
 def test_l3s_are_zones_inside_of_their_node_that_a_scheduler_passes_over() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
+from policies.machine.topology import Cpu, Topology, TopologyData
 from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.policies.balloons.test_policy import Pools, asks
 from tests.scenes import node_of, topology
@@ -131,6 +134,75 @@ def test_the_first_device_counts_more_than_the_second() -> None:
     kind = replace(DB, prefer_close_to_devices=("0000:41:00.0", "0000:03:00.0"))
     pools = Pools(HYGON_7285_2S, kind)
     assert pools.node.topology.nodes_of(pools.put(asks("a", 16)).placement.cpus) == {3}
+
+
+# ---------------------------------------------------------------------- types of cores
+
+#: As of a laptop: four fast cores with two threads each, eight slow ones with one.
+FAST_CORES, SLOW_CORES = parse_cpus("0-7"), parse_cpus("8-15")
+HYBRID = Topology(
+    TopologyData(
+        cpus=tuple(Cpu(cpu, cpu // 2 * 2 if cpu < 8 else cpu, 0, 0, 0, 0) for cpu in range(16)),
+        core_types={"performance": FAST_CORES, "efficient": SLOW_CORES},
+    )
+)
+FAST = replace(DB, prefer_core_type="performance")
+SLOW = replace(WEB, prefer_core_type="efficient")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "cpus"),
+    [
+        pytest.param(FAST, 4, "0-3", id="fast ones"),
+        pytest.param(SLOW, 4, "8-11", id="slow ones"),
+        pytest.param(FAST, 10, "0-9", id="all fast ones, and others"),
+        pytest.param(SLOW, 12, "0-3,8-15", id="all slow ones, and others"),
+        pytest.param(replace(FAST, hide_hyperthreads=True), 12, "0-11", id="where threads are hidden"),
+        pytest.param(replace(FAST, name="plain", prefer_core_type=""), 6, "0-5", id="as ever, of any"),
+    ],
+)
+def test_cores_of_the_preferred_type_come_first(kind: BalloonType, count: int, cpus: str) -> None:
+    where = BalloonCpus(HYBRID, (kind,))
+    assert format_cpus(where.grown(kind, NO_CPUS, count, HYBRID.online)) == cpus
+
+
+def test_balloons_of_other_types_leave_preferred_cores_to_those_that_prefer_them() -> None:
+    plain = BalloonType("plain")
+    assert BalloonCpus(HYBRID, (FAST, plain)).grown(plain, NO_CPUS, 4, HYBRID.online) <= SLOW_CORES
+    assert BalloonCpus(HYBRID, (SLOW, plain)).grown(plain, NO_CPUS, 4, HYBRID.online) <= FAST_CORES
+    assert len(BalloonCpus(HYBRID, (FAST, plain)).grown(plain, NO_CPUS, 12, HYBRID.online)) == 12
+
+
+def test_a_balloon_gives_back_the_cores_that_it_does_not_prefer() -> None:
+    where = BalloonCpus(HYBRID, (SLOW, FAST))
+    assert where.shrunk(FAST, parse_cpus("4-11"), 4) == parse_cpus("4-7")
+    assert where.shrunk(SLOW, parse_cpus("4-11"), 4) == parse_cpus("8-11")
+    assert where.shrunk(SLOW, parse_cpus("4-11"), 6) > parse_cpus("8-11")
+
+
+@given(have=st.frozensets(st.sampled_from(sorted(HYBRID.online))), free=st.frozensets(st.integers(0, 15)),
+       count=st.integers(1, 16), kind=st.sampled_from([FAST, SLOW]), hides=st.booleans())  # fmt: skip
+def test_whatever_is_free_a_preference_for_cores_gives_no_fewer_cpus(
+    have: frozenset[int], free: frozenset[int], count: int, kind: BalloonType, hides: bool
+) -> None:
+    kind = replace(kind, hide_hyperthreads=hides)
+    plain = replace(kind, prefer_core_type="")
+    found = BalloonCpus(HYBRID, (kind,)).grown(kind, have, count, free - have)
+    assert have <= found <= have | free
+    assert len(found) == len(BalloonCpus(HYBRID, (plain,)).grown(plain, have, count, free - have))
+    if not hides and count > len(have):
+        mine = HYBRID.data.core_types[kind.prefer_core_type]
+        assert found - have <= mine or free & mine <= found
+
+
+@pytest.mark.parametrize("name", [HYGON_7285_2S, UNEVEN_CCX, OFFLINE_CPUS])
+def test_on_a_machine_whose_cores_are_alike_a_preference_for_some_changes_nothing(name: str) -> None:
+    assert not topology(name).data.core_types
+    for count in (2, 5, 12):
+        grown = [
+            cpus_on(name, kind).grown(kind, NO_CPUS, count, topology(name).online) for kind in (FAST, DB)
+        ]
+        assert grown[0] == grown[1]
 
 
 # ---------------------------------------------------------------------- idle CPUs around a balloon

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
 import pytest
 
@@ -414,6 +414,24 @@ def test_memory_nodes_are_added_when_a_balloon_grows_out_of_its_node(pools) -> N
     assert first.placement.mems == {0}
     assert grown.others["a"].mems == pools.node.topology.nodes_of(grown.placement.cpus)
     assert grown.others["a"].memory_charge == ((0, machines.GIB),)
+
+
+@pytest.mark.parametrize(
+    ("types", "asked", "mems"),
+    [
+        pytest.param(("hbm",), (), {2}, id="a node without CPUs, which is smaller than the others"),
+        pytest.param(("dram", "hbm"), (), {0}, id="the nearest of both"),
+        pytest.param(("hbm",), ("dram",), {0}, id="an annotation counts before the type"),
+        pytest.param((), (), {0}, id="by default never"),
+    ],
+)
+def test_memory_is_of_the_kinds_of_the_type(types: Any, asked: Any, mems: set[int]) -> None:
+    pools = Pools(machines.CPULESS_MEMORY_NODE, replace(DB, memory_types=frozenset(types)))
+    preferences = PlacementPreferences(memory_types=frozenset(asked))
+    assert pools.put(asks("a", 2, memory=1, preferences=preferences)).placement.mems == mems
+    # Nor does a balloon that grows into another NUMA node bring others.
+    grown = pools.put(asks("b", 40)).others["a"].mems
+    assert grown == (mems if mems == {2} else mems | {1})
 
 
 # ---------------------------------------------------------------------- the caller's cpuset

@@ -370,7 +370,11 @@ BAD_DOCUMENTS: list[tuple[str, Any, str]] = [
     ("no object", [], 'a topology is a JSON object with a list "cpus"'),
     ("no cpus", {}, 'a topology is a JSON object with a list "cpus"'),
     ("cpus are no list", {"cpus": "0-3"}, 'a topology is a JSON object with a list "cpus"'),
-    ("unknown key", {**PLAIN, "numa": {}}, "unknown key 'numa'; known are cpus, devices, distance"),
+    (
+        "unknown key",
+        {**PLAIN, "numa": {}},
+        "unknown key 'numa'; known are core_types, cpus, devices, distance",
+    ),
     ("a CPU is a number", {"cpus": [0]}, 'cpus[0]: expected an object with a number "cpu", found 0'),
     ("a CPU has no number", {"cpus": [{"cpu": 0}, {"core": 1}]}, "cpus[1]: expected an object with"),
     ("a CPU is true", {"cpus": [{"cpu": True}]}, "cpus[0]: expected an object with a number"),
@@ -422,6 +426,16 @@ BAD_DOCUMENTS: list[tuple[str, Any, str]] = [
         "a device by name",
         {**PLAIN, "devices": {"0000:01:00.0": "0"}},
         "devices['0000:01:00.0'] is '0', expected",
+    ),
+    (
+        "a type of cores of another name",
+        {**PLAIN, "core_types": {"fast": "0"}},
+        "core_types: expected lists of CPUs by performance and efficient, found",
+    ),
+    (
+        "no list of CPUs",
+        {**PLAIN, "core_types": {"efficient": "0-"}},
+        "efficient: ",
     ),
     (
         "distance is a number",
