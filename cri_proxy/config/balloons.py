@@ -43,7 +43,6 @@ MEANINGLESS: Mapping[str, str] = {
     "cpuclass": NOT_YET,
     "loads": NOT_YET,
     "preferfarfromdevices": "their own resources have no such key",
-    "schedulingclass": NOT_YET,
 }
 
 _MEMORY_TYPES = ("DRAM", "HBM", "PMEM")
@@ -336,6 +335,8 @@ FIELDS: tuple[BalloonField, ...] = (
           "kind, it counts as not asked for."),
     BalloonField("ShowContainersInNrt", "show_containers_in_nrt", flag(), "policy.balloons.ShowContainersInNrt",
           "Balloons of this type and their containers are zones of the node's NodeResourceTopology."),
+    BalloonField("SchedulingClass", "scheduling_class", _TEXT, '""',
+          "The class of control.scheduling that its containers have."),
 )  # fmt: skip
 
 _BY_KEY = {field.key.lower(): field for field in FIELDS}

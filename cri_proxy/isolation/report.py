@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional, TypeVar
 
-from cri_proxy.isolation.model import CACHES, MB, OFF, ROOT
+from cri_proxy.isolation.model import CACHES, ENFORCE, MB, OFF, ROOT
+from cri_proxy.isolation.scheduling import THREADS
 from cri_proxy.text.terminal import duration_text
 
 #: A domain, as the kernel has it or as JSON does.
@@ -30,8 +31,10 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     for group in document.get("groups", ()):
         lines += ["", *_group_lines(group)]
     lines += _protection_lines(document.get("protection"))
-    lines += _section("values of files", map(_file_line, document.get("files", ())))
+    files = [row for row in document.get("files", ()) if not is_of_threads(row)]
+    lines += _section("values of files", map(_file_line, files))
     lines += _section("threads", _thread_lines(document))
+    lines += _section("threads scheduled by class", _scheduling_lines(document))
     lines += _section("refused", map(_refusal_line, document.get("refusals", ())))
     lines += _section("changed by others, and written again", _drift_lines(document.get("drift") or {}))
     lines += _section("to know", _notes(document))
@@ -91,8 +94,17 @@ def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
                 f"{would}in {group['name'] or 'the root group'}"
                 + (f": {'; '.join(shared)}" if shared else "")
             )
+    lines += [
+        scheduling_text(row)
+        for row in (document.get("scheduling") or {}).values()
+        if row.get("container") == path
+    ]
     gives_way = [str(each["l3"]) for each in document.get("meetings", ()) if path in each["protected"]]
-    if gives_way and lines == [] and document.get("groups"):
+    if (
+        gives_way
+        and not any(path in group["members"] for group in document.get("groups", ()))
+        and document.get("groups")
+    ):
         is_done = any(group["state"] == "enforced" for group in document["groups"])
         lines.append(f"batch {'gives' if is_done else 'would give'} way in L3 {', '.join(gives_way)}")
     here = {
@@ -242,6 +254,26 @@ def _thread_lines(document: Mapping[str, Any]) -> Iterable[str]:
             when = "before it ran" if not ran else f"after it had run for {ran:.3f} s"
             line = f"{row.get('container', key)}: {row['moved']} moved into {row['group']}, {when} ({row['moment']})"
             yield line + (f"; {row['problem']}" if row.get("problem") else "")
+
+
+def _scheduling_lines(document: Mapping[str, Any]) -> Iterable[str]:
+    for key, row in sorted((document.get("scheduling") or {}).items()):
+        yield f"{row.get('container') or key}: {scheduling_text(row)}"
+    for row in document.get("files", ()):
+        if is_of_threads(row) and row.get("state") != ENFORCE:
+            yield f"{row['value']} would be set, as {row['why']}"
+
+
+def is_of_threads(row: Mapping[str, Any]) -> bool:
+    """Whether a value is one of threads, which are told by container."""
+    return str(row["place"]).startswith(THREADS)
+
+
+def scheduling_text(row: Mapping[str, Any]) -> str:
+    """How the threads of one container are scheduled."""
+    threads = "1 thread" if row["threads"] == 1 else f"{row['threads']} threads"
+    own = f", {row['own']} of them left as their program has set them" if row["own"] else ""
+    return f"{threads} as {row['class']}{own}" + (f"; {row['problem']}" if row["problem"] else "")
 
 
 def _refusal_line(row: Mapping[str, Any]) -> str:

@@ -59,6 +59,8 @@ class BalloonType:
     memory_types: frozenset[str] = frozenset()
     #: Whether its containers are zones of the node's NodeResourceTopology.
     show_containers_in_nrt: bool = False
+    #: The class of ``control.scheduling`` that its containers have; nothing of a placement.
+    scheduling_class: str = ""
 
     def size_for(self, milli: int) -> int:
         """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""

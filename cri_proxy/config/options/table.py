@@ -200,6 +200,11 @@ OPTIONS: tuple[Option, ...] = (
            "Which interrupts may be controlled (controllable: patterns of their names in /proc/interrupts, as nri-plugins' "
            "controllableInterrupts), and the CPUs that handle those which no balloon claims (sink). It counts as "
            "isolation.interrupts says.", cluster=True),
+    Option("control.scheduling", section("a mapping with schedulingClasses and others"), None,
+           "Classes of CPU scheduling and I/O priority, as nri-plugins have them: schedulingClasses, "
+           "namespaceSchedulingClasses, podQoSSchedulingClasses. Containers have a class by annotation, by their balloon's "
+           "type, their namespace or their QoS class, or one named protected, standard or batch. It counts as "
+           "isolation.scheduling says.", cluster=True),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),

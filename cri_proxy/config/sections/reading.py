@@ -27,6 +27,7 @@ from cri_proxy.text.sources import (
 READERS = {
     "control.interrupts": "cri_proxy.config.sections.interrupts",
     "control.rdt": "cri_proxy.config.sections.rdt",
+    "control.scheduling": "cri_proxy.config.sections.scheduling",
 }
 
 #: What is between the key of a section's option and a part of it.

@@ -22,8 +22,11 @@ from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io import monitoring_groups
 from cri_proxy.isolation.io.resctrl import ResourceControl, machine_resctrl
+from cri_proxy.isolation.io.scheduling import put_back_threads
 from cri_proxy.isolation.model import FILE, RESCTRL, ROOT, is_ours, place_parts
 from cri_proxy.isolation.places import FilePlace, file_place
+from cri_proxy.isolation.scheduling import THREADS
+from cri_proxy.node.cgroups import Cgroups
 
 FILE_NAME = "isolation.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -132,10 +135,13 @@ def is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ENODEV)
 
 
-def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tuple[list[str], dict[str, str]]:
+def put_back_values(
+    values: Mapping[str, str], resctrl: ResourceControl, cgroups: Optional[Cgroups] = None
+) -> tuple[list[str], dict[str, str]]:
     """Write the values of before, what was written last first; what is refused again once others are written.
 
-    Returns the places that are done, or gone, and what was refused: place -> sentence.
+    ``cgroups``: where those of threads are, None = where they are mounted. Returns the places that are
+    done, or gone, and what was refused: place -> sentence.
     """
     done: list[str] = []
     refused: dict[str, str] = {}
@@ -144,7 +150,7 @@ def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tupl
         refused = {}
         for place in left:
             try:
-                _put_back_place(place, values[place], resctrl)
+                _put_back_place(place, values[place], resctrl, cgroups)
             except OSError as error:
                 if not is_gone(error):  # resctrl may be unmounted, too
                     refused[place] = error.strerror or str(error)
@@ -154,7 +160,9 @@ def put_back_values(values: Mapping[str, str], resctrl: ResourceControl) -> tupl
     return done, refused
 
 
-def _put_back_place(place: str, value: str, resctrl: ResourceControl) -> None:
+def _put_back_place(
+    place: str, value: str, resctrl: ResourceControl, cgroups: Optional[Cgroups] = None
+) -> None:
     if place.startswith(FILE):
         with contextlib.suppress(OSError):  # one that can be written only
             if read_place(file_place(place)) == value:
@@ -164,6 +172,8 @@ def _put_back_place(place: str, value: str, resctrl: ResourceControl) -> None:
         group, resource, number = place_parts(place)
         if group == ROOT:  # the others go as a whole
             resctrl.write(group, resource, {number: value})
+    elif place.startswith(THREADS):
+        put_back_threads(place, value, cgroups or Cgroups())
 
 
 def remove_groups(resctrl: ResourceControl) -> dict[str, str]:

@@ -24,6 +24,7 @@ from cri_proxy.engine.report import path_of
 from cri_proxy.isolation.changes import Happening, InForce, happenings, in_force
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.resctrl import ResourceControl
+from cri_proxy.isolation.io.scheduling import threads_of
 from cri_proxy.isolation.io.subjects import Sight, Subject
 from cri_proxy.isolation.io.writer import DRIFT_TOLD, Outcome, Writer
 from cri_proxy.isolation.model import (
@@ -125,6 +126,7 @@ class Isolation:
         self._resctrl = resctrl
         self._tasks = tasks
         self._subjects = tuple(subjects)
+        self._threads = threads_of(subjects)
         self._clock = clock
         self._originals = Originals(Path(services.config["state.directory"]), boot_id)
         self._writer = Writer(resctrl, self._originals, clock, subjects)
@@ -505,6 +507,10 @@ class Isolation:
             "tasks": {
                 key: {**row, "container": path_of(engine, key) if engine is not None else ""}
                 for key, row in (self._tasks.status() if self._tasks is not None else {}).items()
+            },
+            "scheduling": {
+                key: {**row, "container": path_of(engine, key) if engine is not None else ""}
+                for key, row in (self._threads.status() if self._threads is not None else {}).items()
             },
         }
 

@@ -4,7 +4,8 @@
    tells of the start): they are moved.
 2. The pod has a shim (containerd): where all the pod's containers belong to one group the shim is moved there, and forks
    there what runs in them: their first processes, and their probes. Where they do not, it belongs in the root group.
-3. Neither: the container's cgroup is looked for until it has threads.
+3. Neither: the container's cgroup is looked for until it has threads. So it is, too, where threads are to be scheduled
+   (``isolation.io.scheduling``), which the shim is never.
 
 What comes too late for any of them is found by the round that follows each start (``Tasks.follow``).
 Rule: no start waits longer than ``START_S``, and none fails, for anything in here; the runtime is not called.
@@ -79,7 +80,8 @@ class Starts:
         def move() -> bool:
             has_threads = self._tasks.begin(key, cgroup, group)
             is_shims = self._tasks.begin_by_shim(key, cgroup, pod.id, common)
-            return has_threads or group == ROOT or (is_shims and common == group)
+            is_grouped = has_threads or group == ROOT or (is_shims and common == group)
+            return is_grouped and (has_threads or not self._tasks.is_scheduled(key))
 
         if not await asyncio.to_thread(move):
             self._begin(self._catch(key, cgroup, group))
@@ -96,7 +98,7 @@ class Starts:
             pod = grant.container.pod
             cgroup, common = f"/{pod_cgroup(pod.cgroup_parent)}", self._common(key, pod.id, group)
             await asyncio.to_thread(self._tasks.begin_by_shim, key, cgroup, pod.id, common)
-            if group != ROOT:
+            if group != ROOT or self._tasks.is_scheduled(key):
                 await self._catch(key, cgroup, group)
 
     def _common(self, key: str, pod_id: str, group: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Callable, Protocol
 
 from cri_proxy.config.config import Config
+from cri_proxy.isolation.io.scheduling import Scheduling
 from cri_proxy.isolation.model import IsolatedContainer, Setting
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
@@ -60,4 +61,4 @@ def _interrupts(services: Services) -> Subject:
 
 
 #: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
-SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_interrupts,)
+SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_interrupts, Scheduling)

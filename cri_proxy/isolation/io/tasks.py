@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
 from bpf.kernel.clock import boot_time_s
+from cri_proxy.isolation.io.scheduling import ThreadScheduling
 from cri_proxy.isolation.io.shims import Process, read_process, shim_of, threads_of
 from cri_proxy.isolation.model import ROOT, Wanted, is_ours
 from cri_proxy.node.cgroups import Cgroups
@@ -84,13 +85,19 @@ class _Followed:
 class Tasks:
     """The threads of one node's containers. Calls may come from several threads.
 
-    ``clock``: boot time in seconds, as the kernel has the start of a process.
+    ``clock``: boot time in seconds, as the kernel has the start of a process. ``scheduling``: what sets the threads of
+    containers that start, beside moving them; its rounds are the writer's.
     """
 
     def __init__(
-        self, resctrl: TaskGroups, cgroups: Cgroups, clock: Callable[[], float] = boot_time_s
+        self,
+        resctrl: TaskGroups,
+        cgroups: Cgroups,
+        clock: Callable[[], float] = boot_time_s,
+        scheduling: Optional[ThreadScheduling] = None,
     ) -> None:
         self._resctrl = resctrl
+        self._scheduling = scheduling
         self._cgroups = cgroups
         self._clock = clock
         self._lock = threading.Lock()
@@ -221,24 +228,37 @@ class Tasks:
     # ------------------------------------------------------------------ a start
 
     def begin(self, key: str, pod: str, group: str) -> bool:
-        """A container is about to start: have its threads, which wait for that, in its group. False: it has none yet.
+        """A container is about to start: have its threads, which wait for that, in its group and scheduled as they should
+        be. False: it has none yet.
 
         ``pod``: the cgroup of its pod. The threads are not looked for in groups, which would take as long as the node has
         threads.
         """
         path = self._cgroups.below(pod, key)
         threads = self._cgroups.threads(path) if path else _NONE
+        self._schedule(key)
         if not threads or group == ROOT:
             return bool(threads)
         with self._lock:
             self._bring(path, threads, self._row(key, group, AT_START, pod))
         return True
 
+    def is_scheduled(self, key: str) -> bool:
+        """Whether a container's threads are to be set, which no shim does for them."""
+        return self._scheduling is not None and self._scheduling.has(key)
+
+    def _schedule(self, key: str) -> None:
+        if self._scheduling is not None:
+            self._scheduling.begin(key)
+
     def catch(self, key: str, path: str, group: str) -> bool:
-        """A container's cgroup has appeared: have its threads in its group. False: there are none yet."""
+        """A container's cgroup has appeared: have its threads in its group and scheduled. False: there are none yet."""
         threads = self._cgroups.threads(path)
         if not threads:
             return False
+        self._schedule(key)
+        if group == ROOT:
+            return True
         with self._lock:
             row = self._row(key, group, BY_CGROUP, pod_of(key, path))
             # What a shim that was moved late has forked since then is there.

@@ -32,6 +32,7 @@ from cri_proxy.isolation.io.originals import (
     write_place,
 )
 from cri_proxy.isolation.io.resctrl import ResourceControl
+from cri_proxy.isolation.io.scheduling import threads_of
 from cri_proxy.isolation.io.subjects import Subject
 from cri_proxy.isolation.model import (
     PREFIX,
@@ -47,6 +48,8 @@ from cri_proxy.isolation.model import (
 )
 from cri_proxy.isolation.places import file_place
 from cri_proxy.isolation.plan import Plan, subject_of
+from cri_proxy.isolation.scheduling import SUBJECT as SCHEDULING
+from cri_proxy.isolation.scheduling import THREADS
 from policies.frozen import frozen
 
 #: Seconds until a refusal is tried again, at first and at most.
@@ -104,6 +107,7 @@ class Writer:
         self._originals = originals
         self._clock = clock
         self._subjects = {subject.name: subject for subject in subjects}
+        self._threads = threads_of(self._subjects.values())
         self._refused: dict[str, Refusal] = {}
         #: What was written last at each place, and what the kernel showed then.
         self._set: dict[str, tuple[str, str]] = {}
@@ -130,6 +134,7 @@ class Writer:
             self._remove_others(plan, seen)
             self._keep_groups(plan, seen)
         self._keep_files(plan, is_look)
+        self._keep_threads(plan)
         self._put_back(plan)
         if was_read:
             if self._writes:
@@ -266,7 +271,8 @@ class Writer:
 
     def _keep_files(self, plan: Plan, is_look: bool) -> None:
         """``is_look``: all places are read; else those whose setting is another one."""
-        settings = [each for each in plan.files if is_look or self._held.get(each.place) != each.value]
+        files = [each for each in plan.files if not each.place.startswith(THREADS)]
+        settings = [each for each in files if is_look or self._held.get(each.place) != each.value]
         there = self._read_places(settings)
         gone = {
             each.place for each in settings if each.place not in there and each.place not in self._refused
@@ -356,6 +362,19 @@ class Writer:
         if self._may_try(setting.place, setting.value):
             self._refuse(setting.subject, setting.place, setting.value, sentence)
 
+    def _keep_threads(self, plan: Plan) -> None:
+        """Threads are read and set one by one, and a refusal is the class's (``ThreadScheduling``)."""
+        places = [each.place for each in plan.files if each.place.startswith(THREADS)]
+        if self._threads is None or not (places or self._threads.status()):
+            return
+        self._remember(self._threads.befores(places, self._originals.values), False)
+        remembered = self._originals.values
+        # Of a container that is not on disk no thread is set.
+        kept = {place: remembered[place] for place in places if place in remembered}
+        count = self._threads.keep(kept, remembered)
+        if count:
+            self._writes[SCHEDULING, WRITTEN] += count
+
     # ------------------------------------------------------------------ the way back
 
     def _put_back(self, plan: Plan) -> None:
@@ -367,12 +386,14 @@ class Writer:
             for resource, values in group.schemata.items()
             for number in values
         }
+        taken_over = {} if self._threads is None else self._threads.taken_over(self._originals.values)
         back = {
             place: value
             for place, value in self._originals.values.items()
-            if place not in wanted and self._may_try(place, value)
+            if place not in wanted and place not in taken_over and self._may_try(place, value)
         }
-        done, refused = put_back_values(back, self._resctrl)
+        cgroups = None if self._threads is None else self._threads.cgroups
+        done, refused = put_back_values(back, self._resctrl, cgroups)
         for place in done:
             self._written(self._subject(place), place, back[place], PUT_BACK)
             self._set.pop(place, None)
@@ -381,6 +402,7 @@ class Writer:
         done += self._gone
         # What the kernel refuses for good has its value still.
         done += [place for place in self._originals.values if place not in wanted and self._is_final(place)]
+        done += [place for place, is_done in taken_over.items() if is_done]
         for place, sentence in refused.items():
             self._refuse(self._subject(place), place, back[place], sentence)
         has_groups = bool(self._made) or any(group.name for group in plan.enforced.groups)
@@ -461,6 +483,8 @@ class Writer:
 
     def _subject(self, place: str) -> str:
         """Of a place that has its value of before again; of a file that an earlier daemon has written it is not known."""
+        if place.startswith(THREADS):
+            return SCHEDULING
         return (
             subject_of(place_parts(place)[1])
             if place.startswith(RESCTRL)
