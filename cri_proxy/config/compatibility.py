@@ -32,7 +32,7 @@ KINDS = {"TopologyAwarePolicy": "topology-aware", "BalloonsPolicy": "balloons", 
 _POLICY_SECTIONS = ("topology-aware", "balloons", *POLICIES)
 #: Sections of Intel's files that are not ours.
 SECTIONS = frozenset(
-    {"logger", "dump", "cpu", "blockio", "resource-manager", "instrumentation"}
+    {"logger", "dump", "cpu", "resource-manager", "instrumentation"}
     | {f"policy.{name}" for name in _POLICY_SECTIONS}
 )
 #: Sections of nri-plugins' files, in lower case; a custom resource has all of them below ``spec``.
@@ -87,9 +87,7 @@ MEANINGLESS: Mapping[str, str] = {
 REASONS: Mapping[str, str] = {
     "agent": "it steers their own agent; here the node agent writes NodeResourceTopology",
     "availableresources": "of what is available only cpu counts, as in theirs",
-    "blockio": NOT_YET,
     "control": "what it holds is read by its own key",
-    "control.blockio": NOT_YET,
     "control.cpu": NOT_YET,
     "cpu": NOT_YET,
     "dump": "it steers their own dump of messages; log.level: debug logs each request",
@@ -107,10 +105,10 @@ REASONS: Mapping[str, str] = {
 #: What makes a custom resource of it; what else stands at the top; ``control`` is a section of ours, too.
 _NRI_FRAME = frozenset(("apiversion", "metadata", "status"))
 _NRI_OTHERS = _NRI_FRAME | frozenset(("agent", "kind"))
-_NRI_CONTROL = frozenset(("control.blockio", "control.cpu"))
-#: The section of RDT's classes: nri-plugins' is our option, and Intel's has another place.
-RDT = "control.rdt"
-_RDTS = frozenset(("rdt", f"spec.{RDT}"))
+_NRI_CONTROL = frozenset(("control.cpu",))
+#: Sections of classes whose name at nri-plugins is our option's, and which have another place in Intel's files.
+CLASSES = {"rdt": "control.rdt", "blockio": "control.blockio"}
+_CLASSES = {**CLASSES, **{f"spec.{key}": key for key in CLASSES.values()}}
 #: nri-plugins' levels as ours.
 LEVELS = {"l3cache": "ccx", "numa": "numa", "die": "numa", "package": "socket", "system": "machine"}
 _MEMORY = ("policy.reservedresources.memory", "policy.availableresources.memory")
@@ -162,8 +160,8 @@ def translate(entry: SourceEntry, active: str) -> tuple[Optional[SourceEntry], O
         return replace(entry, raw=ours), None if entry.raw == "memtier" else Remark(note, is_doubt=False)
     if entry.key in BY_KEY:
         return entry, None
-    if entry.key.lower() in _RDTS:
-        return _ours(entry, RDT, entry.raw), None
+    if entry.key.lower() in _CLASSES:
+        return _ours(entry, _CLASSES[entry.key.lower()], entry.raw), None
     section, name = _split(entry.key)
     low = name.lower()
     if entry.key.lower() in _MEMORY:

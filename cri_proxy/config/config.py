@@ -53,7 +53,12 @@ __all__ = [
 _SCHEMA = vol.Schema({vol.Optional(option.key): option.check for option in OPTIONS})
 _ALL_SECTIONS = config_intel.KnownSections()
 #: The options that are more than texts: read here, where each part of them knows its line.
-_TYPES, _RDT = "policy.balloons.BalloonTypes", config_intel.RDT
+_TYPES = "policy.balloons.BalloonTypes"
+#: Sections of classes, and the subjects that write what they say. A section says whether it ``has_classes``.
+_SUBJECTS = {
+    "control.rdt": ("isolation.caches", "isolation.bandwidth"),
+    "control.blockio": ("isolation.disks",),
+}
 #: Policies that give Guaranteed containers CPUs of their own unless told otherwise.
 _EXCLUSIVE_PRESETS = ("topology-aware",)
 #: A foreign file may consist of unknown keys: beyond these many a source's warnings are counted, not written.
@@ -378,11 +383,15 @@ def _capped(remarks: list[Remark], name: str) -> list[Remark]:
 
 def _unused_classes(config: Config) -> list[Remark]:
     """Classes that no subject writes: files of other programs have them, and isolation is off by default."""
-    section, subjects = config[_RDT], ("isolation.caches", "isolation.bandwidth")
-    if section is None or not section.partitions or any(config[key] != "off" for key in subjects):
-        return []
-    sentence = f"{config.origins[_RDT]}: {_RDT} has classes, and {' and '.join(subjects)} are off"
-    return [Remark(f"{sentence}: nothing is written for them", is_doubt=False)]
+    remarks = []
+    for key, subjects in _SUBJECTS.items():
+        section = config[key]
+        if section is None or not section.has_classes or any(config[each] != "off" for each in subjects):
+            continue
+        off = f"{' and '.join(subjects)} {'are' if len(subjects) > 1 else 'is'} off"
+        sentence = f"{config.origins[key]}: {key} has classes, and {off}: nothing is written for them"
+        remarks.append(Remark(sentence, is_doubt=False))
+    return remarks
 
 
 def _shared_sockets(config: Config) -> list[str]:

@@ -15,7 +15,9 @@ from typing import Optional
 
 from cri_proxy.isolation.model import IsolatedContainer
 
-_QOS = {name.lower(): name for name in ("Guaranteed", "Burstable", "BestEffort")}
+#: What a class is called that containers of a QoS class have.
+QOS_NAMES = ("Guaranteed", "Burstable", "BestEffort")
+_QOS = {name.lower(): name for name in QOS_NAMES}
 
 
 def named_class(

@@ -165,6 +165,10 @@ class RdtSection:
     by_qos: bool = False
     written: str = "{}"
 
+    @property
+    def has_classes(self) -> bool:
+        return bool(self.partitions)
+
     def class_of(self, asked: str, qos: Qos) -> str:
         """The class of a container whose annotation asks for ``asked`` ("" = it has none); "" = no class.
 

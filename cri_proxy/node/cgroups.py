@@ -79,6 +79,17 @@ class Cgroups:
         """What this very cgroup may use; None if there is none of that name, or it has no cpuset."""
         return self.effective(path) if (self.base / path.lstrip("/")).is_dir() else None
 
+    def block_io(self) -> tuple[Optional[Path], bool]:
+        """The root of the hierarchy that has block I/O, and whether it is v2; None: none has."""
+        if (self._root / "blkio").is_dir():
+            return self._root / "blkio", False
+        # Of a hybrid machine the controller may be on v2.
+        root = self._root / "unified" if self.is_v1 else self._root
+        try:
+            return (root if "io" in read_text(root / "cgroup.controllers").split() else None), True
+        except OSError:
+            return None, True
+
     def kubepods(self) -> str:
         """Kubelet's root cgroup, by looking for the usual names; "" if there is none (yet)."""
         return next((path for path in KUBEPODS if (self.base / path.lstrip("/")).is_dir()), "")

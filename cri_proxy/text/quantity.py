@@ -7,8 +7,9 @@ from decimal import Decimal
 from math import ceil
 from typing import Any
 
-_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?")
-_FACTORS = {"": Decimal(1), "m": Decimal(1) / 1000, "k": Decimal(1000)}
+_NUMBER = re.compile(r"\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([num]|[kMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?")
+_FACTORS = {"": Decimal(1), "k": Decimal(1000)}
+_FACTORS.update({unit: Decimal(1) / 1000**power for power, unit in enumerate("mun", 1)})
 _FACTORS.update({unit: Decimal(1000) ** power for power, unit in enumerate("MGTPE", 2)})
 _FACTORS.update({f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)})
 #: Kubernetes' own limit. What is larger could be kept nowhere: Python does not write numbers of 5,000 digits.

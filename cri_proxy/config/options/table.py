@@ -205,6 +205,11 @@ OPTIONS: tuple[Option, ...] = (
            "namespaceSchedulingClasses, podQoSSchedulingClasses. Containers have a class by annotation, by their balloon's "
            "type, their namespace or their QoS class, or one named protected, standard or batch. It counts as "
            "isolation.scheduling says.", cluster=True),
+    Option("control.blockio", section("a mapping with Classes"), None,
+           "Classes of block I/O, as Intel's cri-resource-manager (its blockio) has them: in Classes, by name, a list of "
+           "Devices with Weight, ThrottleReadBps, ThrottleWriteBps, ThrottleReadIOPS and ThrottleWriteIOPS. Ours are: "
+           "annotations, those that pods may have limits by (volcano.sh/blkio-limit), and costs, what iocost knows of the "
+           "node's disks. It counts as isolation.disks says.", cluster=True),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),

@@ -28,6 +28,7 @@ READERS = {
     "control.interrupts": "cri_proxy.config.sections.interrupts",
     "control.rdt": "cri_proxy.config.sections.rdt",
     "control.scheduling": "cri_proxy.config.sections.scheduling",
+    "control.blockio": "cri_proxy.config.sections.blockio",
 }
 
 #: What is between the key of a section's option and a part of it.

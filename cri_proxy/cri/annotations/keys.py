@@ -32,6 +32,8 @@ from policies.frozen import frozen
 OURS, NRI, INTEL = "cri-resmgr.io", "resource-policy.nri.io", "cri-resource-manager.intel.com"
 #: Of classes of caches and bandwidth, as containerd and CRI-O read it.
 RDT = "rdt.resources.beta.kubernetes.io"
+#: The same of block I/O.
+BLOCKIO = "blockio.resources.beta.kubernetes.io"
 
 Demands = Callable[[str], bool]
 
@@ -126,10 +128,13 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(f"{INTEL}/memory-type", "memory_types", read_memory_types, by_container=True),
     Key(RDT, "rdt_class", read_name),
+    Key(BLOCKIO, "blockio_class", read_name),
 )
 
 #: On a pod of batch jobs, as Volcano and rubik read it: others may take what it uses.
 PREEMPTABLE = "volcano.sh/preemptable"
+#: On a pod, as rubik reads it: limits of block I/O by device, in JSON. Only where the section of block I/O lists it.
+BLKIO_LIMIT = "volcano.sh/blkio-limit"
 #: Fields that hold as they are while a container runs too; all others are asked of its placement once.
 FOLLOWED_FIELDS = (
     "isolation_class",
@@ -143,6 +148,7 @@ FOLLOWED_FIELDS = (
 FOLLOWED = (
     *(k for key in KEYS if key.field in FOLLOWED_FIELDS for k in (key.key, key.alias) if k),
     PREEMPTABLE,
+    BLKIO_LIMIT,
 )
 
 #: The prefixes of affinity and anti-affinity; the first with terms for the container counts.

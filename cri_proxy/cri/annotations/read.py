@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 from cri_proxy.cri.annotations.affinity import read_affinity
 from cri_proxy.cri.annotations.keys import (
     AFFINITY_NAMESPACES,
+    BLOCKIO,
     FOLLOWED,
     INTEL,
     KEYS,
@@ -42,7 +43,7 @@ from policies.model import AffinityTerm, Container, PlacementPreferences, Pod, Q
 
 #: Against thousands of unknown keys in one pod.
 MAX_NOTES = 20
-_MARKS = (OURS, NRI, INTEL, RDT, "koordinator.sh")
+_MARKS = (OURS, NRI, INTEL, RDT, BLOCKIO, "koordinator.sh")
 
 
 def understood(container: Container) -> Container:

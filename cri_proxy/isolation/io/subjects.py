@@ -60,5 +60,11 @@ def _interrupts(services: Services) -> Subject:
     return Interrupts(services)
 
 
+def _disks(services: Services) -> Subject:
+    from cri_proxy.isolation.io.disks import Disks
+
+    return Disks(services)
+
+
 #: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
-SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_interrupts, Scheduling)
+SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_interrupts, _disks, Scheduling)

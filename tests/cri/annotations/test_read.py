@@ -71,6 +71,7 @@ OURS = [
     ("cri-resmgr.io/hints", "none", {"hints": frozenset()}),
     ("cri-resmgr.io/balloon", "fast", {"balloon": "fast"}),
     ("cri-resmgr.io/rdt-class", "gold", {"rdt_class": "gold"}),
+    ("cri-resmgr.io/blockio-class", "slow", {"blockio_class": "slow"}),
 ]
 
 THEIRS = [
@@ -91,8 +92,8 @@ THEIRS = [
     ("topologyhints", "pod-resources", {"hints": frozenset(("devices",))}),
     ("balloon.balloons", "fast", {"balloon": "fast"}),
     ("rdtclass", "system/default", {"rdt_class": "system/default"}),
+    ("blockioclass", "slow", {"blockio_class": "slow"}),
     # Classes of other resources are no placement, and nothing is said of them.
-    ("blockioclass", "slow", {}),
     ("toptierlimit", "1G", {}),
 ]
 

@@ -2,6 +2,8 @@
 //
 // Every argument is a folder: config.json has the configuration, mounts a line of /proc/mounts that names the resctrl beside
 // it, which is a described tree. A line of JSON a folder tells the schemata by group ("" is the root's), or the error.
+//
+// A folder with a blockio.json instead has classes of block I/O: they are told as the runtime is given them.
 package main
 
 import (
@@ -13,7 +15,9 @@ import (
 	"path/filepath"
 	_ "unsafe" // for the path of mounts, which the library sets in its tests only
 
+	"github.com/intel/goresctrl/pkg/blockio"
 	"github.com/intel/goresctrl/pkg/rdt"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 //go:linkname mountInfoPath github.com/intel/goresctrl/pkg/rdt.mountInfoPath
@@ -24,6 +28,28 @@ const prefix = "cri-resmgr."
 type answer struct {
 	Error    string            `json:"error,omitempty"`
 	Schemata map[string]string `json:"schemata,omitempty"`
+
+	BlockIO map[string]*oci.LinuxBlockIO `json:"blockio,omitempty"`
+}
+
+func classes(file string) answer {
+	if err := blockio.SetConfigFromFile(file, false); err != nil {
+		return answer{Error: err.Error()}
+	}
+	found := answer{BlockIO: map[string]*oci.LinuxBlockIO{}}
+	for _, name := range blockio.GetClasses() {
+		parameters, err := blockio.OciLinuxBlockIO(name)
+		if err != nil {
+			return answer{Error: err.Error()}
+		}
+		found.BlockIO[name] = parameters
+	}
+	return found
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }
 
 func configured(folder string) (found answer) {
@@ -32,6 +58,9 @@ func configured(folder string) (found answer) {
 			found = answer{Error: fmt.Sprintf("panic: %v", panicked)}
 		}
 	}()
+	if file := filepath.Join(folder, "blockio.json"); exists(file) {
+		return classes(file)
+	}
 	mountInfoPath = filepath.Join(folder, "mounts")
 	if err := rdt.Initialize(prefix); err != nil {
 		return answer{Error: err.Error()}
@@ -62,6 +91,7 @@ func configured(folder string) (found answer) {
 func main() {
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	slog.SetDefault(quiet)
+	blockio.SetLogger(quiet)
 	for _, folder := range os.Args[1:] {
 		line, err := json.Marshal(configured(folder))
 		if err != nil {
