@@ -24,7 +24,8 @@ from policies.model import Constraint, Container, Decision, Placement, altered, 
 from policies.node import Node
 from policies.settings import PlacementSettings
 
-#: Part of a node's memory that limits may fill: the kernel's own use and per-node watermarks need the rest.
+#: Part of a node's memory, without what is reserved, that limits may fill: the kernel's own use and its
+#: watermarks need the rest.
 FILL_PERCENT = 90
 
 MemoryCharge = tuple[tuple[int, int], ...]
@@ -202,7 +203,8 @@ def room_bytes(node: Node, memory_node: int, shared: Mapping[int, int] = NO_NEED
 
 def allocatable_bytes(node: Node, memory_node: int) -> int:
     """The bytes of a NUMA node that limits may fill, charged or not; 0 where its size is not known."""
-    return node.topology.ordinary_bytes.get(memory_node, 0) * FILL_PERCENT // 100
+    kept = node.reserved_memory.get(memory_node, 0)
+    return max(0, node.topology.ordinary_bytes.get(memory_node, 0) - kept) * FILL_PERCENT // 100
 
 
 def _nearest(node: Node, origins: Iterable[int], candidates: Iterable[int]) -> int:

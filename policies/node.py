@@ -146,6 +146,8 @@ class Node:
         self._memory_of_pod: dict[str, dict[int, int]] = {}
         #: The free memory of NUMA nodes when it was last looked at, in bytes; a node that is not named has any.
         self.free_memory: Mapping[int, int] = {}
+        #: Bytes of NUMA nodes that are kept for the system.
+        self.reserved_memory: Mapping[int, int] = {}
         #: The engine's results from the pools; forgotten when these change.
         self.allowed_now: dict[object, frozenset[int]] = {}
         #: Grows whenever the exclusive CPUs change, and with them the shared ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Optional, Union
 
 from policies.frozen import dataclass
@@ -25,6 +26,13 @@ class Reserved:
 
     cpus: frozenset[int] = NO_CPUS
     warnings: tuple[str, ...] = ()
+
+
+def reserve_memory(topology: Topology, size: int) -> Mapping[int, int]:
+    """Bytes of each NUMA node that limits may not fill, of ``size`` in all: each node with CPUs gives by its memory."""
+    sizes = {node: topology.ordinary_bytes.get(node, 0) for node in sorted(topology.root.nodes)}
+    total = sum(sizes.values())
+    return {node: min(there, -(-size * there // total)) for node, there in sizes.items() if there and size}
 
 
 def reserve(

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import voluptuous as vol
 
-from cri_proxy.text.quantity import BadQuantity, parse_milli
+from cri_proxy.text.quantity import BadQuantity, parse_bytes, parse_milli
 from cri_proxy.text.sources import Raw
 from policies.frozen import frozen
 from policies.machine.cpus import MAX_ID, NO_CPUS, BadCpuList, format_cpus, parse_cpus
@@ -332,6 +332,25 @@ def cpus(none_is: str, may_be_zero: bool) -> Check:
         rf"^([0-9]{{1,9}}(\.[0-9]{{1,9}})?m?|((exclude-)?cpuset:)?{_RANGES})?$", 0, MAX_ID + 1
     )
     return Check(f'{forms}, or "" for {none_is}', read, _write_constraint, schema, "CPUs")
+
+
+def memory() -> Check:
+    """Bytes, from a quantity; 0 = none."""
+
+    def read(raw: Raw) -> int:
+        text = _text(raw)
+        try:
+            return parse_bytes(text) if text else 0
+        except BadQuantity:
+            raise vol.Invalid("") from None
+
+    def write(size: int) -> str:
+        units = [(f"{unit}i", 1024**power) for power, unit in enumerate("KMGT", 1)]
+        unit, factor = next(((u, f) for u, f in reversed(units) if size and size % f == 0), ("", 1))
+        return f"{size // factor}{unit}"
+
+    schema = int_or_text(r"^([0-9]{1,15}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?)?$", 0, 2**53)
+    return Check('memory such as 2Gi or 500M, or "" for none', read, write, schema, "bytes")
 
 
 def section(expected: str) -> Check:

@@ -96,9 +96,7 @@ REASONS: Mapping[str, str] = {
     "log": "it steers their own log; log.level is ours",
     "logger": "it steers their own log; log.level is ours",
     "policy.availableresources": "of what is available only CPU counts, as in theirs",
-    "policy.reservedresources.memory": NOT_YET,
     "reservedresources": "only cpu and memory can be reserved",
-    "reservedresources.memory": NOT_YET,
     "resource-manager": "it steers their own program",
     "spec": "it holds no keys",
 }
@@ -111,7 +109,7 @@ CLASSES = {"rdt": "control.rdt", "blockio": "control.blockio"}
 _CLASSES = {**CLASSES, **{f"spec.{key}": key for key in CLASSES.values()}}
 #: nri-plugins' levels as ours.
 LEVELS = {"l3cache": "ccx", "numa": "numa", "die": "numa", "package": "socket", "system": "machine"}
-_MEMORY = ("policy.reservedresources.memory", "policy.availableresources.memory")
+_MEMORY = "policy.availableresources.memory"
 #: Sections whose keys are all known.
 _CHECKED = ("policy.topology-aware", "policy.memtier", "policy.balloons")
 
@@ -164,7 +162,7 @@ def translate(entry: SourceEntry, active: str) -> tuple[Optional[SourceEntry], O
         return _ours(entry, _CLASSES[entry.key.lower()], entry.raw), None
     section, name = _split(entry.key)
     low = name.lower()
-    if entry.key.lower() in _MEMORY:
+    if entry.key.lower() == _MEMORY:
         return _nothing(entry)
     if section == "policy" or (section == "" and not _is_nri(entry.key, low)):
         return entry, None
@@ -214,6 +212,8 @@ def _of_others(entry: SourceEntry, section: str, low: str) -> tuple[Optional[Sou
     """A key of the sections that are no policy's."""
     if section in _NRI_RESOURCES and low == "cpu":
         return _ours(entry, f"policy.{_NRI_RESOURCES[section]}.CPU", entry.raw), None
+    if section == "reservedresources" and low == "memory":
+        return _ours(entry, "policy.ReservedResources.Memory", entry.raw), None
     if section in ("logger", "log") and low == "debug":
         found = ",".join(entry.raw) if isinstance(entry.raw, tuple) and section == "log" else entry.raw
         if isinstance(found, str) and _is_debug(found):

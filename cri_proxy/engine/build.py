@@ -15,7 +15,7 @@ from policies.machine.topology import Topology
 from policies.model import NO_CONSTRAINT, Constraint
 from policies.policy import Policy
 from policies.registry import POLICIES
-from policies.reserved import reserve
+from policies.reserved import reserve, reserve_memory
 
 #: The policies that place by the ladder.
 CLIMBING = ("hygon", "topology-aware")
@@ -92,7 +92,12 @@ def make_host(
         knows_kubelet=machine.kubelet_exclusive is not None,
         free_memory=machine.free_memory,
         bounds=_bounds(allowed, usable, all_mems),
+        reserved_memory=reserve_memory(topology, config["policy.ReservedResources.Memory"]),
     )
+    if 0 < sum(topology.ordinary_bytes.values()) <= config["policy.ReservedResources.Memory"]:
+        warnings.append(
+            "policy.ReservedResources.Memory is all of the machine's memory or more: no limit of a container fits"
+        )
     return host, (*warnings, *reserved.warnings)
 
 

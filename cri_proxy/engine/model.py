@@ -379,6 +379,7 @@ class Host:
     be read.
     ``free_memory``: what was free when it was read, in bytes by NUMA node; one that is not named has any.
     ``bounds``: what cgroups with pods allow, by path, where that is not the same for all; "" = where no other counts.
+    ``reserved_memory``: bytes by NUMA node that limits may not fill.
     """
 
     topology: Topology
@@ -390,6 +391,7 @@ class Host:
     knows_kubelet: bool = True
     free_memory: Mapping[int, int] = field(default_factory=dict)
     bounds: Mapping[str, Constraint] = field(default_factory=dict)
+    reserved_memory: Mapping[int, int] = field(default_factory=dict)
 
     def kubelets(self, container: Container, container_id: str) -> Optional[frozenset[int]]:
         """The CPUs that kubelet has given to a container, or to its pod, alone; None: it has given none."""

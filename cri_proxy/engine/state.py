@@ -562,7 +562,7 @@ class State:
     def new_node(self, host: Host) -> Node:
         isolated = host.topology.data.isolated if self.policy.keeps_isolated_apart else NO_CPUS
         node = Node(host.topology, host.usable, host.mems, host.reserved, isolated)
-        node.free_memory = host.free_memory
+        node.free_memory, node.reserved_memory = host.free_memory, host.reserved_memory
         assigned: frozenset[int] = frozenset().union(*host.kubelet_exclusive.values()) & host.topology.online
         if assigned:
             node.add(KUBELET_KEY, Resident("", 0, 0, NO_CPUS, assigned))

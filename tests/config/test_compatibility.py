@@ -94,7 +94,7 @@ def test_a_policy_of_intels_that_is_here_needs_no_note(theirs: str, ours: str) -
 def test_keys_of_intels_sections_are_known_and_those_without_meaning_are_named_once() -> None:
     text = """\
 policy:
-  ReservedResources: {Memory: 1G}
+  ReservedResources: {CPU: ""}
   topology-aware: {PinCPU: true, PinMemory: true, ColocatePods: false}
   balloons:
     IdleCPUClass: idle
@@ -108,7 +108,6 @@ instrumentation: off
 logger: {LogSource: true, Debug: none}
 """
     assert [note.partition(" has no meaning here: ")[0] for note in notes_of(text)] == [
-        "2: policy.ReservedResources.Memory",
         "5: policy.balloons.IdleCPUClass",
         "6: policy.static.RelaxedIsolation",
         "7: policy.podpools.Pools",
@@ -241,6 +240,7 @@ def test_a_custom_resource_of_nri_plugins_loads_as_it_is() -> None:
     assert shown(NRI_RESOURCE) == {
         "policy.Active": "balloons",
         "policy.ReservedResources.CPU": "750m",
+        "policy.ReservedResources.Memory": "1Gi",
         "policy.AvailableResources.CPU": "exclude-cpuset:4-7",
         "policy.balloons.BalloonTypes": "[{Name: db, MinCPUs: 2}]",
         "policy.balloons.AllocatorTopologyBalancing": "true",
@@ -250,7 +250,6 @@ def test_a_custom_resource_of_nri_plugins_loads_as_it_is() -> None:
         "control.rdt": "{enable: true}",
     }
     assert [note.partition(" has no meaning here: ")[0] for note in notes_of(NRI_RESOURCE)] == [
-        "5: spec.reservedResources.memory",
         "11: spec.idleCPUClass",
         "12: spec.log.klog",
         "13: spec.agent",

@@ -235,6 +235,7 @@ OTHER_VALUES = {
     "placement.reserved_namespaces": "[]",
     "placement.unmanaged_namespaces": "[a]",
     "placement.unmanaged_handlers": "[a]",
+    "policy.ReservedResources.Memory": "1Gi",
     "placement.preserve": "[{key: name, operator: Exists}]",
     "policy.balloons.ShowContainersInNrt": "true",
     "placement.size": "demand",

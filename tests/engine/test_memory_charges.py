@@ -8,9 +8,10 @@ from typing import Optional
 import pytest
 
 from cri_proxy.cli.placement_text import explain_text
+from cri_proxy.engine.build import Machine, make_host
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ListedContainer, Management
-from cri_proxy.engine.report import explain, placement_row
+from cri_proxy.engine.model import Host, ListedContainer, Management, zones_of
+from cri_proxy.engine.report import explain, placement_row, zone_rows
 from cri_proxy.engine.resync import Listing
 from cri_proxy.engine.snapshot import everything, read_record, write_record
 from cri_proxy.engine.state import SAME_BYTES, is_other_amount
@@ -18,8 +19,10 @@ from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge
 from policies.model import Constraint, Container
+from policies.reserved import reserve_memory
 from policies.settings import PlacementSettings
-from tests.machines import GIB, HYGON_7285_2S, machine
+from tests.config.configs import read
+from tests.machines import CPULESS_MEMORY_NODE, GIB, HYGON_7285_2S, machine
 from tests.scenes import constraint, engine_on, host_of, make_container, make_pod, run
 from tests.told_at_once import resync
 
@@ -287,3 +290,45 @@ def test_a_pods_new_limit_is_that_of_its_containers(engine) -> None:
         engine.commit(admission.ticket, 5.0)
     assert charged(engine) == {0: 20}
     assert engine.pods[pod.id].memory_limit_bytes == 20 * GIB
+
+
+# ---------------------------------------------------------------------- memory kept for the system
+
+
+def host_with(size: str, where: str = HYGON_7285_2S) -> Host:
+    config = read(f"policy.ReservedResources.Memory: {size}").config
+    return make_host(config, Machine(Topology(machine(where))))[0]
+
+
+def test_reserved_memory_is_no_room_for_limits_and_each_node_gives_its_part() -> None:
+    engine = engine_on(host_with("80Gi"))
+    # Of 64 GiB each node keeps 10 free of limits, and limits fill 90 % of the rest: 48.6 GiB.
+    assert run(engine, make_container("most", limit=2, memory=48), "a").placement.mems == {0}
+    assert run(engine, make_container("more", limit=2, memory=49), "b").placement.mems == {0, 1}
+    assert sum(charged(engine).values()) == 48 + 49 and charged(engine)[0] <= 48.6
+    rows = zone_rows(engine.node, zones_of(engine.host.topology))
+    told = {row["name"]: row["memory_allocatable_bytes"] for row in rows if row["type"] == "Node"}
+    assert told["node-0"] == 54 * GIB * 9 // 10
+
+
+def test_reserved_memory_comes_from_nodes_with_cpus_by_their_size() -> None:
+    data = replace(machine(CPULESS_MEMORY_NODE), memory={0: 30 * GIB, 1: 10 * GIB, 2: 90 * GIB})
+    assert reserve_memory(Topology(data), 4 * GIB) == {0: 3 * GIB, 1: GIB}
+    assert reserve_memory(Topology(data), 999 * GIB) == {0: 30 * GIB, 1: 10 * GIB}
+    assert reserve_memory(Topology(data), 0) == reserve_memory(Topology(replace(data, memory={})), GIB) == {}
+
+
+def test_memory_that_is_all_reserved_is_told_and_limits_still_get_nodes() -> None:
+    config = read("policy.ReservedResources.Memory: 512Gi").config
+    host, warnings = make_host(config, Machine(Topology(machine(HYGON_7285_2S))))
+    assert warnings[-1].startswith("policy.ReservedResources.Memory is all of the machine's memory or more")
+    assert run(engine_on(host), make_container("any", limit=2, memory=1), "a").placement.mems
+
+
+def test_a_reload_that_reserves_memory_leaves_what_is_charged_and_makes_less_room() -> None:
+    engine = engine_on(HYGON_7285_2S)
+    run(engine, make_container("a", limit=2, memory=50), "a")
+    assert engine.rehost(host_with("80Gi")) == ()
+    assert charged(engine) == {0: 50}
+    assert run(engine, make_container("b", limit=2, memory=1), "b").placement.mems == {0, 1}
+    assert charged(engine) == {0: 50, 1: 1}

@@ -21,6 +21,7 @@ from cri_proxy.config.checks import (
     http_url,
     listen,
     matching,
+    memory,
     names,
     networks,
     nodes,
@@ -80,6 +81,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("policy.ReservedResources.CPU", cpus("none", may_be_zero=True), CpuConstraint(),
            "CPUs kept for the system and for placement.reserved_namespaces. A quantity is rounded up to whole "
            "cores and taken from one L3.", cluster=True),
+    Option("policy.ReservedResources.Memory", memory(), 0,
+           "Memory kept for the system: limits of containers fill that much less of the NUMA nodes with CPUs, each by its "
+           "part of their memory.", cluster=True),
     Option("policy.AvailableResources.CPU", cpus("all that are online", may_be_zero=False), CpuConstraint(),
            "The only CPUs that containers may be placed on, besides reserved ones. A quantity takes as many, L3 by "
            "L3.", cluster=True),

@@ -144,7 +144,10 @@ def policy(config: Any) -> Json:
         ({"state": {"directory": "/x"}}, "spec.config.state"),
         ({"relay": {"socket": "/x"}}, "spec.config.relay.socket"),
         ({"placement": {"cpus": "shared", "shrink_wait": 1}}, "spec.config.placement.shrink_wait"),
-        ({"policy": {"ReservedResources": {"Memory": "1G"}}}, "spec.config.policy.ReservedResources.Memory"),
+        (
+            {"policy": {"AvailableResources": {"Memory": "1G"}}},
+            "spec.config.policy.AvailableResources.Memory",
+        ),
         ({"affinity": {"socket": "/x"}}, "spec.config.affinity.socket"),
     ],
 )
