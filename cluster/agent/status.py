@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Optional
 
-from cluster.api.fit import MOST_SHARED
+from cluster.api.fit import MOST_SHARED, MOST_SUBJECTS
 from cluster.api.names import CONFIG_APPLIED, CURRENT, DEGRADED, READY, SCHEMA_CURRENT
 from cluster.api.reader import Fields, Unreadable
 from cluster.kube.known import not_written
@@ -287,6 +287,11 @@ def _isolation(row: Mapping[str, Any]) -> dict[str, Any]:
         **{name: str(modes[name]) for name in ("caches", "bandwidth") if name in modes},
         **_taken(row, ("protection", "groups", "other_groups", "refusals")),
         **({"missing": shortened(row["missing"], MOST_TEXT)} if row.get("missing") else {}),
+        "subjects": [
+            {"name": name, "mode": str(mode), "values": int((row.get("values") or {}).get(name, 0))}
+            for name, mode in modes.items()
+            if name not in ("caches", "bandwidth") and mode != "off"
+        ][:MOST_SUBJECTS],
         "sharedL3Count": len(shared),
         "sharedL3s": [
             {

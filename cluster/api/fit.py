@@ -20,6 +20,8 @@ MOST_TEXTS, MOST_PROBLEMS, MOST_OVERRIDES, MOST_GROUPS, MOST_MEMBERS = 32, 32, 1
 MOST_REMOTE = 32
 #: L3s that protected and batch containers share.
 MOST_SHARED = 32
+#: Subjects of isolation: there are fewer.
+MOST_SUBJECTS = 16
 #: Characters of a text: a sentence, and a shorter one where room is scarce.
 LONG, SHORT = 200, 60
 ID_DIGITS = 13

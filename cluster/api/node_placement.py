@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.fit import MOST_GROUPS, MOST_MEMBERS, MOST_PROBLEMS, MOST_REMOTE, MOST_SHARED, MOST_TEXTS
+from cluster.api.fit import (
+    MOST_GROUPS,
+    MOST_MEMBERS,
+    MOST_PROBLEMS,
+    MOST_REMOTE,
+    MOST_SHARED,
+    MOST_SUBJECTS,
+    MOST_TEXTS,
+)
 from cluster.api.schema import KEEPS_UNKNOWN, LINES, flag, keyed, number, record, rows, rule, text, word
 
 #: More of them than a node has containers.
@@ -308,6 +316,15 @@ def _isolation() -> dict[str, Any]:
         },
         ("zone",),
     )
+    subject = record(
+        "One subject whose values are files of the kernel's, or its records of threads.",
+        {
+            "name": text("The last word of its option, such as cpu of isolation.cpu."),
+            "mode": text("Its mode in force: enforce or observe."),
+            "values": number("How many values there are."),
+        },
+        ("name", "mode"),
+    )
     return record(
         "What keeps noisy neighbours apart; absent where that is off.",
         {
@@ -318,6 +335,9 @@ def _isolation() -> dict[str, Any]:
             "groups": number("Groups of resctrl that the daemon has made."),
             "otherGroups": number("Groups of resctrl that others have made."),
             "refusals": number("Values that the kernel has refused."),
+            "subjects": rows(
+                "Those that are not off, beside caches and bandwidth.", subject, maxItems=MOST_SUBJECTS
+            ),
             "sharedL3Count": number("How many L3s protected and batch containers share."),
             "sharedL3s": rows("The first of them.", shared, maxItems=MOST_SHARED),
         },

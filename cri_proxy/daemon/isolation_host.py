@@ -127,11 +127,11 @@ class IsolationHost:
         """The name of the group that a container is in; "" = the root's."""
         return "" if self.isolation is None else self.isolation.group_of(key)
 
-    def status(self) -> dict[str, Any]:
+    def status(self, with_files: bool = True) -> dict[str, Any]:
         """``Isolation.status``; without one only its subjects."""
         if self.isolation is not None:
             protection = {"mode": "off"} if self.protector is None else self.protector.status()
-            return {**self.isolation.status(), "protection": protection}
+            return {**self.isolation.status(with_files), "protection": protection}
         config = self._services.config
         return {
             "subjects": {
@@ -145,7 +145,7 @@ class IsolationHost:
             return None
         from cri_proxy.isolation.report import isolation_summary
 
-        return isolation_summary(self.status())
+        return isolation_summary(self.status(with_files=False))
 
     def explained(self, grant: ContainerRecord) -> list[str]:
         """What is done about a container, a sentence each."""

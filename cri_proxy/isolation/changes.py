@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from cri_proxy.engine.model import NO_CLASS_OF_SERVICE, TREATMENT_REFUSED
+from cri_proxy.isolation.listing import alike, several
 from cri_proxy.isolation.model import CACHES, RESCTRL, Group, IsolatedContainer, place_parts, resctrl_place
 from cri_proxy.isolation.plan import Plan
 from cri_proxy.isolation.report import value_text, values_in
@@ -38,7 +39,8 @@ class Happening:
 
 @frozen
 class InForce:
-    """What is in force. ``groups``: those that are there; ``refusals``: place -> what the kernel says;
+    """What is in force. ``groups``: those that are there; ``refusals``: place -> what the kernel says; ``keys``: of files'
+    places among them, the containers they are there for;
     ``without``: of groups for which no class of service is left, the sentence; ``step_whys``: domain -> why protection has
     set what batch has there. ``containers``: their classes."""
 
@@ -46,6 +48,7 @@ class InForce:
     members: Mapping[str, frozenset[str]] = field(default_factory=dict)
     meetings: tuple[Meeting, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
     step_whys: Mapping[int, str] = field(default_factory=dict)
     containers: Sequence[IsolatedContainer] = ()
@@ -63,12 +66,15 @@ def happenings(before: InForce, now: InForce) -> list[Happening]:
 
 
 def _refused(before: InForce, now: InForce) -> Iterator[Happening]:
-    for place, sentence in now.refusals.items():
-        if place not in before.refusals:
-            is_value = place.startswith(RESCTRL) and "#" in place
-            group, _, number = place_parts(place) if is_value else ("", "", -1)
-            hurt = _hurt(now, group, number) if group else ()
-            yield Happening(f"{place} is refused: {sentence}", hurt, reason=TREATMENT_REFUSED, hurt=hurt)
+    new = {place: sentence for place, sentence in now.refusals.items() if place not in before.refusals}
+    for (_, sentence), places in alike(new).items():
+        is_value = places[0].startswith(RESCTRL) and "#" in places[0]
+        group, _, number = place_parts(places[0]) if is_value else ("", "", -1)
+        concerned = sorted({key for place in places for key in now.keys.get(place, ())})
+        hurt = _hurt(now, group, number) if group else tuple(concerned[:MOST_TOLD])
+        yield Happening(
+            f"{several(places)} is refused: {sentence}", hurt, reason=TREATMENT_REFUSED, hurt=hurt
+        )
 
 
 def _without(before: InForce, now: InForce) -> Iterator[Happening]:
@@ -207,6 +213,7 @@ def in_force(
         {group.name: group.members for group in planned},
         plan.meetings,
         values,
+        {each.place: each.keys for each in plan.files if each.place in values},
         without,
         step_whys,
         containers,

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional, TypeVar
 
+from cri_proxy.isolation.listing import container_lines, files_text, names_text, place_text, value_name
 from cri_proxy.isolation.model import CACHES, ENFORCE, MB, OFF, ROOT
 from cri_proxy.isolation.scheduling import THREADS
 from cri_proxy.text.terminal import duration_text
 
 #: A domain, as the kernel has it or as JSON does.
 Number = TypeVar("Number", int, str)
-#: As many containers of a group are named.
-_SHOWN = 8
 _STATES = {"enforced": "enforced", "refused": "refused by the kernel", "observed": "would be made"}
 
 
@@ -24,18 +23,17 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     subjects: Mapping[str, Any] = document.get("subjects") or {}
     lines = [_subject_line(name, row) for name, row in subjects.items()]
     if is_off(document):
-        return "off: isolation.caches and isolation.bandwidth switch it on (cri-resmgr doctor says whether this kernel can)"
+        return "off: isolation.caches, isolation.cpu and others switch it on (cri-resmgr doctor says what this kernel can)"
     if document.get("missing"):
         lines.append(f"nothing is divided: {document['missing']}")
     lines += _meetings(document)
     for group in document.get("groups", ()):
         lines += ["", *_group_lines(group)]
     lines += _protection_lines(document.get("protection"))
-    files = [row for row in document.get("files", ()) if not is_of_threads(row)]
-    lines += _section("values of files", map(_file_line, files))
+    lines += files_text(row for row in document.get("files", ()) if not is_of_threads(row))
     lines += _section("threads", _thread_lines(document))
     lines += _section("threads scheduled by class", _scheduling_lines(document))
-    lines += _section("refused", map(_refusal_line, document.get("refusals", ())))
+    lines += _section("refused", _refusal_lines(document))
     lines += _section("changed by others, and written again", _drift_lines(document.get("drift") or {}))
     lines += _section("to know", _notes(document))
     return "\n".join(lines)
@@ -45,7 +43,8 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     """What reports on this node are told of isolation; None: all of it is off.
 
     ``l3s``: those that protected and batch containers share, with how many of each, what batch has there, and which step of
-    protection that is; "" = none. ``refused_for_good``: places that the kernel never lets be written.
+    protection that is; "" = none. ``values``: how many of files, by subject.
+    ``refused_for_good``: places that the kernel never lets be written.
     """
     subjects: Mapping[str, Any] = document.get("subjects") or {}
     if is_off(document):
@@ -59,6 +58,7 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     }
     return {
         "modes": {name: row["mode"] for name, row in subjects.items()},
+        "values": dict(document.get("values") or {}),
         "protection": (document.get("protection") or {}).get("mode", OFF),
         "missing": document.get("missing") or "",
         "groups": sum(1 for group in document.get("groups", ()) if group["state"] == "enforced"),
@@ -117,7 +117,13 @@ def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
             lines.append(_domain_lines(domain)[0])
             if domain.get("helped") is not None:
                 lines.append(_help_text(domain["helped"]))
-    return lines
+    # Threads that are set have their line above.
+    files = (
+        row
+        for row in document.get("files", ())
+        if not (is_of_threads(row) and row.get("state") == ENFORCE)
+    )
+    return lines + container_lines(files, path)
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -132,26 +138,25 @@ def _subject_line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _meetings(document: Mapping[str, Any]) -> list[str]:
-    met = document.get("meetings", ())
+    met, subjects = document.get("meetings", ()), document.get("subjects") or {}
+    if all(subjects.get(name, {}).get("mode", OFF) == OFF for name in ("caches", "bandwidth")):
+        return []
     if met or document.get("missing"):
         return _section(
             "protected beside batch",
-            (f"L3 {each['l3']}: {_names(each['protected'])} beside {_names(each['batch'])}" for each in met),
+            (
+                f"L3 {each['l3']}: {names_text(each['protected'])} beside {names_text(each['batch'])}"
+                for each in met
+            ),
         )
     return ["no L3 is shared by protected and batch containers: batch has all of each cache"]
-
-
-def _names(paths: Iterable[str]) -> str:
-    found = list(paths)
-    more = len(found) - _SHOWN
-    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _group_lines(group: Mapping[str, Any]) -> list[str]:
     name = group["name"] or "the root group"
     state = _STATES.get(group["state"], group["state"])
     lines = [
-        f"{name}: {state} for {duration_text(group['age_s'])}; {_names(group['members']) or 'no container'}"
+        f"{name}: {state} for {duration_text(group['age_s'])}; {names_text(group['members']) or 'no container'}"
     ]
     why: Mapping[str, str] = group["why"]
     shared: dict[str, list[str]] = {number: [] for number in why}
@@ -242,11 +247,6 @@ def _help_text(row: Mapping[str, Any]) -> str:
     return f"{verdict} {row['container']}: {row['words']} {row['before']:g} before, {row['after']:g} after"
 
 
-def _file_line(row: Mapping[str, Any]) -> str:
-    would = "" if row.get("enforced", True) else "would be "
-    return f"{row['place']}: {would}{row['value']}" + (f", as {row['why']}" if row.get("why") else "")
-
-
 def _thread_lines(document: Mapping[str, Any]) -> Iterable[str]:
     for key, row in sorted((document.get("tasks") or {}).items()):
         if row["group"] != ROOT:
@@ -276,14 +276,26 @@ def scheduling_text(row: Mapping[str, Any]) -> str:
     return f"{threads} as {row['class']}{own}" + (f"; {row['problem']}" if row["problem"] else "")
 
 
-def _refusal_line(row: Mapping[str, Any]) -> str:
-    times = "once" if row["tries"] == 1 else f"{row['tries']} times"
-    return f"{row['place']} = {row['value']}: {row['sentence']} (tried {times})"
+def _refusal_lines(document: Mapping[str, Any]) -> Iterable[str]:
+    """What was refused, a line for what is alike."""
+    containers = {row["place"]: row.get("containers", ()) for row in document.get("files", ())}
+    found: dict[tuple[str, str, str, bool], list[Mapping[str, Any]]] = {}
+    for row in document.get("refusals", ()):
+        of = (value_name(row["place"]), row["value"], row["sentence"], bool(row.get("final")))
+        found.setdefault(of, []).append(row)
+    for (name, value, sentence, is_final), rows in found.items():
+        paths = sorted({path for row in rows for path in containers.get(row["place"], ())})
+        where = place_text(rows[0]["place"]) if len(rows) == 1 else f"{name} at {len(rows)} places"
+        whose = f" of {names_text(paths)}" if paths else ""
+        tries = max(row["tries"] for row in rows)
+        times = "for good" if is_final else "tried once" if tries == 1 else f"tried {tries} times"
+        yield f"{where} = {value}{whose}: {sentence} ({times})"
 
 
 def _drift_lines(drift: Mapping[str, int]) -> Iterable[str]:
     return (
-        f"{place}: {'once' if times == 1 else f'{times} times'}" for place, times in sorted(drift.items())
+        f"{place_text(place)}: {'once' if times == 1 else f'{times} times'}"
+        for place, times in sorted(drift.items())
     )
 
 
@@ -291,6 +303,6 @@ def _notes(document: Mapping[str, Any]) -> Iterable[str]:
     yield from document.get("notes", ())
     others, monitors = document.get("other_groups") or (), document.get("other_monitors") or 0
     if others:
-        yield f"groups of others, left alone: {_names(others)}"
+        yield f"groups of others, left alone: {names_text(others)}"
     if monitors:
         yield f"monitoring groups of others, left alone: {monitors}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from cri_proxy.config.config import engine_options, read_config
 from cri_proxy.isolation.io.reconciler import Isolation
+from cri_proxy.isolation.io.subjects import Subject
 from cri_proxy.isolation.model import Wanted
 from cri_proxy.services.services import Services
 from cri_proxy.text.sources import SettingsSource
@@ -52,14 +53,17 @@ class IsolatedNode:
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
         kernel: Optional[KernelModel] = None,
+        subjects: Callable[[], Sequence[Subject]] = tuple,
         **isolation: Any,
     ) -> None:
+        """``subjects``: makes those of each daemon."""
         self.folder = folder
         self.kernel = kernel or KernelModel(l3s())
         self.boot_id = "boot"
         self.now_s = 100.0
         self.services: Services = parts(folder, monkeypatch)
         self._names = count()
+        self._subjects = subjects
         self._configure(isolation)
         self.engine = engine_on(HYGON_7285_2S, ANYWHERE, engine_options(self.services.config))
         self.services.node_state.engine = self.engine
@@ -69,7 +73,7 @@ class IsolatedNode:
     def _make(self) -> None:
         self.threads = Threads()
         self.isolation = Isolation(
-            self.services, self.kernel, self.boot_id, self.threads, clock=lambda: self.now_s
+            self.services, self.kernel, self.boot_id, self.threads, self._subjects(), lambda: self.now_s
         )
 
     async def begin(self) -> IsolatedNode:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import errno
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cri_proxy import effects
 from cri_proxy.isolation.io.originals import FILE_NAME
-from cri_proxy.isolation.model import Step
+from cri_proxy.isolation.io.subjects import Sight
+from cri_proxy.isolation.model import Setting, Step
 from policies.model import Qos
 from tests.isolation.kernel import KernelModel
 from tests.isolation.node import IsolatedNode, l3s
@@ -339,3 +342,94 @@ async def test_a_section_that_this_machine_cannot_have_is_a_class_for_no_contain
     assert node.isolation.group_of(batch) == BATCH
     # Nothing is left to be done.
     assert not await node.isolation.round()
+
+
+# ---------------------------------------------------------------------- subjects
+
+
+class Files:
+    """A subject that wants what it is told, of each container that runs."""
+
+    def __init__(self, name: str, folder: Path, value: str = "1") -> None:
+        self.name = name
+        self.folder = folder
+        self.value = value
+
+    def settings(self, sight: Sight) -> Iterator[Setting]:
+        for each in sight.containers:
+            file = self.folder / each.key / "cpu.idle"
+            if file.parent.exists():
+                why = f"{each.path} is {each.cls}"
+                yield Setting(self.name, f"file:{file}", self.value, why, (each.key,))
+
+    def is_same(self, place: str, seen: str, value: str) -> bool:
+        return False
+
+    def notes(self) -> Sequence[str]:
+        return ()
+
+
+def cgroup(node: IsolatedNode, key: str) -> Path:
+    folder = node.folder / "cgroups" / key
+    folder.mkdir(parents=True)
+    (folder / "cpu.idle").write_text("0\n")
+    return folder / "cpu.idle"
+
+
+async def test_a_container_is_told_what_files_are_refused_and_status_counts_values_without_listing_them(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make(
+        subjects=lambda: [Files("cpu", tmp_path / "cgroups")], caches="off", bandwidth="off", cpu="enforce"
+    )
+    files = {key: cgroup(node, key) for key in (node.batch(), node.batch(), node.protected())}
+    (refused, taken, _), told = files, []
+    await node.begin()
+    assert {file.read_text() for file in files.values()} == {"1\n"}
+
+    def refuse(kind: str, about: str) -> None:
+        if about == str(files[refused]):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    happened = node.services.node_state.happened
+    monkeypatch.setattr(
+        node.services.node_state,
+        "happened",
+        lambda *of: told.append(of) if of[0] == "isolation" else happened(*of),
+    )
+    monkeypatch.setattr(effects, "before", refuse)
+    for file in files.values():
+        file.write_text("0\n")
+    await node.look()
+    [(_, why, keys, _, reason, hurt)] = told
+    assert why == f"{files[refused]} is refused: Invalid argument"
+    assert (keys, hurt, reason) == ((refused,), (refused,), "IsolationRefused")
+    assert node.services.health.warnings == [f"isolation: {files[refused]}: Invalid argument"]
+    assert node.isolation.status(with_files=False)["files"] == []
+    assert node.isolation.status(with_files=False)["values"] == {"cpu": 3}
+    path = node.engine.grants[taken].container.path
+    [row] = [row for row in node.isolation.status()["files"] if path in row["containers"]]
+    assert (row["value"], row["why"]) == ("1", f"{path} is batch")
+
+
+async def test_a_place_that_two_subjects_want_has_the_value_of_the_first(make: Make, tmp_path: Path) -> None:
+    def subjects() -> list[Files]:
+        return [Files("cpu", tmp_path / "cgroups"), Files("memory", tmp_path / "cgroups", "2")]
+
+    node = make(subjects=subjects, cpu="enforce", memory="enforce")
+    file = cgroup(node, node.batch())
+    await node.begin()
+    await node.look()
+    assert file.read_text() == "1\n"
+    [note] = node.isolation.status()["notes"]
+    assert note == f"file:{file} is cpu's: memory leaves it alone"
+
+
+async def test_what_is_only_observed_is_not_written(make: Make, tmp_path: Path) -> None:
+    node = make(
+        subjects=lambda: [Files("cpu", tmp_path / "cgroups")], caches="off", bandwidth="off", cpu="observe"
+    )
+    file = cgroup(node, node.batch())
+    await node.begin()
+    assert file.read_text() == "0\n" and not (node.folder / FILE_NAME).exists()
+    assert [row["state"] for row in node.isolation.status()["files"]] == ["observed"]

@@ -44,7 +44,7 @@ def protection(**changed: Any) -> dict[str, Any]:
 
 def test_what_is_off_says_what_switches_it_on() -> None:
     document = {"subjects": {"caches": {"configured": "off", "mode": "off"}}}
-    assert isolation_text(document).startswith("off: isolation.caches and isolation.bandwidth switch it on")
+    assert isolation_text(document).startswith("off: isolation.caches, isolation.cpu and others switch it on")
 
 
 async def test_a_shared_l3_is_shown_with_what_batch_has_there_and_why(make: Make) -> None:  # noqa: F811

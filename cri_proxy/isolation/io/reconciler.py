@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from cri_proxy.isolation.io.resctrl import ResourceControl
 from cri_proxy.isolation.io.scheduling import threads_of
 from cri_proxy.isolation.io.subjects import Sight, Subject
 from cri_proxy.isolation.io.writer import DRIFT_TOLD, Outcome, Writer
+from cri_proxy.isolation.listing import alike, several
 from cri_proxy.isolation.model import (
     ENFORCE,
     RESCTRL,
@@ -342,7 +344,7 @@ class Isolation:
             tuple(each for each in plan.enforced.groups if not each.name or each.name in outcome.groups)
         )
         is_moving = self._follow(enforced, cgroups, is_due)
-        refusals = {each.place: each.sentence for each in outcome.refusals}
+        refusals = {each.place: each.sentence for each in outcome.refusals if not each.is_final}
         found = in_force(plan, enforced.groups, refusals, containers, self.step_whys)
         happened = [] if self._in_force is None else happenings(self._in_force, found)
         return _Done(plan, outcome, info, missing, enforced, has_looked, is_due, is_moving, found, happened)
@@ -357,9 +359,16 @@ class Isolation:
             return []
         engine, before = now.engine, self._originals.values
         sight = Sight(containers, cgroups, engine.host.topology, self._services.config, before)
-        wanted = [setting for each in subjects for setting in each.settings(sight)]
-        self._file_notes = tuple(note for each in subjects for note in each.notes())
-        return wanted
+        wanted: dict[str, Setting] = {}
+        notes = []
+        for subject in subjects:
+            for setting in subject.settings(sight):
+                first = wanted.setdefault(setting.place, setting)
+                if first.subject != subject.name:
+                    notes.append(f"{setting.place} is {first.subject}'s: {subject.name} leaves it alone")
+            notes += subject.notes()
+        self._file_notes = tuple(notes)
+        return list(wanted.values())
 
     def _rdt_class_of(self, record: ContainerRecord) -> str:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
@@ -429,13 +438,12 @@ class Isolation:
         """What an operator should look at."""
         sentences = [f"isolation: {done.missing}"] if done.missing and self._is_configured else []
         sentences += [f"isolation: {note}" for note in self._notes]
-        for refusal in done.outcome.refusals:
-            if refusal.is_final:  # doctor lists them
-                continue
-            is_group = refusal.place in {f"{RESCTRL}{group.name}" for group in done.plan.enforced.groups}
-            sentences.append(
-                f"isolation: {refusal.place}: {refusal.sentence}{f'; {WEAKER}' if is_group else ''}"
-            )
+        groups = {f"{RESCTRL}{group.name}" for group in done.plan.enforced.groups}
+        # Doctor lists those that are final.
+        refused = {each.place: each.sentence for each in done.outcome.refusals if not each.is_final}
+        for (_, sentence), places in alike(refused).items():
+            weaker = f"; {WEAKER}" if places[0] in groups else ""
+            sentences.append(f"isolation: {several(places)}: {sentence}{weaker}")
         for place, times in done.outcome.drift.items():
             if times >= DRIFT_TOLD:
                 sentences.append(
@@ -458,8 +466,8 @@ class Isolation:
 
     # ------------------------------------------------------------------ what is shown
 
-    def status(self) -> dict[str, Any]:
-        """All of it as plain data."""
+    def status(self, with_files: bool = True) -> dict[str, Any]:
+        """All of it as plain data; without the values of files, of which there may be thousands, if told so."""
         services, config = self._services, self._services.config
         engine, now_s = services.node_state.engine, services.node_state.clock()
         modes = {} if self._settings is None else self._settings.modes
@@ -487,8 +495,12 @@ class Isolation:
                 {"l3": each.domain.id, "protected": paths(each.protected), "batch": paths(each.batch)}
                 for each in self._plan.meetings
             ],
-            "files": [_setting_row(each, True) for each in self._plan.files]
-            + [_setting_row(each, False) for each in self._plan.told],
+            "values": dict(Counter(each.subject for each in (*self._plan.files, *self._plan.told))),
+            "files": [
+                _setting_row(each, is_enforced, paths(each.keys))
+                for settings, is_enforced in ((self._plan.files, True), (self._plan.told, False))
+                for each in (settings if with_files else ())
+            ],
             "refusals": [
                 {
                     "place": each.place,
@@ -536,12 +548,13 @@ def _names(wanted: Wanted) -> frozenset[str]:
     return frozenset(group.name for group in wanted.groups)
 
 
-def _setting_row(setting: Setting, is_enforced: bool) -> dict[str, Any]:
+def _setting_row(setting: Setting, is_enforced: bool, paths: Sequence[str]) -> dict[str, Any]:
     return {
         "subject": setting.subject,
         "place": setting.place,
         "value": setting.value,
         "why": setting.why,
+        "containers": paths,
         "state": ENFORCE if is_enforced else "observed",
     }
 

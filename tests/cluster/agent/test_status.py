@@ -18,7 +18,8 @@ def status(told: Optional[dict[str, Any]] = None, **changes: Any) -> dict[str, A
 
 
 ISOLATION = {
-    "modes": {"caches": "enforce", "bandwidth": "off"},
+    "modes": {"caches": "enforce", "bandwidth": "off", "cpu": "observe", "clocks": "off"},
+    "values": {"cpu": 12},
     "protection": "off",
     "missing": "",
     "groups": 1,
@@ -157,6 +158,7 @@ def test_isolation_is_told_where_it_is_on() -> None:
         "groups": 1,
         "otherGroups": 0,
         "refusals": 0,
+        "subjects": [{"name": "cpu", "mode": "observe", "values": 12}],
         "sharedL3Count": 1,
         "sharedL3s": [{"zone": "l3-4", "protected": 1, "batch": 2, "batchHas": "5 ways (1f)"}],
     }
