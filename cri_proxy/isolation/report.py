@@ -119,9 +119,7 @@ def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
                 lines.append(_help_text(domain["helped"]))
     # Threads that are set have their line above.
     files = (
-        row
-        for row in document.get("files", ())
-        if not (is_of_threads(row) and row.get("state") == ENFORCE)
+        row for row in document.get("files", ()) if not (is_of_threads(row) and row.get("state") == ENFORCE)
     )
     return lines + container_lines(files, path)
 
