@@ -6,6 +6,7 @@ Keys are read whatever their case, so that both spellings do: Intel's (``MinCPUs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Optional
 
 import voluptuous as vol
@@ -21,9 +22,20 @@ from cri_proxy.config.checks import (
     write_list,
     write_text,
 )
+from cri_proxy.config.load_classes import load_names
 from cri_proxy.text.sources import Raw, Remark, SourceEntry, Table, describe, meaningless, rows, show_key
 from policies.affinity.pull.expressions import OPERATORS, fault_of
-from policies.balloons.types import IRQ_MODES, PER_LEVELS, SHARE_LEVELS, BalloonType
+from policies.balloons.composites import MAX_DEPTH, MAX_PARTS
+from policies.balloons.types import (
+    ALL,
+    BALANCE,
+    DEFAULT,
+    IRQ_MODES,
+    PER_LEVELS,
+    RESERVED,
+    SHARE_LEVELS,
+    BalloonType,
+)
 from policies.frozen import frozen
 from policies.machine.topology import CORE_TYPES
 from policies.model import MatchExpression
@@ -38,10 +50,7 @@ MAX_DEVICES, MAX_CONDITIONS = 32, 32
 NOT_YET = "it is not read yet"
 #: What nri-plugins' and Intel's types may say besides, in lower case, and why nothing here depends on it.
 MEANINGLESS: Mapping[str, str] = {
-    "componentcreation": NOT_YET,
-    "components": NOT_YET,
     "cpuclass": NOT_YET,
-    "loads": NOT_YET,
     "preferfarfromdevices": "their own resources have no such key",
 }
 
@@ -158,6 +167,32 @@ def _read_irq_mode(raw: Raw) -> str:
     if word and word not in IRQ_MODES:
         raise vol.Invalid("")
     return word
+
+
+def _read_components(raw: Raw) -> tuple[str, ...]:
+    if raw == ():
+        return ()
+    if not isinstance(raw, Table):
+        raise vol.Invalid("")
+    found = tuple(_component(place, fields) for place, fields, _ in islice(rows(raw), MAX_PARTS + 1))
+    if len(found) > MAX_PARTS:
+        raise vol.Invalid("")
+    return found
+
+
+def _component(place: str, fields: Optional[tuple[SourceEntry, ...]]) -> str:
+    given = {entry.key.lower(): entry.raw for entry in fields or ()}
+    name = given.pop("balloontype", None)
+    if not isinstance(name, str) or not name.strip() or given:
+        raise vol.Invalid("expected BalloonType and a name, and nothing else", [place])
+    return name.strip()
+
+
+def _read_creation(raw: Raw) -> str:
+    word = raw.strip().lower() if isinstance(raw, str) else _text(raw)
+    if word not in ("", ALL, BALANCE):
+        raise vol.Invalid("")
+    return word or ALL
 
 
 def _read_conditions(raw: Raw) -> tuple[MatchExpression, ...]:
@@ -286,6 +321,34 @@ _IRQ_MODE = Check(
     lambda mode: mode or "off",
     {"type": "string", "enum": [*IRQ_MODES, "off"]},
 )
+_COMPONENTS = Check(
+    f"a list of at most {MAX_PARTS} {{BalloonType: NAME}}",
+    _read_components,
+    lambda found: f"[{', '.join(f'{{BalloonType: {write_text(name)}}}' for name in found)}]",
+    list_of(
+        {
+            "type": "object",
+            "description": "One component.",
+            "required": ["BalloonType"],
+            "properties": {
+                "BalloonType": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 63,
+                    "description": "The type it is of.",
+                    "expected": "a name of a type",
+                }
+            },
+        },
+        MAX_PARTS,
+    ),
+)
+_CREATION = Check(
+    f"{ALL} or {BALANCE}",
+    _read_creation,
+    write_text,
+    {"type": "string", "enum": [ALL, BALANCE]},
+)
 
 FIELDS: tuple[BalloonField, ...] = (
     BalloonField("Name", "name", _NAME, "required", "Its name; reserved and default change the two that are built in."),
@@ -327,6 +390,13 @@ FIELDS: tuple[BalloonField, ...] = (
           "Interrupts (numbers, or patterns of their names) that the CPUs of its balloons handle (isolation.interrupts)."),
     BalloonField("IrqMode", "irq_mode", _IRQ_MODE, "off",
           "isolate: its CPUs handle no interrupts but claimed ones; sink: they handle all that no type claims."),
+    BalloonField("Loads", "loads", load_names(), "[]",
+          "Load classes (policy.balloons.LoadClasses): its balloons avoid the cores, caches and other domains in which "
+          "other balloons have the same load. The first counts most."),
+    BalloonField("Components", "components", _COMPONENTS, "[]",
+          "Its balloons are composite: made of a part for each of these types, with CPUs as that type has them."),
+    BalloonField("ComponentCreation", "component_creation", _CREATION, ALL,
+          "all: of all Components, evenly; balance-balloons: of the one that the fewest balloons are made of."),
     BalloonField("PinMemory", "memory", _MEMORY, "placement.memory",
           "true: as placement.memory prefer; pin: as its pin; false: memory nodes are not set."),
     BalloonField("MemoryTypes", "memory_types", _MEMORY_KINDS, "[]",
@@ -370,6 +440,7 @@ def read_types(
     """The types of a list; None where there was an error. Every error and remark names file and line."""
     before = len(errors)
     specs: dict[str, BalloonSpec] = {}
+    places: dict[str, str] = {}
     for place, fields, found in rows(table):
         if fields is None:
             errors.append(f"{place}: a balloon type is {found}, expected a mapping with Name and others")
@@ -378,11 +449,73 @@ def read_types(
         if spec is not None and spec.type.name in specs:
             errors.append(f"{place}: a balloon type is named {spec.type.name}, expected a name of its own")
         elif spec is not None:
-            specs[spec.type.name] = spec
+            specs[spec.type.name], places[spec.type.name] = spec, place
         if len(specs) > MAX_TYPES or len(errors) > before + MAX_TYPES:
             errors.append(f"{place}: expected at most {MAX_TYPES} balloon types")
             break
+    if len(errors) == before:
+        errors += [f"{places[name]}: {fault}" for name in specs if (fault := _composite_fault(name, specs))]
     return None if len(errors) > before else tuple(specs.values())
+
+
+#: What a composite type says nothing of: CPUs are chosen as the components say.
+_OF_COMPONENTS = (
+    "prefer_spread_on_physical_cores",
+    "allocator_topology_balancing",
+    "prefer_close_to_devices",
+    "prefer_isolated_cpus",
+    "prefer_core_type",
+)
+
+
+def _composite_fault(name: str, specs: Mapping[str, BalloonSpec]) -> str:
+    """What makes no balloons of a type with components; "" where nothing is wrong."""
+    spec = specs[name]
+    kind = spec.type
+    if not kind.components:
+        if "component_creation" in spec.given and kind.component_creation != ALL:
+            return f"ComponentCreation is {kind.component_creation}, expected Components besides"
+        return ""
+    for field in _OF_COMPONENTS:
+        if field in spec.given and getattr(kind, field):
+            return (
+                f"{_BY_NAME[field].key} is given for a type with Components, expected for the types of these"
+            )
+    try:
+        parts, _ = _parts_within(name, specs, (), {})
+    except vol.Invalid as error:
+        return f"Components of {name}: {error.msg}"
+    if 0 < kind.max_cpus < parts:
+        return f"MaxCPUs is {kind.max_cpus}, expected at least {parts}, a CPU for each part of a balloon"
+    return ""
+
+
+def _parts_within(
+    name: str, specs: Mapping[str, BalloonSpec], above: tuple[str, ...], known: dict[str, tuple[int, int]]
+) -> tuple[int, int]:
+    """The most parts that a balloon of a type has, and how many types are inside each other. ``known``: of types seen.
+
+    :raises vol.Invalid: it has no end, or too many.
+    """
+    if name in above:
+        raise vol.Invalid(f"expected no circle: {' > '.join((*above[above.index(name) :], name))}")
+    if name not in specs and name not in (RESERVED, DEFAULT):
+        raise vol.Invalid(f"there is no type {show_key(name)}")
+    if name in known:
+        return known[name]
+    kind = specs[name].type if name in specs else BalloonType(name)
+    parts, depth = 1, 0
+    if kind.components:
+        found = [_parts_within(part, specs, (*above, name), known) for part in kind.components]
+        counts = [count for count, _ in found]
+        parts = sum(counts) if kind.component_creation == ALL else max(counts)
+        depth = 1 + max(inner for _, inner in found)
+    if parts > MAX_PARTS:
+        raise vol.Invalid(f"expected at most {MAX_PARTS} parts")
+    if depth > MAX_DEPTH:
+        raise vol.Invalid(f"expected at most {MAX_DEPTH} types inside each other")
+    known[name] = parts, depth
+    return known[name]
 
 
 def _read_type(

@@ -19,6 +19,7 @@ from cri_proxy.config.balloons import BalloonSpec, read_types
 from cri_proxy.config.checks import CpuConstraint
 from cri_proxy.config.constants import Constants
 from cri_proxy.config.gone import GONE, OLD_VALIDATORS, VALIDATORS_KEY, OldValidators, ignored
+from cri_proxy.config.load_classes import read_load_classes
 from cri_proxy.config.options.table import BY_KEY, OPTIONS, SECTIONS
 from cri_proxy.config.sections.reading import PART, READERS, read_parts, section_of
 from cri_proxy.text.sources import (
@@ -59,6 +60,8 @@ _SUBJECTS = {
     "control.rdt": ("isolation.caches", "isolation.bandwidth"),
     "control.blockio": ("isolation.disks",),
 }
+_LOADS = "policy.balloons.LoadClasses"
+_TABLES = {_TYPES: read_types, _LOADS: read_load_classes}
 #: Policies that give Guaranteed containers CPUs of their own unless told otherwise.
 _EXCLUSIVE_PRESETS = ("topology-aware",)
 #: A foreign file may consist of unknown keys: beyond these many a source's warnings are counted, not written.
@@ -162,6 +165,7 @@ def read_config(
     # 2. The result as a whole.
     errors += _shared_sockets(config)
     remarks += _unused_classes(config)
+    remarks += _unknown_loads(config)
     if topology_cpus is not None:
         _compare_cpus(config, topology_cpus, errors, remarks)
     if strict:
@@ -217,7 +221,7 @@ def balloon_settings(config: Config) -> BalloonSettings:
     types: list[BalloonType] = []
     for spec in specs:
         types.append(replace(spec.type, **{k: v for k, v in inherited.items() if k not in spec.given}))
-    return BalloonSettings(tuple(types), inherited["show_containers_in_nrt"])
+    return BalloonSettings(tuple(types), inherited["show_containers_in_nrt"], config[_LOADS])
 
 
 #: The subjects of isolation that write to the kernel what a plan says; and all of them: containers have classes where one
@@ -314,11 +318,12 @@ def _validate(
 ) -> dict[str, Any]:
     raw = {key: entry.raw for key, entry in settings.items()}
     typed: dict[str, Any] = {}
-    table = raw.get(_TYPES)
-    if isinstance(table, Table):
-        del raw[_TYPES]
-        specs = read_types(table, errors, remarks.append)
-        typed = {} if specs is None else {_TYPES: specs}
+    for key, read in _TABLES.items():
+        table = raw.get(key)
+        if isinstance(table, Table):
+            del raw[key]
+            rows = read(table, errors, remarks.append)
+            typed.update({} if rows is None else {key: rows})
     for option in READERS:
         parts = {key.partition(PART)[2]: settings[key] for key in settings if section_of(key) == option}
         is_refused = "" in parts and not isinstance(raw[option], Tree)  # as any option of another type
@@ -392,6 +397,20 @@ def _unused_classes(config: Config) -> list[Remark]:
         sentence = f"{config.origins[key]}: {key} has classes, and {off}: nothing is written for them"
         remarks.append(Remark(sentence, is_doubt=False))
     return remarks
+
+
+def _unknown_loads(config: Config) -> list[Remark]:
+    """Loads of balloon types that there is no class of."""
+    classes = {load.name for load in config[_LOADS]}
+    return [
+        Remark(
+            f"{config.origins[_TYPES]}: type {spec.type.name} has the load {show_key(load)}, expected one of {_LOADS}; "
+            "it counts for nothing"
+        )
+        for spec in config[_TYPES]
+        for load in spec.type.loads
+        if load not in classes
+    ]
 
 
 def _shared_sockets(config: Config) -> list[str]:

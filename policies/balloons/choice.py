@@ -128,11 +128,11 @@ def _by_preference(
         kin = [b for b in balloons if _has(b, lambda other: group_of(kind, other) == group)]
         yield _with_room(kind, kin, ask)
         yield _growable(kind, kin, ask)
-        yield _least_short(kind, kin, ask)
+        yield _least_short(kin, ask)
     # 2. Where it fits, without the CPUs that are set aside, else with them; at last where least is missing.
     yield from _fitting(kind, balloons, new, replace(ask, idle=ask.idle - ask.waiting))
     yield from _fitting(kind, balloons, new, ask)
-    yield _least_short(kind, [*balloons, *new], ask)
+    yield _least_short([*balloons, *new], ask)
 
 
 def _fitting(
@@ -189,7 +189,7 @@ def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonReque
     """
     found = [b for b in balloons if b.cpus and _free_milli(b) >= ask.milli]
     if not ask.milli:
-        found += [b for b in balloons if not b.cpus and _reach(kind, b, ask)]
+        found += [b for b in balloons if not b.cpus and _reach(b, ask)]
 
     def key(b: Balloon) -> tuple[bool, int, int, int]:
         used = _used_milli(b)
@@ -201,7 +201,7 @@ def _with_room(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonReque
 
 def _emptiest(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """Of the balloons that have room for the container, or can be given it, the one in which least is in use."""
-    found = [b for b in balloons if _reach(kind, b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
+    found = [b for b in balloons if _reach(b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
 
     def key(b: Balloon) -> tuple[bool, int, int, int]:
         return (_crowd(kind, b, ask), _used_milli(b), 0 if b.group is None else len(b.group), b.number)
@@ -211,19 +211,19 @@ def _emptiest(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonReques
 
 def _growable(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """One that can grow until it holds the container: inside its L3s rather than out of them, by few CPUs."""
-    found = [b for b in balloons if _reach(kind, b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
+    found = [b for b in balloons if _reach(b, ask) * 1000 >= max(b.milli + ask.milli, 1)]
 
     def key(b: Balloon) -> tuple[bool, bool, int, int]:
-        missing = kind.size_for(b.milli + ask.milli) - len(b.cpus)
+        missing = b.kind.size_for(b.milli + ask.milli) - len(b.cpus)
         near = frozenset().union(*[leaf for leaf in ask.leaves if not leaf.isdisjoint(b.cpus)]) & ask.idle
         return (_crowd(kind, b, ask), len(near - b.cpus) < missing if b.cpus else True, missing, b.number)
 
     return min(found, key=key, default=None)
 
 
-def _least_short(kind: BalloonType, balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
+def _least_short(balloons: Iterable[Balloon], ask: BalloonRequest) -> Optional[Balloon]:
     """The one in which, for its size, the fewest requested CPUs are missing."""
-    found = [(b, _reach(kind, b, ask)) for b in balloons]
+    found = [(b, _reach(b, ask)) for b in balloons]
     short = [((b.milli + ask.milli) * 1000 // reach, b.number, b) for b, reach in found if reach]
     return min(short, key=lambda item: item[:2])[2] if short else None
 
@@ -237,8 +237,8 @@ def _used_milli(balloon: Balloon) -> int:
     return balloon.milli + (0 if balloon.group is None else balloon.group.without_request * MIN_ORDER_MILLI)
 
 
-def _reach(kind: BalloonType, balloon: Balloon, ask: BalloonRequest) -> int:
+def _reach(balloon: Balloon, ask: BalloonRequest) -> int:
     """The CPUs a balloon could have."""
     idle = ask.idle if ask.inside is None or balloon.cpus else ask.idle & ask.inside
     idle = idle if balloon.region is None else idle & balloon.region
-    return kind.within_limit(len(balloon.cpus | idle))
+    return balloon.kind.within_limit(len(balloon.cpus | idle))

@@ -2,8 +2,9 @@
 
 A balloon begins inside one L3 if it fits there, by best fit, so that whole CCXs stay whole; it grows inside the
 L3s it has, then inside its NUMA node, then its socket. CPUs that others have a better claim to are taken last:
-those set aside for balloons that are to be there from the start, isolated ones, those near other types' devices.
-Nothing here remembers anything: the CPUs set aside follow from the machine and the configuration.
+those set aside for balloons that are to be there from the start, isolated ones, those near other types' devices, those
+whose core or cache has the same load. Nothing here remembers anything: the CPUs set aside follow from the machine and the
+configuration, and so do the parts of a composite balloon.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Callable, Optional
 
-from policies.balloons.types import BalloonType, name_of
+from policies.balloons.composites import Composites
+from policies.balloons.loads import NOTHING_LOADED, Loaded, Loads
+from policies.balloons.types import BalloonType, LoadClass, name_of
 from policies.exclusive.pick import Claim, Picker
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Domain, Topology
@@ -21,6 +24,9 @@ from policies.node import Node
 #: ``share_idle_cpus_in_same`` and ``one_per`` in the words of the topology.
 _LEVELS = {"l3cache": "l3", "numa": "numa", "die": "die", "package": "socket"}
 
+#: As many divisions of a composite balloon's CPUs are remembered.
+PARTED_KEPT = 1024
+
 #: What makes one place better than another that is equally large, lowest first.
 Cost = Callable[[frozenset[int]], tuple[float, ...]]
 
@@ -28,9 +34,14 @@ Cost = Callable[[frozenset[int]], tuple[float, ...]]
 class BalloonCpus:
     """Chooses CPUs for balloons on one machine."""
 
-    def __init__(self, topology: Topology, types: tuple[BalloonType, ...]) -> None:
+    def __init__(
+        self, topology: Topology, types: tuple[BalloonType, ...], loads: tuple[LoadClass, ...] = ()
+    ) -> None:
         self.topology = topology
         self.types = types
+        self.composites = Composites(types)
+        self.loads = Loads(topology, loads)
+        self._parted: dict[object, tuple[tuple[BalloonType, frozenset[int]], ...]] = {}
         self._picker = Picker(topology)
         self.isolated = topology.data.isolated
         self._near = {
@@ -48,6 +59,7 @@ class BalloonCpus:
         }
         self._set_aside: tuple[tuple[frozenset[int], ...], Mapping[str, frozenset[int]]] = ((), {})
         self._core: tuple[frozenset[int], int] = (NO_CPUS, 1)
+        self._threads = max([len(core) for core in topology.cores])
 
     # ------------------------------------------------------------------ what there is
 
@@ -75,22 +87,31 @@ class BalloonCpus:
 
     def _lay_out(self, free: frozenset[int]) -> Mapping[str, frozenset[int]]:
         found: dict[str, frozenset[int]] = {}
-        for kind in sorted(
+        loaded = NOTHING_LOADED
+        for plain in sorted(
             self.types, key=lambda kind: kind.allocator_priority
         ):  # else in the order of the list
-            for number in range(self.first(kind) if kind.max_cpus >= 0 else 0):
+            for number in range(self.first(plain) if not self.composites.banned(plain) else 0):
+                kind = self.composites.kind(plain, number)
                 region = self.region(kind, number)
-                cpus = self.grown(kind, NO_CPUS, kind.min_cpus, free if region is None else free & region)
+                least = kind.size_for(0) if any(p.kind.min_cpus for p in kind.parts) else kind.min_cpus
+                cpus = self.grown(
+                    kind, NO_CPUS, least, free if region is None else free & region, loaded=loaded
+                )
                 if cpus:
                     found[name_of(kind, number)] = cpus
                     free -= cpus
+                    if kind.all_loads:
+                        loaded = self.loads.added(loaded, self.parts(kind, cpus))
         return found
 
     # ------------------------------------------------------------------ how many
 
     def core(self, node: Node, kind: BalloonType) -> int:
         """The CPUs of a core that a balloon grows by: all that may be used now, one where it is to be spread over cores."""
-        if kind.prefer_spread_on_physical_cores and not kind.hide_hyperthreads:
+        if kind.parts:
+            return max([self.core(node, part.kind) for part in kind.parts])
+        if not self._grows_by_cores(kind):
             return 1
         # Sets are compared element by element, also with themselves; the node's stays the same object.
         if self._core[0] is not node.usable:
@@ -98,9 +119,18 @@ class BalloonCpus:
             self._core = node.usable, max(counts, default=1) or 1
         return self._core[1]
 
+    def _grows_by_cores(self, kind: BalloonType) -> bool:
+        if kind.prefer_spread_on_physical_cores and not kind.hide_hyperthreads:
+            return False
+        return not kind.loads or not self.loads.overloads(kind)
+
     def needed(self, node: Node, kind: BalloonType, milli: int) -> int:
         """The fewest CPUs of a balloon whose containers request ``milli`` milli-CPUs, ``size_for``. Where threads are hidden
         and the limit ends inside a core, it has none of that core."""
+        if kind.parts:
+            most = max(milli, kind.min_cpus * 1000)
+            each = [self.needed(node, part.kind, most // part.divisor) for part in kind.parts]
+            return kind.within_limit(sum(each))
         count, core = kind.size_for(milli), self.core(node, kind)
         if kind.hide_hyperthreads and count == kind.max_cpus and count > core:
             count -= count % core
@@ -108,6 +138,9 @@ class BalloonCpus:
 
     def whole(self, node: Node, kind: BalloonType, count: int) -> int:
         """As many and the rest of the last core, within the limit."""
+        if kind.parts:
+            shares = zip(kind.parts, self.shares(kind, count))
+            return kind.within_limit(sum([self.whole(node, part.kind, share) for part, share in shares]))
         core = self.core(node, kind)
         return kind.within_limit(-(-count // core) * core)
 
@@ -121,11 +154,14 @@ class BalloonCpus:
         free: frozenset[int],
         kept_for_others: frozenset[int] = NO_CPUS,
         cost: Optional[Cost] = None,
+        loaded: Loaded = NOTHING_LOADED,
     ) -> frozenset[int]:
         """The CPUs of a balloon that had ``have`` and is to have ``count``; fewer where fewer are free.
 
-        ``kept_for_others``: those of ``free`` that are taken only when no others are left.
+        ``kept_for_others``: those of ``free`` that are taken only when no others are left. ``loaded``: by other balloons.
         """
+        if kind.parts:
+            return self._grown_by_parts(kind, have, count, free, kept_for_others, cost, loaded)
         count = min(count, len(have | free))
         if count <= len(have):
             return have
@@ -140,16 +176,53 @@ class BalloonCpus:
             # 2. CPUs that no other has a better claim to, in the smallest region that has enough of them.
             for pool, more in self._pools(kind, have, count, free, kept_for_others):
                 keep = have | more if more else have
+                if kind.loads:
+                    keep, pool = self.loads.preferred(kind, keep, pool, count, loaded)
                 for region in self._regions(kind, keep, pool, count):
                     found = self._pick((pool & region) | keep, count, smt, keep, cost)
                     if found and len(found) == kind.within_limit(len(found)):
                         return found
         return have
 
+    def _grown_by_parts(
+        self,
+        kind: BalloonType,
+        have: frozenset[int],
+        count: int,
+        free: frozenset[int],
+        kept_for_others: frozenset[int],
+        cost: Optional[Cost],
+        loaded: Loaded,
+    ) -> frozenset[int]:
+        """As ``grown``, of a composite balloon: each part in turn."""
+        parts = list(self.parts(kind, have))
+        free -= have
+        for at, share in enumerate(self.shares(kind, min(count, len(have | free)))):
+            part, own = parts[at]
+            if share > len(own):
+                of_others = parts[:at] + parts[at + 1 :]
+                theirs = self.loads.added(loaded, of_others) if part.loads else loaded
+                own = self.grown(part, own, share, free, kept_for_others, cost, theirs)
+                parts[at], free = (part, own), free - own
+        return frozenset().union(*[own for _, own in parts])
+
     def shrunk(
-        self, kind: BalloonType, have: frozenset[int], count: int, keep: frozenset[int] = NO_CPUS
+        self,
+        kind: BalloonType,
+        have: frozenset[int],
+        count: int,
+        keep: frozenset[int] = NO_CPUS,
+        loaded: Loaded = NOTHING_LOADED,
     ) -> frozenset[int]:
         """The ``count`` CPUs of a balloon that it keeps: in as few L3s as can be. More where ``keep`` has more."""
+        if kind.parts:
+            shares = zip(self.parts(kind, have), self.shares(kind, count))
+            return frozenset().union(
+                *[
+                    self.shrunk(part, own, share, keep & own, loaded) if share or keep & own else NO_CPUS
+                    for (part, own), share in shares
+                ]
+            )
         smt = "hide" if kind.hide_hyperthreads else _smt(kind)
         if kind.hide_hyperthreads:
             keep = keep.union(*[self.topology.core_mates(cpu) & have for cpu in keep])
@@ -159,6 +232,10 @@ class BalloonCpus:
                 have = keep | preferred
             else:
                 keep |= preferred
+        if kind.loads:
+            least, pool = self.loads.preferred(kind, keep, have, count, loaded)
+            if found := self._pick(pool, count, smt, least):
+                return found
         return self._pick(have, count, smt, keep) or self._pick(have, count, "", keep) or have
 
     def _pick(
@@ -246,6 +323,48 @@ class BalloonCpus:
         cpus = self._pick(pool, count, "hide" if kind.hide_hyperthreads else _smt(kind))
         touched = sum(not cpus.isdisjoint(leaf.cpus) for leaf in self.topology.leaves)
         return (len(self.topology.nodes_of(cpus)), touched) if cpus else (len(self.topology.cpus), 0)
+
+    # ------------------------------------------------------------------ parts
+
+    def shares(self, kind: BalloonType, count: int) -> tuple[int, ...]:
+        """How many of a composite balloon's CPUs are of each part: evenly, but for the limits of the parts. No part of more
+        CPUs has fewer."""
+        found = [0] * len(kind.parts)
+        open_ = [at for at, part in enumerate(kind.parts) if part.kind.max_cpus >= 0]
+
+        def rank(at: int) -> tuple[bool, int, bool, int]:
+            part, has = kind.parts[at], found[at]
+            is_whole = not has % self._threads or not self._grows_by_cores(part.kind)
+            return has >= max(1, part.kind.min_cpus), has * part.divisor, is_whole, at
+
+        for _ in range(count):
+            open_ = [at for at in open_ if kind.parts[at].kind.within_limit(found[at] + 1) > found[at]]
+            if not open_:
+                break
+            found[min(open_, key=rank)] += 1
+        return tuple(found)
+
+    def parts(self, kind: BalloonType, own: frozenset[int]) -> tuple[tuple[BalloonType, frozenset[int]], ...]:
+        """The CPUs of each part of a balloon that has these; of one that is not composite they are all of its type."""
+        if not kind.parts:
+            return ((kind, own),)
+        key = (kind.name, tuple([(part.kind.name, part.divisor) for part in kind.parts]), own)
+        known = self._parted.get(key)
+        if known is None:
+            if len(self._parted) >= PARTED_KEPT:
+                self._parted.clear()
+            known = self._parted[key] = tuple(self._divided(kind, own))
+        return known
+
+    def _divided(
+        self, kind: BalloonType, own: frozenset[int]
+    ) -> Iterator[tuple[BalloonType, frozenset[int]]]:
+        left, last = own, len(kind.parts) - 1
+        for at, share in enumerate(self.shares(kind, len(own))):
+            part = kind.parts[at].kind
+            theirs = self.grown(part, NO_CPUS, share, left) if at < last else left
+            left -= theirs
+            yield part, theirs
 
     # ------------------------------------------------------------------ devices
 

@@ -19,6 +19,7 @@ from typing import Callable, Optional
 from policies.balloons.books import BalloonReader, FoundBalloons, must_stay
 from policies.balloons.choice import BalloonRequest, TypeChooser, choose
 from policies.balloons.cpus import BalloonCpus, Cost
+from policies.balloons.loads import NOTHING_LOADED, Loaded
 from policies.balloons.types import (
     BUILT_IN,
     DEFAULT,
@@ -68,8 +69,10 @@ class Balloons(Policy):
         self._types = {kind.name: kind for kind in types}
         self._order = {kind.name: (kind.allocator_priority, rank) for rank, kind in enumerate(types)}
         is_reserved_listed = self._types[RESERVED] is not BUILT_IN[RESERVED]
-        self._chooser = TypeChooser(types, is_reserved_listed, settings.reserved_namespaces)
-        self._cpus = BalloonCpus(topology, types)
+        self._cpus = BalloonCpus(topology, types, settings.balloons.loads)
+        banned = self._cpus.composites.banned
+        asked = tuple([replace(kind, max_cpus=-1) if banned(kind) else kind for kind in types])
+        self._chooser = TypeChooser(asked, is_reserved_listed, settings.reserved_namespaces)
         self._places = BalloonPlaces(topology, self._cpus)
         self._shared = Hygon(topology, settings)
         self._leaves = tuple(leaf.cpus for leaf in topology.leaves)
@@ -135,7 +138,7 @@ class Balloons(Policy):
         """What each of them but one would give up."""
         for balloon, needed in self._sparing(node, found):
             if balloon.name != but:
-                kept = self._cpus.shrunk(balloon.kind, balloon.cpus, needed, must_stay(balloon))
+                kept = self._shrunk(node, found, balloon, needed, must_stay(balloon))
                 if kept < balloon.cpus:
                     yield balloon.name, balloon.cpus - kept
 
@@ -153,7 +156,7 @@ class Balloons(Policy):
             if len(balloon.cpus) > most:
                 before = node.owned_before.get(name, NO_CPUS) & balloon.cpus
                 keep = must_stay(balloon) | (before if len(before) <= most else NO_CPUS)
-                owns[name] = self._cpus.shrunk(balloon.kind, balloon.cpus, most, keep)
+                owns[name] = self._shrunk(node, found, balloon, most, keep)
                 idle |= balloon.cpus - owns[name]
         for name in sorted(node.owned_before.keys() & owns.keys()):
             again = owns[name] | (node.owned_before[name] & idle)
@@ -171,7 +174,9 @@ class Balloons(Policy):
                     break
                 owns[other], idle = owns[other] - cpus, idle | cpus
             if len(idle) > found.kept_idle:
-                owns[name] = self._grown(node, replace(found, idle=idle), now[name], needed, idle)
+                now = {other: replace(b, cpus=owns[other]) for other, b in now.items()}
+                left = replace(found, idle=idle, balloons=now)
+                owns[name] = self._grown(node, left, now[name], needed, idle)
                 idle -= owns[name]
         # 3. All containers of a balloon have its CPUs.
         changed: dict[str, Placement] = {}
@@ -203,6 +208,7 @@ class Balloons(Policy):
         balloon = found.balloons.get(keep.group)
         if balloon is None:
             region = self._cpus.region(kind, named[1])
+            kind = self._cpus.composites.kind(kind, named[1])
             balloon = Balloon(kind, named[1], keep.exclusive & found.idle, region=region)
         return balloon if self._lets_run(kind, balloon.cpus, container, constraint.cpus) else None
 
@@ -232,12 +238,15 @@ class Balloons(Policy):
         for number in range(self._cpus.first(kind)):
             if number not in used:
                 cpus = aside.get(name_of(kind, number), NO_CPUS) & found.spare
-                of_kind.append(Balloon(kind, number, cpus, region=self._cpus.region(kind, number)))
+                part = self._cpus.composites.kind(kind, number)
+                of_kind.append(Balloon(part, number, cpus, region=self._cpus.region(kind, number)))
         # 2. And one more.
         numbers = {b.number for b in of_kind}
         fresh = None
         if not kind.one_per and (not kind.max_balloons or len(of_kind) < kind.max_balloons):
-            fresh = Balloon(kind, min(set(range(len(numbers) + 1)) - numbers), NO_CPUS)
+            there = self._there(node, found) if kind.components else ()
+            number = self._cpus.composites.number(kind, numbers, there)
+            fresh = Balloon(self._cpus.composites.kind(kind, number), number, NO_CPUS)
         # 3. One that cannot have its least number of CPUs does not begin.
         if len(ask.idle) < kind.min_cpus:
             of_kind, fresh = [b for b in of_kind if b.group], None
@@ -245,6 +254,12 @@ class Balloons(Policy):
             b for b in of_kind if not b.cpus or self._lets_run(b.kind, b.cpus, ask.container, ask.inside)
         ]
         return choose(kind, sorted(may_join, key=lambda b: b.number), fresh, ask, better_than)
+
+    def _there(self, node: Node, found: FoundBalloons) -> Iterator[tuple[BalloonType, int]]:
+        """All balloons that are there, those without containers too, by type and number."""
+        for name in {*found.balloons, *self._cpus.set_aside(node)}:
+            kind, number = parse_name(name) or ("", 0)
+            yield self._types[kind], number
 
     def _any(self, found: FoundBalloons, ask: BalloonRequest) -> Optional[Balloon]:
         """Where there is no CPU left for a balloon, nor one that all share: the default balloon, else any that has CPUs."""
@@ -311,7 +326,7 @@ class Balloons(Policy):
         wanted = self._cpus.needed(node, balloon.kind, balloon.milli + ask.milli)
         most = self._cpus.whole(node, balloon.kind, wanted)
         if most < len(balloon.cpus) and not balloon.group and ask.inside is None:
-            return self._cpus.shrunk(balloon.kind, balloon.cpus, most)
+            return self._shrunk(node, found, balloon, most)
         graph = affinity or NoAffinity()
         cost: Optional[Cost] = None
         if affinity is not None:
@@ -340,8 +355,10 @@ class Balloons(Policy):
         free = (free if balloon.region is None else free & balloon.region) - balloon.cpus
         least, whole = min(wanted, most), self._cpus.whole(node, balloon.kind, wanted)
 
+        loaded = self._loaded(node, found, balloon)
+
         def take(count: int, pool: frozenset[int]) -> frozenset[int]:
-            return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost)
+            return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost, loaded)
 
         own = take(whole, free - waiting) if wanted < whole <= most else NO_CPUS
         if len(own) < whole or (needs_of(node) and emptied_by(node, own - balloon.cpus)):
@@ -369,6 +386,35 @@ class Balloons(Policy):
             if found is not None and not emptied_by(node, found - have):
                 return found
         return own
+
+    def _shrunk(
+        self,
+        node: Node,
+        found: FoundBalloons,
+        balloon: Balloon,
+        count: int,
+        keep: frozenset[int] = NO_CPUS,
+    ) -> frozenset[int]:
+        """The ``count`` CPUs of a balloon that it keeps."""
+        loaded = self._loaded(node, found, balloon)
+        return self._cpus.shrunk(balloon.kind, balloon.cpus, count, keep, loaded)
+
+    def _loaded(self, node: Node, found: FoundBalloons, balloon: Balloon) -> Loaded:
+        """What the other balloons load, those without containers too, of the loads that a balloon has."""
+        if not balloon.kind.all_loads:
+            return NOTHING_LOADED
+        parts = [
+            part
+            for other in found.balloons.values()
+            if other.name != balloon.name and other.kind.all_loads
+            for part in self._cpus.parts(other.kind, other.cpus)
+        ]
+        for name, cpus in self._cpus.set_aside(node).items():
+            kind, number = parse_name(name) or ("", 0)
+            waits = self._types[kind]
+            if name not in found.balloons and name != balloon.name and (waits.loads or waits.components):
+                parts += self._cpus.parts(self._cpus.composites.kind(waits, number), cpus)
+        return self._cpus.loads.added(NOTHING_LOADED, parts)
 
     def _waiting(self, node: Node, found: FoundBalloons, but: str = "") -> frozenset[int]:
         """The CPUs that are set aside for balloons that have no containers now; ``but``: all but one's."""
@@ -534,7 +580,11 @@ class BalloonPlaces:
             grew = f", {len(own) - len(balloon.cpus)} of them new"
         short = "" if len(own) * 1000 >= milli else f", too few for the {milli}m requested: overcommitted"
         count = f"{len(own)} {'CPU' if len(own) == 1 else 'CPUs'}"
-        return f"{joined} balloon {balloon.name}: {count} of {where}{grew}{short}"
+        parts = ""
+        if balloon.kind.parts:
+            each = self._cpus.parts(balloon.kind, own)
+            parts = f" ({', '.join([f'{len(theirs)} as of {part.name}' for part, theirs in each])})"
+        return f"{joined} balloon {balloon.name}: {count} of {where}{parts}{grew}{short}"
 
 
 def _as(now: Placement, member: Resident) -> Placement:

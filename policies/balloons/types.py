@@ -19,13 +19,34 @@ PER_LEVELS = ("l3cache", "numa", "die", "package")
 #: Values of ``irq_mode``; "" = neither.
 IRQ_MODES = ("sink", "isolate")
 
+#: Levels of a load class, small to large.
+LOAD_LEVELS = ("core", "l2cache", "l3cache", "numa", "die", "package")
+#: Values of ``component_creation``.
+ALL, BALANCE = "all", "balance-balloons"
+
 #: Names of the balloon types that are always there.
 RESERVED, DEFAULT = "reserved", "default"
 
 
 @dataclass(frozen=True)
+class LoadClass:
+    """One entry of ``LoadClasses``: a load of the domains of a level, which no two balloons are to have in one domain.
+
+    ``overloads``: nor two CPUs of one balloon.
+    """
+
+    name: str
+    level: str
+    overloads: bool = False
+
+
+@dataclass(frozen=True)
 class BalloonType:
-    """One entry of ``BalloonTypes``. CPUs in whole CPUs; 0 = no limit (``max_cpus`` -1: the type is banned here)."""
+    """One entry of ``BalloonTypes``. CPUs in whole CPUs; 0 = no limit (``max_cpus`` -1: the type is banned here).
+
+    ``parts``: what a balloon of a composite type (one with ``components``) is made of, once that is known
+    (``policies.balloons.composites``); a configuration has none.
+    """
 
     name: str
     namespaces: tuple[str, ...] = ()
@@ -61,14 +82,37 @@ class BalloonType:
     show_containers_in_nrt: bool = False
     #: The class of ``control.scheduling`` that its containers have; nothing of a placement.
     scheduling_class: str = ""
+    #: Names of load classes, the most important first.
+    loads: tuple[str, ...] = ()
+    #: Names of the types that a balloon of this type is made of: of all of them, or of the one with the fewest balloons.
+    components: tuple[str, ...] = ()
+    component_creation: str = ALL
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def all_loads(self) -> tuple[str, ...]:
+        """Its load classes, and those of its parts."""
+        return self.loads if not self.parts else (*self.loads, *[x for p in self.parts for x in p.kind.loads])
 
     def size_for(self, milli: int) -> int:
         """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""
+        if self.parts:
+            most = max(milli, self.min_cpus * 1000)
+            return self.within_limit(sum([part.kind.size_for(most // part.divisor) for part in self.parts]))
         return self.within_limit(max(self.min_cpus, -(-milli // 1000), 1))
 
     def within_limit(self, count: int) -> int:
         """As many of these CPUs as a balloon may have."""
         return min(count, self.max_cpus) if self.max_cpus > 0 else count
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a composite balloon: its CPUs are chosen as those of a balloon of type ``kind``, and are one in ``divisor``
+    of the balloon's."""
+
+    kind: BalloonType
+    divisor: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +122,7 @@ class BalloonSettings:
     types: tuple[BalloonType, ...] = ()
     #: Of the two types that are always there, where the configuration does not name them.
     show_containers_in_nrt: bool = False
+    loads: tuple[LoadClass, ...] = ()
 
     def shows(self, group: str) -> bool:
         """Whether the containers of a group (``Placement.group``) are zones of NodeResourceTopology."""

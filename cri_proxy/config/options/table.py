@@ -34,6 +34,7 @@ from cri_proxy.config.checks import (
     subset,
     whole,
 )
+from cri_proxy.config.load_classes import load_classes
 from cri_proxy.config.options.nri_capabilities import REACTIONS
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
@@ -91,6 +92,11 @@ OPTIONS: tuple[Option, ...] = (
            "The types of balloons, for the policy balloons: a list of mappings, whose keys are in the table of "
            "configuration.md. A container is of the first type that matches it, or of the type its annotation "
            "names.", cluster=True),
+    Option("policy.balloons.LoadClasses", load_classes(), (),
+           "Loads that balloons are not to have in one core, cache or larger domain, for the policy balloons: a list of "
+           "{Name: NAME, Level: LEVEL, OverloadsLevelInBalloon: true or false}. Types name them in Loads. Level: core, "
+           "l2cache, l3cache, numa, die or package. OverloadsLevelInBalloon: CPUs of one balloon are not to share it "
+           "either.", cluster=True),
     Option("policy.balloons.ShowContainersInNrt", flag(), False,
            "Balloons and their containers are zones of the node's NodeResourceTopology; for types that do not say.",
            cluster=True),

@@ -9,7 +9,7 @@ import pytest
 
 from policies.balloons.cpus import BalloonCpus
 from policies.balloons.policy import Balloons
-from policies.balloons.types import BalloonSettings, BalloonType
+from policies.balloons.types import BalloonSettings, BalloonType, LoadClass
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import (
@@ -35,9 +35,16 @@ NO_PREFERENCES = PlacementPreferences()
 class Pools:
     """A node with balloons; ``put`` does with a decision what the engine does."""
 
-    def __init__(self, where: str, *types: BalloonType, reserved: str = "", memory: str = "prefer") -> None:
+    def __init__(
+        self,
+        where: str,
+        *types: BalloonType,
+        reserved: str = "",
+        memory: str = "prefer",
+        loads: tuple[LoadClass, ...] = (),
+    ) -> None:
         self.node = node_of(where, reserved=reserved)
-        settings = PlacementSettings(balloons=BalloonSettings(types), memory=memory)
+        settings = PlacementSettings(balloons=BalloonSettings(types, loads=loads), memory=memory)
         self.policy = Balloons(self.node.topology, settings)
         self.constraints: dict[str, Constraint] = {}
 
