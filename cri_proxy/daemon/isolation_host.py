@@ -76,12 +76,14 @@ class IsolationHost:
 
         isolation.on_enforced = follow
         self.isolation, node_state.on_change = isolation, isolation.wake
+        node_state.on_quota = isolation.before_quota
         protection = services.supervisor.keep("protection", lambda: self._protect(isolation))
         try:
             await isolation.run()
         finally:
             protection.cancel()
             self.isolation, node_state.on_change, node_state.on_start = None, _nothing, None
+            node_state.on_quota = None
             isolation.close()
             await starts.close()
 

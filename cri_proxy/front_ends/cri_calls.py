@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import (
     UnreadableRequest,
+    UpdateRequest,
     memory_limit_of,
     parse,
     read_create,
@@ -267,9 +268,14 @@ class UpdateContainerResources(InterceptedCall):
     resize: Optional[Resize] = None
 
     async def decide(self, message: bytes) -> Outcome:
-        node_state = self.node_state
         request = read_update(message)
         self.fields["id"] = request.container_id
+        outcome = await self._decide(request)
+        await self.node_state.before_quota(request.container_id, request.linux.cpu_quota)
+        return outcome
+
+    async def _decide(self, request: UpdateRequest) -> Outcome:
+        node_state = self.node_state
         if not await self.may_decide():
             return Forward()
         if node_state.enforcing and not node_state.books.are_true:
@@ -378,6 +384,9 @@ class UpdatePodSandboxResources(InterceptedCall):
 
     async def decide(self, message: bytes) -> Outcome:
         self.message = message
+        request = parse(cri.UpdatePodSandboxResourcesRequest, message)
+        # Kubelet writes the pod's cgroup once the runtime has answered (doPodResizeAction).
+        await self.node_state.before_quota(request.pod_sandbox_id, request.resources.cpu_quota)
         return Forward()
 
     async def close(self, end: CallEnd, code: int, details: str) -> None:

@@ -229,6 +229,9 @@ class Setting:
     file or a word of it (``places``), or "resctrl:GROUP#L3:0" for one domain in the schemata of a group. ``keys``: the
     containers it is there for. ``final``: error numbers with which the kernel refuses for good: it is not tried again, and
     no warning.
+    ``beside``: places that the kernel changes along with it; what they had is written back after it. ``is_shared``: the
+    runtime and kubelet write there in the ordinary course of things: it is written again without a word, and what they
+    wrote last is what is put back.
     """
 
     subject: str
@@ -237,6 +240,8 @@ class Setting:
     why: str = ""
     keys: tuple[str, ...] = ()
     final: tuple[int, ...] = ()
+    beside: tuple[str, ...] = ()
+    is_shared: bool = False
 
 
 def resctrl_place(group: str, resource: str, number: int) -> str:

@@ -53,6 +53,7 @@ class Cgroups:
         # Of a hybrid machine the memory controller may be on v2, and its path is the same.
         is_hybrid = self.is_v1 and (root / "unified").is_dir()
         self._memory = self._memory_v1 or (root / "unified" if is_hybrid else root)
+        self._cpu = self._cpu_v1 or (root / "unified" if is_hybrid else root)
         #: Our own cgroup from the mount; None: not looked for; "": not found.
         self._home: Optional[str] = None
 
@@ -239,6 +240,19 @@ class Cgroups:
         name = "memory.max" if self._memory_v1 is None else "memory.limit_in_bytes"
         memory_bytes = _numbers(self._memory / relative / name)[0]
         return replace(cpu, memory_limit_bytes=-1 if memory_bytes >= NO_MEMORY_LIMIT else memory_bytes)
+
+    def cpu_folder(self, path: str) -> str:
+        """Where the files of CPU time of a cgroup are."""
+        return f"{self._cpu}/{path.strip('/')}"
+
+    def memory_folder(self, path: str) -> str:
+        """Where the files of memory of a cgroup are."""
+        return f"{self._memory}/{path.strip('/')}"
+
+    def quota_us(self, path: str) -> int:
+        """The CPU quota of a cgroup a period, in microseconds; -1: none, or it is gone."""
+        name = "cpu.max" if self._cpu_v1 is None else "cpu.cfs_quota_us"
+        return _numbers(self._cpu / path.strip("/") / name)[0] or -1
 
     def held(self, path: str) -> Optional[tuple[tuple[int, int], ...]]:
         """What a cgroup and those below it hold and cannot give back, in bytes by NUMA node; None if it does not tell.

@@ -57,6 +57,9 @@ class NodeState:
     on_started: Callable[[str], None] = lambda container_id: None
     #: Called with the id of every container that is about to start; its start waits. None: nothing is to be done then.
     on_start: Optional[Callable[[str], Awaitable[None]]] = None
+    #: Called with the id of a container, or of a pod's sandbox, and the CPU quota in microseconds that it is about to get,
+    #: below 1 = none; the quota waits. None: nothing is to be done then.
+    on_quota: Optional[Callable[[str, int], Awaitable[None]]] = None
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with what happened to containers beside decisions: ``HistoryKeeper.tell``.
@@ -76,6 +79,7 @@ class NodeState:
     def __post_init__(self) -> None:
         self.books = Books(self.metrics)
         self.updates.written = self.written
+        self.updates.before_quota = self.before_quota
 
     @property
     def engine(self) -> Optional[Engine]:
@@ -84,6 +88,11 @@ class NodeState:
     @engine.setter
     def engine(self, engine: Optional[Engine]) -> None:
         self.updates.engine = engine
+
+    async def before_quota(self, key: str, quota_us: int) -> None:
+        """A container or a pod's sandbox is about to get a CPU quota; 0 = its quota stays. Await it before that is sent."""
+        if quota_us and self.on_quota is not None:
+            await self.on_quota(key, quota_us)
 
     @property
     def enforcing(self) -> bool:

@@ -29,6 +29,10 @@ async def _nothing() -> None:
     pass
 
 
+async def _no_quota(key: str, quota_us: int) -> None:
+    pass
+
+
 class Updates:
     """What one runtime is told. ``engine``: whose containers; None = none. ``gives_back``: nothing is placed now."""
 
@@ -37,6 +41,8 @@ class Updates:
         self.deliver: Callable[[CpusetUpdate], Awaitable[None]] = runtime.update
         #: Waited for before anything is sent: what is told to the runtime has been written down.
         self.written: Callable[[], Awaitable[None]] = _nothing
+        #: Waited for before a CPU quota is sent: the container's id, and the quota.
+        self.before_quota: Callable[[str, int], Awaitable[None]] = _no_quota
         self.engine: Optional[Engine] = None
         self.gives_back = False
         self._metrics = metrics
@@ -287,6 +293,8 @@ class Updates:
         if key in self._next_pause_s:
             self._metrics.updates.labels("retried").inc()
         try:
+            if update.give_back is not None:
+                await self.before_quota(key, update.give_back.quota_us)
             await self.deliver(update)
         except RpcError as error:
             self._failed(engine, update, error)

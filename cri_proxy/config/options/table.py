@@ -220,6 +220,11 @@ OPTIONS: tuple[Option, ...] = (
            "Devices with Weight, ThrottleReadBps, ThrottleWriteBps, ThrottleReadIOPS and ThrottleWriteIOPS. Ours are: "
            "annotations, those that pods may have limits by (volcano.sh/blkio-limit), and costs, what iocost knows of the "
            "node's disks. It counts as isolation.disks says.", cluster=True),
+    Option("control.memory", section("a mapping with classes and unifiedannotations"), None,
+           "Classes of memory, as nri-plugins' memory-qos has them: name and swaplimitratio; and high, low, min (a "
+           "percentage, bytes such as 512Mi, or max), swapMax, swap. Containers have a class by annotation, or the one "
+           "named like their QoS class or what they are to others. unifiedannotations lists what pods may set "
+           "themselves. It counts as isolation.memory says.", cluster=True),
     Option("topology.source", path(), "/sys",
            "What the machine looks like: a sysfs root directory, or a JSON file as printed by `cri-resmgr topology "
            "--json`."),

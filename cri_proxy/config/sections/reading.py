@@ -26,6 +26,7 @@ from cri_proxy.text.sources import (
 #: named "" is the section as a whole; others are keys that other programs have elsewhere, translated to "OPTION#PART".
 READERS = {
     "control.interrupts": "cri_proxy.config.sections.interrupts",
+    "control.memory": "cri_proxy.config.sections.memory",
     "control.rdt": "cri_proxy.config.sections.rdt",
     "control.scheduling": "cri_proxy.config.sections.scheduling",
     "control.blockio": "cri_proxy.config.sections.blockio",

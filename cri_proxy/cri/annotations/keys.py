@@ -135,6 +135,10 @@ KEYS: tuple[Key, ...] = (
 PREEMPTABLE = "volcano.sh/preemptable"
 #: On a pod, as rubik reads it: limits of block I/O by device, in JSON. Only where the section of block I/O lists it.
 BLKIO_LIMIT = "volcano.sh/blkio-limit"
+#: CPU time that a pod's containers may save for later, in microseconds, as rubik reads it.
+QUOTA_BURST = "volcano.sh/quota-burst-time"
+#: Of memory, as nri-plugins' memory-qos has them: KEY.memory-qos.nri.io and KEY.memory-qos.nri.io/CONTAINER.
+MEMORY_QOS = ".memory-qos.nri.io"
 #: Fields that hold as they are while a container runs too; all others are asked of its placement once.
 FOLLOWED_FIELDS = (
     "isolation_class",
@@ -149,6 +153,7 @@ FOLLOWED = (
     *(k for key in KEYS if key.field in FOLLOWED_FIELDS for k in (key.key, key.alias) if k),
     PREEMPTABLE,
     BLKIO_LIMIT,
+    QUOTA_BURST,
 )
 
 #: The prefixes of affinity and anti-affinity; the first with terms for the container counts.

@@ -66,13 +66,17 @@ class Originals:
         """Whether all of this is remembered."""
         return self._is_kept and values.keys() <= self.values.keys() and groups <= self.has_groups
 
-    def remember(self, values: Mapping[str, str], groups: bool) -> None:
+    def remember(self, values: Mapping[str, str], groups: bool, changed: Collection[str] = ()) -> None:
         """Have these on disk before anything is written there. What is remembered of a place already stays.
+
+        ``changed``: places of which the new value counts.
 
         :raises OSError: they are not on disk: nothing may be written there.
         """
-        if not self.has(values, groups):
-            more = {place: value for place, value in values.items() if place not in self.values}
+        more = {
+            place: value for place, value in values.items() if place not in self.values or place in changed
+        }
+        if not self.has(values, groups) or more:
             self._write({**self.values, **more}, groups or self.has_groups)
 
     def forget(self, places: Collection[str], groups: bool = False) -> None:
@@ -152,12 +156,17 @@ def put_back_values(
             try:
                 _put_back_place(place, values[place], resctrl, cgroups)
             except OSError as error:
-                if not is_gone(error):  # resctrl may be unmounted, too
+                if not is_gone(error) and not _is_for_good(place, error):  # resctrl may be unmounted, too
                     refused[place] = error.strerror or str(error)
                     continue
             done.append(place)
         left = list(refused) if len(refused) < len(left) else []
     return done, refused
+
+
+def _is_for_good(place: str, error: OSError) -> bool:
+    """Whether the kernel takes no other value until the cgroup ends (openEuler's cpu_qos_write)."""
+    return error.errno == errno.EINVAL and place.endswith("/cpu.qos_level")
 
 
 def _put_back_place(

@@ -20,13 +20,13 @@ from typing import Any, Optional, Protocol
 
 from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ContainerRecord, Life
+from cri_proxy.engine.model import ContainerRecord, Life, pod_cgroup
 from cri_proxy.engine.report import path_of
 from cri_proxy.isolation.changes import Happening, InForce, happenings, in_force
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.resctrl import ResourceControl
 from cri_proxy.isolation.io.scheduling import threads_of
-from cri_proxy.isolation.io.subjects import Sight, Subject
+from cri_proxy.isolation.io.subjects import QuotaFollower, Sight, Subject
 from cri_proxy.isolation.io.writer import DRIFT_TOLD, Outcome, Writer
 from cri_proxy.isolation.listing import alike, several
 from cri_proxy.isolation.model import (
@@ -63,6 +63,8 @@ GATHER_S = 0.2
 FOLLOW_S = 1.0
 #: When threads are looked for again, as a round has found some outside their group, seconds.
 AGAIN_S = 0.2
+#: How long a CPU quota waits for what must be changed before it, seconds: the rest of a round, and a write.
+QUOTA_S = 1.0
 #: What is said of the containers' threads where a group is missing.
 WEAKER = "its containers are in the root group: a weaker treatment"
 
@@ -220,6 +222,30 @@ class Isolation:
             self._urgent.set()
             await done
         return self.group_of(key)
+
+    async def before_quota(self, key: str, quota_us: int) -> None:
+        """Returns when a container, or a pod by its sandbox's id, can get this CPU quota in microseconds; below 1 = none."""
+        followers = [each for each in self._subjects if isinstance(each, QuotaFollower)]
+        if followers and self._is_running and not self._originals.is_empty:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_within(QUOTA_S, self._jobs.begin(self._quota_job(followers, key, quota_us)))
+
+    def _quota_job(self, followers: Sequence[QuotaFollower], key: str, quota_us: int) -> Callable[[], None]:
+        engine, cgroups = self._services.node_state.engine, self._services.cgroups
+        grant = None if engine is None else engine.grants.get(key)
+        pod = grant.container.pod if grant else None if engine is None else engine.pods.get(key)
+        parent = f"/{pod_cgroup(pod.cgroup_parent)}" if pod is not None and pod.cgroup_parent else ""
+        known = self._services.reconciler.cgroup_of(key)
+
+        def change() -> None:
+            path = parent if grant is None else known or (cgroups.below(parent, key) if parent else "")
+            for each in followers if path else ():
+                try:
+                    each.before_quota(path, quota_us, self._originals.values.keys(), is_pod=grant is None)
+                except OSError as error:
+                    self._services.log.warning("a burst could not be changed", cgroup=path, error=str(error))
+
+        return change
 
     # ------------------------------------------------------------------ rounds
 

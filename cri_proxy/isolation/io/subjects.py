@@ -5,9 +5,9 @@ A subject says what should be there; the writer compares, remembers, writes, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Callable, Protocol
+from typing import Callable, Protocol, runtime_checkable
 
 from cri_proxy.config.config import Config
 from cri_proxy.isolation.io.scheduling import Scheduling
@@ -22,8 +22,8 @@ class Sight:
     """What subjects see in a round.
 
     ``cgroups``: of the containers that run, below the hierarchy's mount, by their keys; one that has just started may be
-    missing. ``topology``: the machine as it is now, with the CPUs that are online. ``before``: what was at places that we
-    have written, by place, as nobody may have written it back yet.
+    missing. ``topology``: the machine as it is now, with the CPUs that are online. ``before``: the values before the first
+    write of ours, by place, of those that were not put back yet; any other place has its own value.
     """
 
     containers: Sequence[IsolatedContainer]
@@ -66,5 +66,31 @@ def _disks(services: Services) -> Subject:
     return Disks(services)
 
 
+@runtime_checkable
+class QuotaFollower(Protocol):
+    """A subject with values that a smaller CPU quota must find changed."""
+
+    def before_quota(self, path: str, quota_us: int, ours: Collection[str], is_pod: bool = False) -> None:
+        """A container or a pod (``path``: its cgroup) is about to get a quota in microseconds; below 1 = none.
+
+        ``ours``: the places that were written. Called in the round's thread; it may block.
+
+        :raises OSError: the kernel refuses.
+        """
+        ...
+
+
+def _cpu_time(services: Services) -> Subject:
+    from cri_proxy.isolation.io.cpu_time import CpuTime
+
+    return CpuTime(services.cgroups)
+
+
+def _memory(services: Services) -> Subject:
+    from cri_proxy.isolation.io.memory import Memory
+
+    return Memory(services.cgroups)
+
+
 #: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
-SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_interrupts, _disks, Scheduling)
+SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_cpu_time, _interrupts, _disks, _memory, Scheduling)

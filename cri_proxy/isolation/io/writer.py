@@ -15,6 +15,7 @@ A refusal is tried again after a pause that doubles, and at once where another v
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -121,6 +122,8 @@ class Writer:
         self._subject_of: dict[str, str] = {}
         self._drift: Counter[str] = Counter()
         self._writes: Counter[tuple[str, str]] = Counter()
+        #: Places that others share, and have written since our last write.
+        self._changed: set[str] = set()
 
     def apply(self, plan: Plan, is_look: bool = True) -> Outcome:
         """One round. ``is_look`` False: of files only those whose setting is another than in the last round are read.
@@ -234,9 +237,11 @@ class Writer:
         return self._remember(values, group.name != ROOT)
 
     def _remember(self, values: Mapping[str, str], groups: bool) -> bool:
-        if self._originals.has(values, groups):
+        changed, self._changed = self._changed & values.keys(), set()
+        if self._originals.has(values, groups) and not changed:
             return True
-        return self._attempt(GROUPS, REMEMBERED, "", partial(self._originals.remember, values, groups), "")
+        remember = partial(self._originals.remember, values, groups, changed)
+        return self._attempt(GROUPS, REMEMBERED, "", remember, "")
 
     def _keep_values(self, group: Group, seen: Mapping[str, Mapping[int, str]]) -> None:
         for resource, wanted in group.schemata.items():
@@ -282,10 +287,13 @@ class Writer:
             each
             for each in settings
             if each.place in there
-            and self._differs(each.place, each.value, there[each.place], each.subject)
+            and self._differs(each.place, each.value, there[each.place], each.subject, each.is_shared)
             and self._may_try(each.place, each.value)
         ]
-        values = {each.place: there[each.place] for each in differing}
+        values: dict[str, str] = {}
+        for each in differing:
+            values.update(self._beside(each))  # what was remembered last is put back first
+            values[each.place] = there[each.place]
         taken: list[Setting] = []
         if values and self._remember(values, False):
             taken = self._write_files(differing)
@@ -293,7 +301,7 @@ class Writer:
             self._note_file(each, there[each.place])
         named = {each.place: each.value for each in plan.files}
         held = {} if is_look else self._held
-        as_wanted = there.keys() - values.keys() | {each.place for each in taken}
+        as_wanted = there.keys() - {each.place for each in differing} | {each.place for each in taken}
         self._held = {
             **{place: value for place, value in held.items() if named.get(place) == value},
             **{place: named[place] for place in as_wanted - self._refused.keys()},
@@ -348,6 +356,14 @@ class Writer:
                 self._refuse_once(setting, text.strerror or str(text))
         return there
 
+    def _beside(self, setting: Setting) -> dict[str, str]:
+        """What is there now at the places that the kernel changes along with one."""
+        found = {}
+        for place in setting.beside:
+            with contextlib.suppress(OSError):
+                found[place] = read_place(file_place(place))
+        return found
+
     def _note_file(self, setting: Setting, before: str) -> None:
         """What a file says after a write: the kernel may have rounded, or not have taken it."""
         try:
@@ -378,7 +394,7 @@ class Writer:
     # ------------------------------------------------------------------ the way back
 
     def _put_back(self, plan: Plan) -> None:
-        wanted = {setting.place for setting in plan.files}
+        wanted = {place for setting in plan.files for place in (setting.place, *setting.beside)}
         wanted |= {
             resctrl_place(ROOT, resource, number)
             for group in plan.enforced.groups
@@ -412,12 +428,17 @@ class Writer:
 
     # ------------------------------------------------------------------ one place
 
-    def _differs(self, place: str, value: str, seen: str, subject: str = "") -> bool:
+    def _differs(self, place: str, value: str, seen: str, subject: str = "", is_shared: bool = False) -> bool:
         last = self._set.get(place)
         if self._is_same(subject, place, seen, value) or last == (value, seen):
+            if last is not None:
+                self._set[place] = value, seen
             return False  # the second: as the kernel has rounded it
+        if is_shared and last is not None and last[1] != seen:
+            self._changed.add(place)
         if last is not None and last[0] == value:
-            self._drift[place] += 1
+            if not is_shared:
+                self._drift[place] += 1
             del self._set[place]  # counted once, however often the write is refused
         return True
 

@@ -201,6 +201,8 @@ class NriPlacing:
     async def update_pod_sandbox(self, request: Any, told: Told) -> None:
         told.fields["id"] = request.pod.id
         self._sizes[request.pod.id] = reader.read_size(request)
+        quota_us = reader.cri_resources(request.linux_resources).cpu_quota
+        await self._node_state.before_quota(request.pod.id, quota_us)
 
     async def post_update_pod_sandbox(self, request: Any, told: Told) -> None:
         told.fields["id"] = request.pod.id
@@ -341,6 +343,7 @@ class NriPlacing:
         if self._sender.is_ours(key, linux):
             told.outcome = "ours"
             return None
+        await node_state.before_quota(key, linux.cpu_quota)
         engine = await self._asked(told)
         if engine is None:
             return None

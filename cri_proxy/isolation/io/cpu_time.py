@@ -1,0 +1,138 @@
+"""The subject ``cpu``: reads what the kernel has of CPU time in pods' and containers' cgroups. All of it blocks.
+
+Before a container or a pod gets a smaller quota, ``before_quota`` brings its burst down; the kernel refuses that quota
+otherwise. It is called in the thread of the rounds, so that no round that has begun writes the larger one again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Callable, Optional
+
+from cri_proxy.bounded_files import read_text
+from cri_proxy.isolation.cpu_time import (
+    BURSTS,
+    FILES,
+    MEMORY_QOS_LEVEL,
+    SUBJECT,
+    CpuCgroup,
+    CpuPod,
+    cpu_settings,
+    lowered,
+    pod_quota,
+)
+from cri_proxy.isolation.io.originals import write_file
+from cri_proxy.isolation.io.subjects import Sight
+from cri_proxy.isolation.io.tasks import is_own, pod_of
+from cri_proxy.isolation.model import FILE, Setting
+from cri_proxy.node.cgroups import Cgroups
+
+#: How long a smaller quota that was announced is waited for, seconds; kubelet tries a refused resize again much later.
+ANNOUNCED_S = 60.0
+
+
+class CpuTime:
+    """``clock``: monotonic seconds."""
+
+    name = SUBJECT
+
+    def __init__(self, cgroups: Cgroups, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cgroups = cgroups
+        self._clock = clock
+        self._notes: tuple[str, ...] = ()
+        #: By the file of a burst: a smaller quota that is on its way, and until when it is waited for.
+        self._announced: dict[str, tuple[int, float]] = {}
+
+    def settings(self, sight: Sight) -> Iterable[Setting]:
+        """What should be there; see the pure module."""
+        pods = list(self._pods(sight))
+        found, notes = cpu_settings(pods, self._ceilings(pods))
+        self._notes = tuple(notes)
+        return found
+
+    def is_same(self, place: str, seen: str, value: str) -> bool:
+        return seen.split() == value.split()
+
+    def notes(self) -> Sequence[str]:
+        return self._notes
+
+    # ------------------------------------------------------------------ a smaller quota
+
+    def before_quota(self, path: str, quota_us: int, ours: Collection[str], is_pod: bool = False) -> None:
+        """Have a burst of ours allow a quota that is about to be written, and with a container's its pod's as well.
+
+        ``path``: the cgroup of a container, or of a pod. ``ours``: the places that were written. ``quota_us`` below 1: none.
+        """
+        cgroup = self._cgroup(path)
+        if not is_pod and quota_us > 0:
+            parent = path.rpartition("/")[0]
+            pod = self._cgroup(parent)
+            self._announce(pod, pod_quota(pod.quota_us, cgroup.quota_us, quota_us), ours)
+        self._announce(cgroup, quota_us, ours)
+
+    def _announce(self, cgroup: CpuCgroup, quota_us: int, ours: Collection[str]) -> None:
+        file = _burst_file(cgroup)
+        if not file or f"{FILE}{file}" not in ours:
+            return
+        self._announced.pop(file, None)
+        if quota_us > 0 and (cgroup.quota_us <= 0 or quota_us < cgroup.quota_us):
+            self._announced[file] = quota_us, self._clock() + ANNOUNCED_S
+        burst_us = lowered(quota_us, _number(file))
+        if burst_us is not None:
+            write_file(file, f"{burst_us}\n")
+
+    def _ceilings(self, pods: Iterable[CpuPod]) -> dict[str, int]:
+        """The quotas that are still on their way, by the file of the burst."""
+        cgroups = [each for pod in pods for each in (pod.cgroup, *(cgroup for _, cgroup in pod.containers))]
+        quotas = {_burst_file(each): each.quota_us for each in cgroups}
+        now_s = self._clock()
+        self._announced = {
+            file: (quota_us, until_s)
+            for file, (quota_us, until_s) in self._announced.items()
+            if file in quotas and now_s < until_s and not 0 < quotas[file] <= quota_us
+        }
+        return {file: quota_us for file, (quota_us, _) in self._announced.items()}
+
+    # ------------------------------------------------------------------ what is there
+
+    def _pods(self, sight: Sight) -> Iterable[CpuPod]:
+        known = {each.key: each for each in sight.containers}
+        members: dict[str, list[tuple[str, str]]] = {}
+        for key, path in sight.cgroups.items():
+            if is_own(key, path):
+                members.setdefault(pod_of(key, path), []).append((key, path))
+        for pod, there in members.items():
+            containers = [(known[key], self._cgroup(path)) for key, path in there if key in known]
+            # One that is left alone is none of ours, and one that is about to start belongs to the pod already.
+            pod_ids = {each.container.pod.id for each, _ in containers if each.container is not None}
+            waiting = [
+                each
+                for each in sight.containers
+                if each.container is not None
+                and each.container.pod.id in pod_ids
+                and each.key not in sight.cgroups
+            ]
+            containers += [(each, CpuCgroup()) for each in waiting]
+            yield CpuPod(self._cgroup(pod), tuple(containers), len(containers) == len(there) + len(waiting))
+
+    def _cgroup(self, path: str) -> CpuCgroup:
+        cpu, memory = self._cgroups.cpu_folder(path), self._cgroups.memory_folder(path)
+        places = ((name, f"{memory if name == MEMORY_QOS_LEVEL else cpu}/{name}") for name in FILES)
+        files = {name: file for name, file in places if os.path.exists(file)}
+        return CpuCgroup(files, self._cgroups.quota_us(path))
+
+
+def _burst_file(cgroup: CpuCgroup) -> str:
+    return next((cgroup.files[name] for name in BURSTS if name in cgroup.files), "")
+
+
+def _number(file: str) -> int:
+    """What a file has; 0 where it is gone."""
+    text: Optional[str]
+    try:
+        text = read_text(file).strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0
