@@ -53,10 +53,11 @@ class IsolatedNode:
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
         kernel: Optional[KernelModel] = None,
-        subjects: Callable[[], Sequence[Subject]] = tuple,
+        subjects: Callable[[Services], Sequence[Subject]] = lambda services: (),
+        more: Mapping[str, Any] = {},
         **isolation: Any,
     ) -> None:
-        """``subjects``: makes those of each daemon."""
+        """``subjects``: makes those of each daemon. ``more``: other sections of the configuration, that stay."""
         self.folder = folder
         self.kernel = kernel or KernelModel(l3s())
         self.boot_id = "boot"
@@ -64,6 +65,7 @@ class IsolatedNode:
         self.services: Services = parts(folder, monkeypatch)
         self._names = count()
         self._subjects = subjects
+        self._more = more
         self._configure(isolation)
         self.engine = engine_on(HYGON_7285_2S, ANYWHERE, engine_options(self.services.config))
         self.services.node_state.engine = self.engine
@@ -73,7 +75,12 @@ class IsolatedNode:
     def _make(self) -> None:
         self.threads = Threads()
         self.isolation = Isolation(
-            self.services, self.kernel, self.boot_id, self.threads, self._subjects(), lambda: self.now_s
+            self.services,
+            self.kernel,
+            self.boot_id,
+            self.threads,
+            self._subjects(self.services),
+            lambda: self.now_s,
         )
 
     async def begin(self) -> IsolatedNode:
@@ -100,15 +107,22 @@ class IsolatedNode:
         self.isolation.reconfigured()
 
     def _configure(self, isolation: Mapping[str, Any]) -> None:
-        rdt = {"control": {"rdt": isolation["rdt"]}} if "rdt" in isolation else {}
-        own = {key: value for key, value in isolation.items() if key != "rdt"}
-        values = {"state": {"directory": str(self.folder)}, "isolation": {**ON, **own}, **rdt}
+        """``control``: sections of other programs; ``rdt`` is the one that most tests have."""
+        own = {**ON, **isolation}
+        control = {**own.pop("control", {}), **({"rdt": own.pop("rdt")} if "rdt" in own else {})}
+        values = {
+            "state": {"directory": str(self.folder)},
+            **self._more,
+            "isolation": own,
+            "control": control,
+        }
         self.services.config = read_config([SettingsSource("test", values=values)]).config
 
-    def start(self, qos: Qos, limit: float = 2, cls: str = "", rdt: str = "") -> str:
-        """A container is made and starts; its key. ``cls``: what its annotation asks for."""
+    def start(self, qos: Qos, limit: float = 2, cls: str = "", rdt: str = "", owns: bool = False) -> str:
+        """A container is made and starts; its key. ``cls``: what its annotation asks for; ``owns``: CPUs of its own."""
         key = f"c{next(self._names)}"
-        preferences = PlacementPreferences(isolation_class=cls, rdt_class=rdt)
+        ownership = "exclusive" if owns else None
+        preferences = PlacementPreferences(isolation_class=cls, rdt_class=rdt, ownership=ownership)
         asked = None if qos is Qos.BESTEFFORT else limit
         container = make_container(key, asked, qos=qos, pod=make_pod(key), preferences=preferences)
         run(self.engine, container, key)

@@ -14,6 +14,7 @@ from cri_proxy import effects
 from cri_proxy.isolation.io.originals import FILE_NAME
 from cri_proxy.isolation.io.subjects import Sight
 from cri_proxy.isolation.model import Setting, Step
+from cri_proxy.services.services import Services
 from policies.model import Qos
 from tests.isolation.kernel import KernelModel
 from tests.isolation.node import IsolatedNode, l3s
@@ -380,7 +381,10 @@ async def test_a_container_is_told_what_files_are_refused_and_status_counts_valu
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make(
-        subjects=lambda: [Files("cpu", tmp_path / "cgroups")], caches="off", bandwidth="off", cpu="enforce"
+        subjects=lambda services: [Files("cpu", tmp_path / "cgroups")],
+        caches="off",
+        bandwidth="off",
+        cpu="enforce",
     )
     files = {key: cgroup(node, key) for key in (node.batch(), node.batch(), node.protected())}
     (refused, taken, _), told = files, []
@@ -413,7 +417,7 @@ async def test_a_container_is_told_what_files_are_refused_and_status_counts_valu
 
 
 async def test_a_place_that_two_subjects_want_has_the_value_of_the_first(make: Make, tmp_path: Path) -> None:
-    def subjects() -> list[Files]:
+    def subjects(services: Services) -> list[Files]:
         return [Files("cpu", tmp_path / "cgroups"), Files("memory", tmp_path / "cgroups", "2")]
 
     node = make(subjects=subjects, cpu="enforce", memory="enforce")
@@ -427,7 +431,10 @@ async def test_a_place_that_two_subjects_want_has_the_value_of_the_first(make: M
 
 async def test_what_is_only_observed_is_not_written(make: Make, tmp_path: Path) -> None:
     node = make(
-        subjects=lambda: [Files("cpu", tmp_path / "cgroups")], caches="off", bandwidth="off", cpu="observe"
+        subjects=lambda services: [Files("cpu", tmp_path / "cgroups")],
+        caches="off",
+        bandwidth="off",
+        cpu="observe",
     )
     file = cgroup(node, node.batch())
     await node.begin()
