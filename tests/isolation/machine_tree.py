@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Optional
 
@@ -61,6 +62,7 @@ class MachineTree:
         self.managed: set[int] = set()
         self._interrupts: set[int] = set()
         self._paths: dict[str, str] = {}
+        self._pods = count(1000)
         self._make(
             self.cgroups,
             {"cgroup.controllers": "cpuset cpu io memory", "cgroup.subtree_control": "cpu io memory"},
@@ -82,12 +84,12 @@ class MachineTree:
     def start(self, key: str, qos: str, quota: str = "max 100000", memory: str = "max") -> None:
         """A container starts in a pod of its own."""
         above = "" if qos == "guaranteed" else f"{qos}/"
-        path = f"/kubepods/{above}pod{key}-0/{key}"
+        path = f"/kubepods/{above}pod-{next(self._pods)}/{key}"
         self._paths[key] = path
         own = {**_CGROUP, "cpu.max": quota, "memory.max": memory}
         for name in ("/kubepods", f"/kubepods/{above}".rstrip("/"), path.rpartition("/")[0], path):
             if not (self.cgroups / name.lstrip("/")).exists():
-                self._make(self.cgroups / name.lstrip("/"), own if "pod" in name[9:] else _CGROUP)
+                self._make(self.cgroups / name.lstrip("/"), own if "/pod-" in name else _CGROUP)
 
     def end(self, key: str) -> None:
         """Its cgroup goes, and its pod's."""

@@ -39,6 +39,7 @@ SECTIONS: dict[str, Any] = {
         }
     },
     "interrupts": {"controllable": ["*"]},
+    "memory": {"classes": [{"name": "batch", "swaplimitratio": 0.5}, {"name": "protected", "low": "50%"}]},
 }
 
 
@@ -134,7 +135,8 @@ class FileStory(Story):
                 seen = originals.read_place(file_place(place))
                 subject = subjects[row["subject"]]
                 assert seen == row["value"] or subject.is_same(place, seen, row["value"]), row
-        touched = {file_place(place).path for place in named}
+        plan = self.node.isolation._plan.files
+        touched = {file_place(place).path for each in plan for place in (each.place, *each.beside)}
         for path, text in self.tree.picture().items():
             assert path in touched or text == self.had[path], path
 
