@@ -177,9 +177,16 @@ class PlacementPreferences:
     refusal: str = ""
 
 
+#: The kind of hints that kubelet gives: of devices that a device plugin has for it.
+RESOURCES = "resources"
+
+
 @dataclass(frozen=True)
 class Hint:
-    """Something a container uses that is near some NUMA nodes. ``kind``: devices or mounts."""
+    """Something a container uses that is near some NUMA nodes.
+
+    ``kind``: devices or mounts, whose ``path`` is one; or resources, whose ``path`` is an extended resource's name.
+    """
 
     kind: str
     path: str

@@ -51,6 +51,10 @@ class Policy(ABC):
         """The reserved CPUs for a container that shares some: ``home``, of the reserved ones there were at its start."""
         return node.reserved
 
+    def asks_kubelet(self, node: Node, container: Container) -> bool:
+        """Whether it depends on the devices that kubelet has given to a container (hints of the kind resources)."""
+        return False
+
     def ignored(self, container: Container) -> tuple[str, ...]:
         """Its annotations that are ignored here, sentences; ``Decision.why`` has them, too."""
         notes, balloon = container.preferences.notes, container.preferences.balloon

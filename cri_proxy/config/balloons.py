@@ -269,11 +269,15 @@ _MEMORY_KINDS = Check(
     list_of({"type": "string", "enum": list(_MEMORY_TYPES)}, len(_MEMORY_TYPES)),
 )
 _DEVICES = Check(
-    "a list of PCI addresses or paths under /sys",
+    "a list of PCI addresses, paths under /sys or podresourceapi:RESOURCE",
     _read_devices,
     write_list,
     list_of(
-        {**_LABEL, "pattern": r"^(/sys(/[0-9A-Za-z_:@-][0-9A-Za-z_.:@-]*)+|[0-9A-Fa-f.:]+)$"}, MAX_DEVICES
+        {
+            **_LABEL,
+            "pattern": r"^(/sys(/[0-9A-Za-z_:@-][0-9A-Za-z_.:@-]*)+|[0-9A-Fa-f.:]+|podresourceapi:[!-~]+)$",
+        },
+        MAX_DEVICES,
     ),
 )
 #: Match expressions: a tuple of ``MatchExpression``.
@@ -383,7 +387,8 @@ FIELDS: tuple[BalloonField, ...] = (
     BalloonField("PreferCoreType", "prefer_core_type", _CORE_TYPE, "any",
           "On a machine with fast and slow cores those of this type come first, and balloons of other types avoid them."),
     BalloonField("PreferCloseToDevices", "prefer_close_to_devices", _DEVICES, "[]",
-          "Balloons are made near these devices, the first of them first."),
+          "Balloons are made near these devices, the first of them first. podresourceapi:nvidia.com/gpu, or a glob, is the "
+          "device that kubelet has given to the container that a balloon is made for."),
     BalloonField("ShareIdleCPUsInSame", "share_idle_cpus_in_same", _SHARE, "off",
           "Containers may also run on CPUs that are in no balloon, in the same ..."),
     BalloonField("IrqClaim", "irq_claim", _PATTERNS, "[]",

@@ -85,7 +85,8 @@ MEANINGLESS: Mapping[str, str] = {
 }
 #: The same of their other sections and of keys in them; the longest beginning of a key counts.
 REASONS: Mapping[str, str] = {
-    "agent": "it steers their own agent; here the node agent writes NodeResourceTopology",
+    "agent": "it steers their own agent; the node agent writes NodeResourceTopology, and kubelet is asked for devices "
+    "where a balloon type names podresourceapi:",
     "availableresources": "of what is available only cpu counts, as in theirs",
     "control": "what it holds is read by its own key",
     "control.cpu": NOT_YET,

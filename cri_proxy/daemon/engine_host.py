@@ -32,6 +32,7 @@ from cri_proxy.services.services import Services
 from cri_proxy.state.file import LoadedState, StateLocked
 from cri_proxy.state.writer import StateWriter
 from policies.machine.cpus import NO_CPUS
+from policies.model import Container, Hint
 
 BOOT_KEY, HASH_KEY = "boot_id", "topology"
 #: The mode that was asked for past the configuration, what asked for it, and the mode that was configured then.
@@ -103,6 +104,9 @@ class Assembly:
         services.reconciler.taken_over = self._taken_over
         root = Path(services.config["topology.cgroup_root"])
         services.node_state.devices = self._devices()
+        services.node_state.devices_given = self._devices_given
+        #: What asks kubelet, once there is a balloon type that depends on it.
+        self._pod_resources: Any = None
         self._limits = TakenFile(Path(services.config["state.directory"]), boot_id)
         services.node_state.quotas = Quotas(root, services.log, self._keep_quotas)
         services.node_state.books.on_change = partial(services.health.note, "books")
@@ -111,6 +115,15 @@ class Assembly:
         # What this machine's sysfs says is not true of one that a file describes.
         machine = self._services.machine
         return Devices(machine.source if machine.source.is_dir() else None, machine.proc)
+
+    async def _devices_given(self, container: Container) -> tuple[Hint, ...]:
+        from cri_proxy.kubelet.io.pod_resources import SOCKET, PodResources  # few configurations need it
+
+        socket = self._services.machine.kubelet / SOCKET
+        if self._pod_resources is None or self._pod_resources.socket != socket:
+            self._pod_resources = PodResources(socket)
+        found: tuple[Hint, ...] = await self._pod_resources.hints(container)
+        return found
 
     def _keep_quotas(self, text: str) -> None:
         self._meta[QUOTAS_KEY] = text

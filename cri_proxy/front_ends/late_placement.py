@@ -61,6 +61,9 @@ async def look_up(
     if counting:
         hints = await node_state.devices.hints(counting, engine.host.topology)
         container = replace(container, hints=hints)
+    if engine.policy.asks_kubelet(engine.node, container):
+        given = await node_state.devices_given(container)
+        container = replace(container, hints=(*container.hints, *given))
     if node_state.quotas is not None and wants_lift(container, settings):
         refusal = node_state.quotas.refusal(container.pod.cgroup_parent)
         if refusal:

@@ -19,7 +19,7 @@ from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Journal
 from cri_proxy.state.writer import TOGETHER_S, StateWriter
 from policies.machine.cpus import NO_CPUS
-from policies.model import Constraint, Pod
+from policies.model import Constraint, Container, Hint, Pod
 
 ENFORCE, OBSERVE, OFF = "enforce", "observe", "off"
 MODES = (ENFORCE, OBSERVE, OFF)
@@ -27,6 +27,10 @@ MODES = (ENFORCE, OBSERVE, OFF)
 
 async def _nothing(*of: Any) -> None:
     pass
+
+
+async def _no_hints(container: Container) -> tuple[Hint, ...]:
+    return ()
 
 
 def _no_records(records: list[DecisionRecord], grants: Mapping[str, ContainerRecord]) -> None:
@@ -47,6 +51,8 @@ class NodeState:
     memory_bytes: int = 0
     clock: Callable[[], float] = boot_time_s
     devices: Devices = field(default_factory=lambda: Devices(None))
+    #: Called for the hints of devices that kubelet has given to a container; waited for, which takes no longer than it may.
+    devices_given: Callable[[Container], Awaitable[tuple[Hint, ...]]] = _no_hints
     #: None where pods' cgroups are not looked at.
     quotas: Optional[Quotas] = None
     #: What people ask of this node besides its configuration.

@@ -60,6 +60,10 @@ class Composites:
         """The types of a balloon and of all its parts."""
         return (kind.name, *(self._of(kind, number)[1].names if kind.components else ()))
 
+    def within(self, kind: BalloonType) -> frozenset[str]:
+        """The types that its balloons may be made of, it too."""
+        return self._within[kind.name]
+
     def number(
         self, kind: BalloonType, used: Collection[int], there: Iterable[tuple[BalloonType, int]]
     ) -> int:

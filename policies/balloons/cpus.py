@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Callable, Optional
 
 from policies.balloons.composites import Composites
 from policies.balloons.loads import NOTHING_LOADED, Loaded, Loads
-from policies.balloons.types import BalloonType, LoadClass, name_of
+from policies.balloons.types import POD_RESOURCE, BalloonType, LoadClass, name_of
 from policies.exclusive.pick import Claim, Picker
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Domain, Topology
+from policies.model import RESOURCES, Container
 from policies.node import Node
 
 #: ``share_idle_cpus_in_same`` and ``one_per`` in the words of the topology.
@@ -155,13 +157,15 @@ class BalloonCpus:
         kept_for_others: frozenset[int] = NO_CPUS,
         cost: Optional[Cost] = None,
         loaded: Loaded = NOTHING_LOADED,
+        container: Optional[Container] = None,
     ) -> frozenset[int]:
         """The CPUs of a balloon that had ``have`` and is to have ``count``; fewer where fewer are free.
 
         ``kept_for_others``: those of ``free`` that are taken only when no others are left. ``loaded``: by other balloons.
+        ``container``: the one that the balloon is made for, whose devices it is to be near.
         """
         if kind.parts:
-            return self._grown_by_parts(kind, have, count, free, kept_for_others, cost, loaded)
+            return self._grown_by_parts(kind, have, count, free, kept_for_others, cost, loaded, container)
         count = min(count, len(have | free))
         if count <= len(have):
             return have
@@ -178,7 +182,7 @@ class BalloonCpus:
                 keep = have | more if more else have
                 if kind.loads:
                     keep, pool = self.loads.preferred(kind, keep, pool, count, loaded)
-                for region in self._regions(kind, keep, pool, count):
+                for region in self._regions(kind, keep, pool, count, container):
                     found = self._pick((pool & region) | keep, count, smt, keep, cost)
                     if found and len(found) == kind.within_limit(len(found)):
                         return found
@@ -193,6 +197,7 @@ class BalloonCpus:
         kept_for_others: frozenset[int],
         cost: Optional[Cost],
         loaded: Loaded,
+        container: Optional[Container],
     ) -> frozenset[int]:
         """As ``grown``, of a composite balloon: each part in turn."""
         parts = list(self.parts(kind, have))
@@ -202,7 +207,7 @@ class BalloonCpus:
             if share > len(own):
                 of_others = parts[:at] + parts[at + 1 :]
                 theirs = self.loads.added(loaded, of_others) if part.loads else loaded
-                own = self.grown(part, own, share, free, kept_for_others, cost, theirs)
+                own = self.grown(part, own, share, free, kept_for_others, cost, theirs, container)
                 parts[at], free = (part, own), free - own
         return frozenset().union(*[own for _, own in parts])
 
@@ -285,7 +290,12 @@ class BalloonCpus:
             last = pool
 
     def _regions(
-        self, kind: BalloonType, have: frozenset[int], pool: frozenset[int], count: int
+        self,
+        kind: BalloonType,
+        have: frozenset[int],
+        pool: frozenset[int],
+        count: int,
+        container: Optional[Container],
     ) -> Iterator[frozenset[int]]:
         """Where to look, the best first; the last one is the machine."""
         if have:
@@ -294,7 +304,10 @@ class BalloonCpus:
             yield from (domain.cpus for domain in reversed(self.topology.domains) if have <= domain.cpus)
             return
         for device in kind.prefer_close_to_devices:
-            yield from self._around_device(device)
+            if device.startswith(POD_RESOURCE):
+                yield from self._around_nodes(_given(container, device[len(POD_RESOURCE) :]))
+            else:
+                yield from self._around_device(device)
         if kind.allocator_topology_balancing:
             yield self._emptiest(kind, pool, count).cpus
         yield self.topology.root.cpus
@@ -371,8 +384,17 @@ class BalloonCpus:
     def _around_device(self, device: str) -> Iterator[frozenset[int]]:
         """The CPUs near a device, then those of ever more NUMA nodes around it; nothing where it is not known."""
         near, nodes = self._place_of(device)
-        if not near:
-            return
+        if near:
+            yield from self._around(near, nodes)
+
+    def _around_nodes(self, nodes: frozenset[int]) -> Iterator[frozenset[int]]:
+        """As around a device that is near these nodes."""
+        known = nodes.intersection(self.topology.node_ids)
+        near = frozenset().union(*[self._cpus_near(node) for node in known])
+        if near:
+            yield from self._around(near, known)
+
+    def _around(self, near: frozenset[int], nodes: frozenset[int]) -> Iterator[frozenset[int]]:
         yield near
         tree = self.topology
         by_distance = sorted(
@@ -397,9 +419,13 @@ class BalloonCpus:
             node = int(named[1])
         if node is None or node not in tree.node_ids:
             return NO_CPUS, NO_CPUS
-        cpus = frozenset(cpu for cpu, place in tree.cpus.items() if place.numa == node)
-        nearest = min(tree.root.nodes, key=lambda n: (tree.distance(node, n), n))
-        return cpus or frozenset(c for c, p in tree.cpus.items() if p.numa == nearest), frozenset((node,))
+        return self._cpus_near(node), frozenset((node,))
+
+    def _cpus_near(self, node: int) -> frozenset[int]:
+        """The CPUs of a NUMA node, or of the nearest that has some."""
+        tree = self.topology
+        nearest = min(tree.root.nodes, key=lambda n: (n != node, tree.distance(node, n), n))
+        return frozenset(cpu for cpu, place in tree.cpus.items() if place.numa == nearest)
 
     # ------------------------------------------------------------------ what containers see
 
@@ -428,3 +454,11 @@ class BalloonCpus:
 
 def _smt(kind: BalloonType) -> str:
     return "spread" if kind.prefer_spread_on_physical_cores else ""
+
+
+def _given(container: Optional[Container], resource: str) -> frozenset[int]:
+    """The NUMA nodes of the devices of a resource that kubelet has given to a container; ``resource`` may be a glob."""
+    hints = () if container is None else container.hints
+    return NO_CPUS.union(
+        *[hint.nodes for hint in hints if hint.kind == RESOURCES and fnmatchcase(hint.path, resource)]
+    )

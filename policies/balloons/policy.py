@@ -70,6 +70,9 @@ class Balloons(Policy):
         self._order = {kind.name: (kind.allocator_priority, rank) for rank, kind in enumerate(types)}
         is_reserved_listed = self._types[RESERVED] is not BUILT_IN[RESERVED]
         self._cpus = BalloonCpus(topology, types, settings.balloons.loads)
+        asking = {kind.name for kind in types if kind.asks_kubelet}
+        within = self._cpus.composites.within
+        self._asks_kubelet = frozenset([kind.name for kind in types if not within(kind).isdisjoint(asking)])
         banned = self._cpus.composites.banned
         asked = tuple([replace(kind, max_cpus=-1) if banned(kind) else kind for kind in types])
         self._chooser = TypeChooser(asked, is_reserved_listed, settings.reserved_namespaces)
@@ -333,11 +336,11 @@ class Balloons(Policy):
             cost = lambda cpus: (graph.fault(ask.container, cpus), graph.cost(ask.container, cpus))  # noqa: E731
         # CPUs that the container may use come first; a balloon that has none of them yet gets no others.
         if ask.inside is not None:
-            own = self._grown(node, found, balloon, wanted, found.idle & ask.inside, cost)
+            own = self._grown(node, found, balloon, wanted, found.idle & ask.inside, cost, ask.container)
             if not balloon.cpus:
                 return own
             balloon = replace(balloon, cpus=own)
-        return self._grown(node, found, balloon, wanted, found.idle, cost)
+        return self._grown(node, found, balloon, wanted, found.idle, cost, ask.container)
 
     def _grown(
         self,
@@ -347,6 +350,7 @@ class Balloons(Policy):
         wanted: int,
         free: frozenset[int],
         cost: Optional[Cost] = None,
+        container: Optional[Container] = None,
     ) -> frozenset[int]:
         """The CPUs of a balloon that is to have ``wanted``, and the rest of the last core if that is idle and set aside for
         no other; the last idle ones stay where a balloon needs them."""
@@ -358,7 +362,7 @@ class Balloons(Policy):
         loaded = self._loaded(node, found, balloon)
 
         def take(count: int, pool: frozenset[int]) -> frozenset[int]:
-            return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost, loaded)
+            return self._cpus.grown(balloon.kind, balloon.cpus, count, pool, waiting, cost, loaded, container)
 
         own = take(whole, free - waiting) if wanted < whole <= most else NO_CPUS
         if len(own) < whole or (needs_of(node) and emptied_by(node, own - balloon.cpus)):
@@ -450,6 +454,14 @@ class Balloons(Policy):
         return replace(
             decision, placement=replace(decision.placement, cpus=place.cpus), why=why, others=others
         )
+
+    def asks_kubelet(self, node: Node, container: Container) -> bool:
+        if not self._asks_kubelet:
+            return False
+        try:
+            return self._chooser.find(container, bool(node.reserved)).name in self._asks_kubelet
+        except PlacementRefused:
+            return False
 
     def ignored(self, container: Container) -> tuple[str, ...]:
         return container.preferences.notes

@@ -23,6 +23,8 @@ IRQ_MODES = ("sink", "isolate")
 LOAD_LEVELS = ("core", "l2cache", "l3cache", "numa", "die", "package")
 #: Values of ``component_creation``.
 ALL, BALANCE = "all", "balance-balloons"
+#: Before the name of an extended resource, or a glob: the device of it that kubelet has given to a container.
+POD_RESOURCE = "podresourceapi:"
 
 #: Names of the balloon types that are always there.
 RESERVED, DEFAULT = "reserved", "default"
@@ -69,7 +71,7 @@ class BalloonType:
     prefer_isolated_cpus: bool = False
     #: performance, efficient; "" = any.
     prefer_core_type: str = ""
-    #: Paths of devices (PCI addresses, or sysfs paths of caches and nodes), the most important first.
+    #: Paths of devices (PCI addresses, or sysfs paths of caches and nodes) or extended resources, the most important first.
     prefer_close_to_devices: tuple[str, ...] = ()
     share_idle_cpus_in_same: str = ""
     memory: str = ""
@@ -93,6 +95,11 @@ class BalloonType:
     def all_loads(self) -> tuple[str, ...]:
         """Its load classes, and those of its parts."""
         return self.loads if not self.parts else (*self.loads, *[x for p in self.parts for x in p.kind.loads])
+
+    @property
+    def asks_kubelet(self) -> bool:
+        """Whether the places of its balloons depend on the devices of a container."""
+        return any(device.startswith(POD_RESOURCE) for device in self.prefer_close_to_devices)
 
     def size_for(self, milli: int) -> int:
         """The CPUs of a balloon whose containers request ``milli`` milli-CPUs: never none, never above the limit."""

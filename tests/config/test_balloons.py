@@ -66,8 +66,10 @@ VALUES = {
     ),
     "shown": ("{Name: a, showContainersInNrt: true}", BalloonType("a", show_containers_in_nrt=True)),
     "devices": (
-        '{Name: a, preferCloseToDevices: ["0000:41:00.0", /sys/devices/x]}',
-        BalloonType("a", prefer_close_to_devices=("0000:41:00.0", "/sys/devices/x")),
+        '{Name: a, preferCloseToDevices: ["0000:41:00.0", /sys/devices/x, "podresourceapi:nvidia.com/*"]}',
+        BalloonType(
+            "a", prefer_close_to_devices=("0000:41:00.0", "/sys/devices/x", "podresourceapi:nvidia.com/*")
+        ),
     ),
     "match expressions": (
         "{Name: a, matchExpressions: [{key: name, operator: In, values: [x, y]}, "

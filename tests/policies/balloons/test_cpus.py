@@ -12,7 +12,15 @@ from policies.balloons.cpus import BalloonCpus
 from policies.balloons.types import BalloonType
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Cpu, Topology, TopologyData
-from tests.machines import HYGON_7285_2S, OFFLINE_CPUS, UNEVEN_CCX, VM_NO_CACHE_INFO
+from policies.model import RESOURCES, Container, Hint, PlacementPreferences
+from tests.machines import (
+    CPULESS_MEMORY_NODE,
+    HYGON_7285_2S,
+    OFFLINE_CPUS,
+    UNEVEN_CCX,
+    VM_NO_CACHE_INFO,
+    machine,
+)
 from tests.policies.balloons.test_policy import Pools, asks
 from tests.scenes import node_of, topology
 
@@ -134,6 +142,64 @@ def test_the_first_device_counts_more_than_the_second() -> None:
     kind = replace(DB, prefer_close_to_devices=("0000:41:00.0", "0000:03:00.0"))
     pools = Pools(HYGON_7285_2S, kind)
     assert pools.node.topology.nodes_of(pools.put(asks("a", 16)).placement.cpus) == {3}
+
+
+GPU = replace(DB, prefer_new_balloons=True, prefer_close_to_devices=("podresourceapi:nvidia.com/gpu",))
+
+
+def with_devices(container: Container, **nodes: int) -> Container:
+    """``nodes``: by name of the vendor, whose device is a gpu."""
+    hints = [Hint(RESOURCES, f"{vendor}.com/gpu", frozenset([node])) for vendor, node in nodes.items()]
+    return replace(container, hints=tuple(hints))
+
+
+@pytest.mark.parametrize(
+    ("devices", "node"),
+    [
+        pytest.param(("podresourceapi:nvidia.com/gpu",), 5, id="a resource"),
+        pytest.param(("podresourceapi:nvidia.com/*",), 5, id="a glob"),
+        pytest.param(("podresourceapi:*/gpu", "0000:03:00.0"), 5, id="before a device"),
+        pytest.param(("0000:41:00.0", "podresourceapi:*/gpu"), 3, id="after a device"),
+        pytest.param(("podresourceapi:amd.com/gpu", "0000:41:00.0"), 3, id="of which it has no device"),
+        pytest.param(("podresourceapi:amd.com/gpu",), 0, id="only such"),
+    ],
+)
+def test_a_new_balloon_is_near_the_device_that_its_container_was_given(
+    devices: tuple[str, ...], node: int
+) -> None:
+    pools = Pools(HYGON_7285_2S, replace(GPU, prefer_close_to_devices=devices))
+    tree = pools.node.topology
+    placed = pools.put(with_devices(asks("a", 2), nvidia=5)).placement.cpus
+    assert tree.nodes_of(placed) == {node}
+    # It is the container's device, not the type's: another has another.
+    assert tree.nodes_of(pools.put(with_devices(asks("b", 2), nvidia=2)).placement.cpus) == {
+        2 if node == 5 else node
+    }
+
+
+def test_a_device_near_a_node_that_there_is_not_or_without_cpus_is_near_the_next_best() -> None:
+    pools = Pools(HYGON_7285_2S, GPU)
+    assert pools.put(with_devices(asks("a", 2), nvidia=99)).placement.cpus
+    data = replace(machine(CPULESS_MEMORY_NODE), distance=((10, 21, 24), (21, 10, 14), (24, 14, 10)))
+    tree = Topology(data)
+    near = BalloonCpus(tree, (GPU,)).grown(
+        GPU, NO_CPUS, 2, tree.online, container=with_devices(asks("a", 2), nvidia=2)
+    )
+    assert tree.nodes_of(near) == {1}
+
+
+def test_only_containers_of_types_that_name_resources_have_kubelet_asked() -> None:
+    both = BalloonType("both", namespaces=("both",), components=("db", "web"))
+    pools = Pools(HYGON_7285_2S, GPU, WEB, both)
+    asked = {
+        of: pools.policy.asks_kubelet(pools.node, asks("a", 1, of)) for of in ("db", "web", "both", "other")
+    }
+    assert asked == {"db": True, "web": False, "both": True, "other": False}
+    # And the part that names it is near the device.
+    placed = pools.put(with_devices(asks("c", 4, "both"), nvidia=5)).placement.cpus
+    assert 5 in pools.node.topology.nodes_of(placed)
+    unknown = asks("a", 1, preferences=PlacementPreferences(balloon="none"))
+    assert not pools.policy.asks_kubelet(pools.node, unknown)
 
 
 # ---------------------------------------------------------------------- types of cores
