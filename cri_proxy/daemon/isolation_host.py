@@ -59,7 +59,7 @@ class IsolationHost:
         # On other nodes this is not imported.
         from cri_proxy.isolation.io.reconciler import Isolation
         from cri_proxy.isolation.io.resctrl import machine_resctrl
-        from cri_proxy.isolation.io.scheduling import threads_of
+        from cri_proxy.isolation.io.scheduling import Scheduling, threads_of
         from cri_proxy.isolation.io.starts import Starts
         from cri_proxy.isolation.io.subjects import SUBJECTS
         from cri_proxy.isolation.io.tasks import Tasks
@@ -70,9 +70,11 @@ class IsolationHost:
         tasks = Tasks(resctrl, services.cgroups, scheduling=threads_of(subjects))
         isolation = Isolation(services, resctrl, self._boot_id, tasks, subjects)
         starts = Starts(services, tasks, isolation.settled, isolation.group_of)
+        scheduling = next((each for each in subjects if isinstance(each, Scheduling)), None)
 
         def follow(is_enforced: bool) -> None:
             node_state.on_start = starts.before if is_enforced else None
+            node_state.on_create = scheduling.words_for if scheduling is not None and is_enforced else None
 
         isolation.on_enforced = follow
         self.isolation, node_state.on_change = isolation, isolation.wake
@@ -83,7 +85,7 @@ class IsolationHost:
         finally:
             protection.cancel()
             self.isolation, node_state.on_change, node_state.on_start = None, _nothing, None
-            node_state.on_quota = None
+            node_state.on_quota = node_state.on_create = None
             isolation.close()
             await starts.close()
 

@@ -188,6 +188,13 @@ class Engine(State):
     # ------------------------------------------------------------------ the life of a container
 
     @_transition
+    def heard(self, container_id: str, asked: Mapping[str, str]) -> None:
+        """NRI plugins have asked for this in the create of a container (``ContainerRecord.asked``)."""
+        grant = self.grants.get(container_id)
+        if grant is not None:
+            self.put(replace(grant, asked=tuple(sorted(asked.items()))))
+
+    @_transition
     def started(self, container_id: str) -> None:
         """StartContainer was accepted, or the container was seen running."""
         grant = self.grants.get(container_id)

@@ -47,6 +47,10 @@ class Management(str, Enum):
     FOREIGN = "foreign"  # another writer keeps changing it
 
 
+#: Containers that the node leaves alone.
+LEFT_ALONE = (Management.RELEASED, Management.OPTED_OUT)
+
+
 class Life(str, Enum):
     """Where a grant is in its life; the end, free, is having no record."""
 
@@ -69,7 +73,8 @@ class ContainerRecord:
     not ``placement.mems``, as far as it was looked at; ``memory_charge``, bytes by NUMA node, is what it is charged when
     that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold. ``moved_s``:
     when a plan has moved it last, 0 = never. ``isolation``: what it is to others, protected, standard or batch, and
-    ``isolation_why`` what says so; "" where no subject of isolation is on.
+    ``isolation_why`` what says so; "" where no subject of isolation is on. ``asked``: what NRI plugins have asked for in the
+    create that isolation does and CRI cannot say, by the names of PlacementPreferences' fields, and scheduling.
     """
 
     key: str
@@ -93,6 +98,7 @@ class ContainerRecord:
     moved_s: float = 0.0
     isolation: str = ""
     isolation_why: str = ""
+    asked: tuple[tuple[str, str], ...] = ()
 
     @property
     def cpus(self) -> frozenset[int]:

@@ -100,6 +100,7 @@ class RecordWriter:
             "moved_s": grant.moved_s,
             "isolation": grant.isolation,
             "isolation_why": grant.isolation_why,
+            "asked": dict(grant.asked),
         }
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
@@ -400,6 +401,7 @@ def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
         moved_s=float(document.get("moved_s", 0.0)),
         isolation=document.get("isolation", ""),
         isolation_why=document.get("isolation_why", ""),
+        asked=tuple(sorted((str(key), str(value)) for key, value in document.get("asked", {}).items())),
     )
     return _checked(grant)
 

@@ -7,6 +7,7 @@ original bytes go through, with one log line and a counter (unless the namespace
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from cri_api import runtime_v1_pb2 as cri
@@ -24,7 +25,7 @@ from cri_proxy.cri.messages import (
     write_update_delta,
 )
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Management
+from cri_proxy.engine.model import LEFT_ALONE, Management
 from cri_proxy.engine.report import path_of
 from cri_proxy.engine.state import MESSAGE_CHARS
 from cri_proxy.front_ends.events import EventStream
@@ -190,6 +191,13 @@ def _reason(error: Exception) -> str:
 class CreateContainer(InterceptedCall):
     method = "CreateContainer"
     creation: Optional[Creation] = None
+    #: What NRI plugins have asked for that isolation does (``ContainerRecord.asked``).
+    asked: Mapping[str, str] = {}
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether isolation treats the container."""
+        return self.creation is not None and self.creation.admission.stance not in LEFT_ALONE
 
     async def decide(self, message: bytes) -> Outcome:
         node_state, books = self.node_state, self.node_state.books
@@ -238,6 +246,8 @@ class CreateContainer(InterceptedCall):
         if not container_id:
             return
         self.creation.created(container_id, self.node_state.clock())
+        if self.asked:
+            self.engine.heard(container_id, self.asked)
         self.fields["id"] = container_id
         if self.creation.admission.stance is Management.WAITING or self.engine is not self.node_state.engine:
             self.node_state.on_doubt()  # a look places it, or finds it for an engine that has come meanwhile

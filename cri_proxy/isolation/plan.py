@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
 from cri_proxy.config.config import Config
-from cri_proxy.engine.model import ContainerRecord, Life, Management
+from cri_proxy.engine.model import LEFT_ALONE, ContainerRecord, Life
 from cri_proxy.isolation import bandwidth, caches
 from cri_proxy.isolation.model import (
     CACHES,
@@ -26,13 +26,13 @@ from cri_proxy.isolation.model import (
     Step,
     Wanted,
 )
+from cri_proxy.isolation.scheduling import SUBJECT as SCHEDULING
 from cri_proxy.isolation.treatment import Meeting, RdtClass, TreatmentSettings, l3_domains, meetings, wanted
 from policies.frozen import frozen
+from policies.model import Container
 
 #: The subjects whose values are in groups of resctrl.
 OF_GROUPS = (caches.SUBJECT, bandwidth.SUBJECT)
-#: Containers that the node leaves alone.
-_LEFT_ALONE = (Management.RELEASED, Management.OPTED_OUT)
 
 
 @frozen
@@ -67,6 +67,9 @@ def read_settings(config: Config, mode: str, subjects: Iterable[str] = OF_GROUPS
         bandwidth.read_part(config["isolation.batch_bandwidth"]),
     )
 
+
+#: Of what plugins ask for, the classes of configured sections.
+CLASSES_ASKED = ("rdt_class", "blockio_class")
 
 _STRENGTH = (OFF, OBSERVE, ENFORCE).index
 
@@ -176,7 +179,7 @@ class ContainerView:
         return tuple(seen for _, seen in self._known.values() if seen is not None)
 
     def _seen(self, key: str, record: ContainerRecord) -> Optional[IsolatedContainer]:
-        if record.stance in _LEFT_ALONE or record.life is Life.HELD:
+        if record.stance in LEFT_ALONE or record.life is Life.HELD:
             return None
         return IsolatedContainer(
             key,
@@ -188,5 +191,15 @@ class ContainerView:
             self._rdt_class_of(record),
             record.life is Life.RUNNING,
             record.placement.group.rpartition("[")[0],
-            replace(record.container, milli_used=0, milli_size=None),  # what it uses is nothing of what it is
+            # What it uses is nothing of what it is.
+            replace(as_asked(record), milli_used=0, milli_size=None),
+            dict(record.asked).get(SCHEDULING, ""),
         )
+
+
+def as_asked(record: ContainerRecord) -> Container:
+    """A container with the classes that NRI plugins have asked for, which count before its annotations."""
+    classes: dict[str, Any] = {name: value for name, value in record.asked if name in CLASSES_ASKED}
+    if not classes:
+        return record.container
+    return replace(record.container, preferences=replace(record.container.preferences, **classes))

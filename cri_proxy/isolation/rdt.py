@@ -179,6 +179,13 @@ class RdtSection:
         name = QOS_CLASSES[qos] if self.by_qos and not asked else ""
         return name if name and self.has(name) else ""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The classes that there are; none where there are no partitions, which is what ``enable: false`` makes of them."""
+        if not self.partitions:
+            return frozenset()
+        return frozenset((ROOT_CLASS, *(name for each in self.partitions.values() for name in each.classes)))
+
     def has(self, name: str) -> bool:
         """Whether there is a class of a name."""
         return bool(self.partitions) and (

@@ -275,16 +275,15 @@ def settings(
     pods: Mapping[str, str],
     section: SchedulingSection,
     balloon_classes: Mapping[str, str] = {},
-    asked: Mapping[str, str] = {},
 ) -> list[Setting]:
     """What the threads of all containers with a class should have.
 
-    ``pods``: the cgroups of pods by the containers' keys; of others nothing can be said. ``balloon_classes``: by type.
-    ``asked``: words by key, of plugins: these count before any class.
+    ``pods``: the cgroups of pods by the containers' keys; of others nothing can be said. ``balloon_classes``: by type. What
+    an NRI plugin has asked for counts before any class.
     """
     found = []
     for each in containers:
-        words, why = asked.get(each.key, ""), f"a plugin asks so for {each.path}"
+        words, why = each.scheduling, f"a plugin asks so for {each.path}"
         if not words:
             name = section.class_of(each, balloon_classes.get(each.balloon, ""))
             words = "" if name is None else write_class(section.classes[name])

@@ -9,14 +9,16 @@ NRI resources become the CRI message that sets them (``translate``) here, for cr
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import NodeCapabilities, Unsupported, is_rejected
+from cri_proxy.config.options.nri_capabilities import ISOLATED, NodeCapabilities, Unsupported, is_rejected
 from cri_proxy.cri.messages import UnreadableRequest, parse
 from cri_proxy.nri.draft import (
     Draft,
@@ -70,6 +72,8 @@ class Applied:
     warned: tuple[Unsupported, ...]
     #: To be written before the request is sent.
     seccomp: Optional[SeccompFile]
+    #: What isolation does: the container's record has to have it before it starts (``ContainerRecord.asked``).
+    heard: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Applied:
@@ -108,6 +112,7 @@ def apply(request: bytes, asked: MergedAdjustment, site: NodeCapabilities) -> Ap
         rejected=tuple(each for each in found if is_rejected(each, site)),
         warned=tuple(each for each in found if not is_rejected(each, site)),
         seccomp=seccomp,
+        heard=draft.heard,
     )
 
 
@@ -216,10 +221,11 @@ def write_seccomp(draft: Draft) -> Optional[SeccompFile]:
 
 
 #: Whole messages below ``linux``: where, the owner's word, and why not.
-_SINGLE = (
+_SINGLE = (("memory_policy", nri.MemoryPolicy, "CRI has no memory policy"),)
+#: Those that isolation does, where it is on.
+_SCHEDULING = (
     ("io_priority", nri.IoPriority, "CRI has no IO priority"),
     ("scheduler", nri.LinuxSched, "CRI has no scheduler"),
-    ("memory_policy", nri.MemoryPolicy, "CRI has no memory policy"),
 )
 _RDT = (
     ("clos_id", nri.RdtClosID),
@@ -244,7 +250,31 @@ def report_unsupported(draft: Draft) -> None:
     for name, field, why in _SINGLE:
         if adjust.linux.HasField(name) and not _has_already(container.linux, name, adjust.linux):
             draft.report(name, field, "", why)
+    _hear_scheduling(draft)
     _report_rdt(draft)
+
+
+def _hear_scheduling(draft: Draft) -> None:
+    """Both settings of scheduling are heard together, or what cannot be had of them is reported."""
+    adjust, had = draft.asked.adjust.linux, draft.asked.container.linux
+    asked = [
+        (name, field, why)
+        for name, field, why in _SCHEDULING
+        if adjust.HasField(name) and not _has_already(had, name, adjust)
+    ]
+    heard: dict[str, Any] = {name: getattr(adjust, name) for name, _, _ in asked if draft.site.hears(name)}
+    words = fault = ""
+    if heard:
+        from cri_proxy.nri.scheduling import words_of  # isolation is off by default, and then not imported
+
+        words, fault = words_of(heard.get("scheduler"), heard.get("io_priority"))
+    for name, field, why in asked:
+        if name not in heard:
+            draft.report(name, field, "", f"{why}; {ISOLATED[name]}")
+        elif fault:
+            draft.report(name, field, "", fault)
+    if words:
+        draft.heard["scheduling"] = words
 
 
 def _report_namespaces(draft: Draft) -> None:

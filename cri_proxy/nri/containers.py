@@ -240,6 +240,35 @@ def write_adjustment(placement: Placement, constraint: Constraint) -> Optional[n
     return nri.ContainerAdjustment(linux=nri.LinuxContainerAdjustment(resources=nri.LinuxResources(cpu=cpu)))
 
 
+def with_scheduling(
+    adjust: Optional[nri.ContainerAdjustment], words: str, container: nri.Container
+) -> Optional[nri.ContainerAdjustment]:
+    """An adjustment with how the container's threads are to be scheduled, as far as that is sure to work; None = nothing
+    changes. ``words``: ``isolation.scheduling.write_class``, "" = nothing.
+
+    What a plugin before ours has set stays: to set it too fails the create. Classes of caches and of block I/O are never in
+    it: a runtime fails a create for a class that its own configuration has not, and a group that runc is told to use must be
+    there when it looks (``linux.rdt.clos_id``), while ours come and go. Threads are moved before they run.
+    """
+    if not words:
+        return adjust
+    from cri_proxy.isolation.scheduling import (
+        read_class,
+    )  # isolation is off by default, and then not imported
+    from cri_proxy.nri.scheduling import write_scheduling
+
+    scheduler, io_priority = write_scheduling(read_class(words))
+    linux = nri.LinuxContainerAdjustment()
+    if scheduler is not None and not container.linux.HasField("scheduler"):
+        linux.scheduler.CopyFrom(scheduler)
+    if io_priority is not None and not container.linux.HasField("io_priority"):
+        linux.io_priority.CopyFrom(io_priority)
+    if linux.ByteSize():
+        adjust = nri.ContainerAdjustment() if adjust is None else adjust
+        adjust.linux.MergeFrom(linux)
+    return adjust
+
+
 def write_update(update: CpusetUpdate, may_fail: bool = True) -> Optional[nri.ContainerUpdate]:
     """An update of a container, another's or that of the request; None = nothing is changed.
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
-from cri_proxy.config.options.nri_capabilities import Cdi, NodeCapabilities, Unsupported
+from cri_proxy.config.options.nri_capabilities import ISOLATED, Cdi, NodeCapabilities, Unsupported
 from cri_proxy.nri.merge import REMOVAL, field_text, owner_of
 from cri_proxy.text.protobuf_bytes import cut, place_of
 
@@ -53,6 +53,8 @@ class Draft:
         self.site = site
         self.added = cri.ContainerConfig()
         self.found: list[Unsupported] = []
+        #: What isolation does of it: ``ContainerRecord.asked``.
+        self.heard: dict[str, str] = {}
         self._cuts: list[tuple[str, Callable[[bytes], bool]]] = []
 
     @property
@@ -114,10 +116,14 @@ def write_annotations(draft: Draft) -> None:
         if not resources.HasField(name):
             continue
         wanted = getattr(resources, name).value
-        if name in draft.site.classes:
+        if draft.site.hears(name, wanted):
+            # Runtimes fail the create for a class that they have not.
+            draft.heard[name] = wanted
+        elif name in draft.site.classes:
             _write_annotation(draft, key, wanted or None)
         elif wanted:
-            draft.report(name, field, "", f'the runtime has no annotation for "{wanted}", and CRI no field')
+            why = f'the runtime has no annotation for "{wanted}", and CRI no field; {ISOLATED[name]}'
+            draft.report(name, field, "", why)
 
 
 def _write_annotation(draft: Draft, key: str, value: Optional[str]) -> None:

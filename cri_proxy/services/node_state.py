@@ -66,6 +66,9 @@ class NodeState:
     #: Called with the id of a container, or of a pod's sandbox, and the CPU quota in microseconds that it is about to get,
     #: below 1 = none; the quota waits. None: nothing is to be done then.
     on_quota: Optional[Callable[[str, int], Awaitable[None]]] = None
+    #: Called with the record of each container that an NRI runtime creates: how its threads are to be scheduled
+    #: (``isolation.scheduling.write_class``), "" = nothing is said. None: nothing is to be done then.
+    on_create: Optional[Callable[[ContainerRecord], str]] = None
     #: Called with entries of the engine's history that are new or amended, and the grants they may be about.
     on_records: Callable[[list[DecisionRecord], Mapping[str, ContainerRecord]], None] = _no_records
     #: Called with what happened to containers beside decisions: ``HistoryKeeper.tell``.

@@ -258,11 +258,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "io": (
         {"linux": {"io_priority": {"class": "IOPRIO_CLASS_BE", "priority": 5}}},
-        "IoPriority: CRI has no IO priority",
+        "IoPriority: CRI has no IO priority; isolation.scheduling: enforce does it",
     ),
     "scheduler": (
         {"linux": {"scheduler": {"policy": "SCHED_BATCH", "nice": 5}}},
-        "LinuxSched: CRI has no scheduler",
+        "LinuxSched: CRI has no scheduler; isolation.scheduling: enforce does it",
     ),
     "namespace": (
         {"linux": {"namespaces": [{"type": "ipc"}]}},

@@ -62,7 +62,7 @@ def test_words_of_a_plugin_count_before_any_class_and_a_pod_without_a_cgroup_has
     (setting,) = settings(one, {"key": "/kubepods/p"}, SECTION)
     assert (setting.value, threads_parts(setting.place)) == ("nice=2", ("/kubepods/p", "key", "nice=2"))
     assert setting.why == "ci/p/c is of the scheduling class namespace"
-    (setting,) = settings(one, {"key": "/kubepods/p"}, SECTION, asked={"key": "idle"})
+    (setting,) = settings([replace(one[0], scheduling="idle")], {"key": "/kubepods/p"}, SECTION)
     assert setting.value == "idle"
     assert settings(one, {}, SECTION) == []
 

@@ -59,6 +59,61 @@ V2 = nri_capabilities.NodeCapabilities(cgroup_v2=True, host_node=host_node)
 V1 = replace(V2, cgroup_v2=False)
 
 
+ISOLATED = replace(
+    V2, isolated={"rdt_class": ("gold",), "blockio_class": ("slow",), "scheduler": (), "io_priority": ()}
+)
+
+HEARD: dict[str, tuple[str, dict[str, str]]] = {
+    "classes": (
+        'linux { resources { blockio_class { value: "slow" } rdt_class { value: "gold" } } }',
+        {"blockio_class": "slow", "rdt_class": "gold"},
+    ),
+    "a nice value": ("linux { scheduler { nice: 3 } }", {"scheduling": "nice=3"}),
+    "both of scheduling": (
+        "linux { scheduler { policy: SCHED_BATCH nice: 5 flags: SCHED_FLAG_RESET_ON_FORK } "
+        "io_priority { class: IOPRIO_CLASS_BE priority: 6 } }",
+        {"scheduling": "batch nice=5 flags=reset-on-fork io=be:6"},
+    ),
+    "a realtime policy": (
+        "linux { scheduler { policy: SCHED_FIFO priority: 42 } }",
+        {"scheduling": "fifo priority=42"},
+    ),
+    "nanoseconds of a deadline": (
+        "linux { scheduler { policy: SCHED_DEADLINE runtime: 5000000 deadline: 10000000 period: 20000000 } }",
+        {"scheduling": "deadline runtime=5000 deadline=10000 period=20000"},
+    ),
+    "an I/O class": ("linux { io_priority { class: IOPRIO_CLASS_IDLE } }", {"scheduling": "io=idle:0"}),
+}
+
+
+@pytest.mark.parametrize("name", HEARD)
+def test_what_isolation_does_is_heard_and_the_request_stays_as_it_is(name: str) -> None:
+    answer, heard = HEARD[name]
+    result = applied(answer, site=ISOLATED)
+    assert (result.heard, result.request) == (heard, request().SerializeToString())
+    assert not (result.rejected or result.warned or result.recreate)
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("linux { scheduler { policy: SCHED_ISO } }", "scheduler"),
+        ("linux { scheduler { policy: SCHED_RR } }", "scheduler"),
+        ("linux { scheduler { nice: 20 } }", "scheduler"),
+        ("linux { scheduler { policy: SCHED_DEADLINE deadline: 5 } }", "scheduler"),
+        ("linux { io_priority { class: IOPRIO_CLASS_BE priority: 8 } }", "io_priority"),
+    ],
+)
+def test_what_no_kernel_takes_is_refused_by_name(answer: str, name: str) -> None:
+    result = applied(answer, site=ISOLATED)
+    assert ([each.name for each in result.rejected], result.heard) == ([name], {})
+
+
+def test_a_class_that_is_not_configured_goes_to_the_runtime_as_without_isolation() -> None:
+    answer = 'linux { resources { rdt_class { value: "silver" } } }'
+    assert applied(answer, site=ISOLATED) == applied(answer)
+
+
 def request(text: str = REQUEST) -> cri.CreateContainerRequest:
     return text_format.Parse(text, cri.CreateContainerRequest())
 
@@ -422,9 +477,13 @@ INEXPRESSIBLE: dict[str, tuple[str, str, str]] = {
     "a seccomp policy is fine, IO priority is not": (
         "linux { io_priority { priority: 3 } }",
         "io_priority",
-        "IoPriority: CRI has no IO priority",
+        "IoPriority: CRI has no IO priority; isolation.scheduling: enforce does it",
     ),
-    "a scheduler": ("linux { scheduler { nice: 3 } }", "scheduler", "LinuxSched: CRI has no scheduler"),
+    "a scheduler": (
+        "linux { scheduler { nice: 3 } }",
+        "scheduler",
+        "LinuxSched: CRI has no scheduler; isolation.scheduling: enforce does it",
+    ),
     "a memory policy": (
         "linux { memory_policy { mode: MPOL_LOCAL } }",
         "memory_policy",
@@ -494,13 +553,15 @@ INEXPRESSIBLE_THERE: dict[str, tuple[nri_capabilities.NodeCapabilities, str, str
         replace(V2, classes=()),
         'linux { resources { rdt_class { value: "gold" } } }',
         "rdt_class",
-        'RdtClass: the runtime has no annotation for "gold", and CRI no field',
+        'RdtClass: the runtime has no annotation for "gold", and CRI no field; isolation.caches: enforce, with a class of '
+        "that name in control.rdt, does it",
     ),
     "a block IO class where there are only RDT's": (
         replace(V2, classes=("rdt_class",)),
         'linux { resources { blockio_class { value: "slow" } rdt_class { value: "gold" } } }',
         "blockio_class",
-        'BlockioClass: the runtime has no annotation for "slow", and CRI no field',
+        'BlockioClass: the runtime has no annotation for "slow", and CRI no field; isolation.disks: enforce, with a class '
+        "of that name in control.blockio, does it",
     ),
 }
 

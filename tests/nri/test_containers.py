@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import pytest
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.messages import UnreadableRequest, read_create
 from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, Management
 from cri_proxy.nri import containers
-from policies.machine.cpus import parse_cpus
+from policies.machine.cpus import format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, Constraint, Placement, Qos, Quota
 from tests.cri_client import Pod as ClientPod
 from tests.cri_client import container_config, create_request, pod_config
@@ -317,3 +318,37 @@ def test_reading_never_raises_anything_but_unreadable(data: bytes) -> None:
         except UnreadableRequest:
             pass
     containers.read_seen([container], {}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "linux"),
+    [
+        ("", ""),
+        ("nice=5", "scheduler { policy: SCHED_OTHER nice: 5 }"),
+        ("idle io=idle", "scheduler { policy: SCHED_IDLE } io_priority { class: IOPRIO_CLASS_IDLE }"),
+        (
+            "batch nice=19 flags=reset-on-fork io=be:7",
+            "scheduler { policy: SCHED_BATCH nice: 19 flags: SCHED_FLAG_RESET_ON_FORK } "
+            "io_priority { class: IOPRIO_CLASS_BE priority: 7 }",
+        ),
+        ("io=be:3", "io_priority { class: IOPRIO_CLASS_BE priority: 3 }"),
+        # What could fail a start is left to the moving of threads.
+        ("nice=-5", ""),
+        ("fifo priority=4 io=rt:0", ""),
+        ("deadline runtime=1 period=9", ""),
+        ("batch flags=keep-params", ""),
+    ],
+)
+def test_an_adjustment_says_of_scheduling_what_no_runtime_can_fail_for(words: str, linux: str) -> None:
+    wanted = text_format.Parse(linux, nri.LinuxContainerAdjustment())
+    adjust = containers.with_scheduling(None, words, nri.Container())
+    assert (adjust is None) if not linux else (adjust is not None and adjust.linux == wanted)
+    both = containers.with_scheduling(containers.write_adjustment(TWO, NO_CONSTRAINT), words, nri.Container())
+    assert both is not None and both.linux.resources.cpu.cpus == format_cpus(TWO.cpus)
+
+
+def test_what_a_plugin_before_ours_has_set_is_not_set_again() -> None:
+    set_already = nri.Container(linux=nri.LinuxContainer(scheduler=nri.LinuxScheduler(nice=1)))
+    adjust = containers.with_scheduling(None, "nice=5 io=be:3", set_already)
+    assert adjust is not None
+    assert (adjust.linux.HasField("scheduler"), adjust.linux.HasField("io_priority")) == (False, True)

@@ -61,6 +61,15 @@ REACTIONS: Mapping[str, Reaction] = MappingProxyType(
 
 #: Classes that only an annotation can name over CRI.
 CLASSES = ("blockio_class", "rdt_class")
+#: Of the settings that isolation does: what switches it on.
+ISOLATED: Mapping[str, str] = MappingProxyType(
+    {
+        "blockio_class": "isolation.disks: enforce, with a class of that name in control.blockio, does it",
+        "rdt_class": "isolation.caches: enforce, with a class of that name in control.rdt, does it",
+        "io_priority": "isolation.scheduling: enforce does it",
+        "scheduler": "isolation.scheduling: enforce does it",
+    }
+)
 
 
 class Cdi(Enum):
@@ -98,6 +107,12 @@ class NodeCapabilities:
     #: Where the shell writes seccomp profiles to.
     seccomp_folder: str = "/var/run/cri-resmgr/seccomp"
     reactions: Mapping[str, Reaction] = field(default_factory=lambda: REACTIONS)
+    #: The settings of ``ISOLATED`` that isolation does here, and of each the classes that are configured.
+    isolated: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def hears(self, name: str, cls: str = "") -> bool:
+        """Whether isolation does a setting; of those that are classes, this one."""
+        return name in self.isolated and (name not in CLASSES or cls in self.isolated[name])
 
 
 @frozen

@@ -46,6 +46,7 @@ from cri_proxy.isolation.plan import (
     ContainerView,
     IsolationSettings,
     Plan,
+    as_asked,
     make_plan,
     read_settings,
 )
@@ -400,7 +401,7 @@ class Isolation:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
         if section is None or self._resolved[2].errors:
             return ""
-        asked = record.container.preferences.rdt_class
+        asked = as_asked(record).preferences.rdt_class
         if asked and section.partitions and not section.has(asked):
             self._unknown.add(asked)
         return section.class_of(asked, record.container.qos)

@@ -21,10 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
 
 from bpf.kernel.clock import boot_time_s
-from cri_proxy.engine.model import pod_cgroup
+from cri_proxy.engine.model import ContainerRecord, pod_cgroup
 from cri_proxy.isolation.io.shims import read_process
 from cri_proxy.isolation.io.thread_attributes import Kernel
-from cri_proxy.isolation.model import Setting
+from cri_proxy.isolation.model import ENFORCE, Setting
+from cri_proxy.isolation.plan import ContainerView
 from cri_proxy.isolation.scheduling import (
     DEADLINE,
     REALTIME,
@@ -46,6 +47,7 @@ from cri_proxy.isolation.scheduling import (
 from cri_proxy.node.cgroups import Cgroups
 
 if TYPE_CHECKING:
+    from cri_proxy.config.config import Config
     from cri_proxy.isolation.io.subjects import Sight, Subject
     from cri_proxy.services.services import Services
 
@@ -345,9 +347,7 @@ class Scheduling:
         self._notes: tuple[str, ...] = ()
 
     def settings(self, sight: Sight) -> Iterable[Setting]:
-        section: SchedulingSection = sight.config["control.scheduling"] or SchedulingSection()
-        types = sight.config["policy.balloons.BalloonTypes"]
-        by_type = {each.type.name: each.type.scheduling_class for each in types}
+        section, by_type = _configured(sight.config)
         pods = {}
         for each in sight.containers:
             parent = "" if each.container is None else each.container.pod.cgroup_parent
@@ -355,6 +355,14 @@ class Scheduling:
                 pods[each.key] = f"/{pod_cgroup(parent)}"
         self._notes = (*unknown_classes(sight.containers, section, by_type.values()), *self._refusals())
         return settings(sight.containers, pods, section, by_type)
+
+    def words_for(self, record: ContainerRecord) -> str:
+        """How a container's threads are to be scheduled that is about to be created; "" = nothing is said, or only told."""
+        config = self._services.config
+        if config[f"isolation.{SUBJECT}"] != ENFORCE or not self._services.node_state.enforcing:
+            return ""
+        found = settings(ContainerView().of({record.key: record}), {record.key: "/"}, *_configured(config))
+        return found[0].value if found else ""
 
     def _refusals(self) -> Iterator[str]:
         """A sentence a class, of the last look."""
@@ -371,6 +379,13 @@ class Scheduling:
 
     def notes(self) -> Sequence[str]:
         return self._notes
+
+
+def _configured(config: Config) -> tuple[SchedulingSection, Mapping[str, str]]:
+    """The classes, and those of balloons by their types."""
+    types = config["policy.balloons.BalloonTypes"]
+    section = config["control.scheduling"] or SchedulingSection()
+    return section, {each.type.name: each.type.scheduling_class for each in types}
 
 
 def threads_of(subjects: Iterable[Subject]) -> Optional[ThreadScheduling]:

@@ -9,13 +9,14 @@ import contextlib
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.bounded_files import read_text
+from cri_proxy.config.config import Config
 from cri_proxy.config.options.nri_capabilities import (
     CLASSES,
     REACTIONS,
@@ -25,6 +26,7 @@ from cri_proxy.config.options.nri_capabilities import (
     Unsupported,
     is_rejected,
 )
+from cri_proxy.config.options.table import BY_KEY
 from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import Applied, apply, resources_of
 from cri_proxy.nri.draft import MergedAdjustment
@@ -32,6 +34,7 @@ from cri_proxy.nri.io.host.host import Merged, PluginRefused
 from cri_proxy.nri.merge import field_text
 from cri_proxy.services.services import Services
 
+ENFORCE, BLOCKIO = "enforce", "control.blockio"
 #: Has devices by their numbers.
 SYS_DEV, DEV = Path("/sys/dev"), Path("/dev")
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -140,20 +143,25 @@ class Capabilities:
             is_followed=self._is_followed,
             seccomp_folder=str(self._run / "seccomp"),
             reactions=reactions(config["nri.warn"]),
+            isolated=isolated_by(config) if self._services.node_state.enforcing else {},
         )
 
     def _is_followed(self, path: str) -> bool:
         mount = self._mounts.of(path)
         return mount.is_followed or not mount.point
 
-    def express(self, merged: Merged, request: bytes, container: nri.Container) -> Applied:
-        """The create request with plugins' adjustments; the files it needs are written.
+    def express(
+        self, merged: Merged, request: bytes, container: nri.Container, is_isolated: bool = True
+    ) -> Applied:
+        """The create request with plugins' adjustments; the files it needs are written. ``is_isolated``: whether isolation
+        treats the container.
 
         :raises PluginRefused: CRI cannot express an adjustment that must not be left out.
         """
         if not merged.adjust.ByteSize():
             return Applied(request, False, cri.LinuxContainerResources(), (), (), None)
-        applied = apply(request, MergedAdjustment(container, merged.adjust, merged.owners), self.site)
+        site = self.site if is_isolated else replace(self.site, isolated={})
+        applied = apply(request, MergedAdjustment(container, merged.adjust, merged.owners), site)
         self._refuse(container.id, applied.rejected, applied.warned)
         if applied.seccomp is not None:
             _write(Path(applied.seccomp.path), applied.seccomp.content)
@@ -184,6 +192,18 @@ class Capabilities:
             self._services.log.warning("left out of what a plugin asked for", id=key, what=str(lacking))
         if rejected:
             raise PluginRefused("; ".join(map(str, rejected)))
+
+
+def isolated_by(config: Config) -> Mapping[str, Collection[str]]:
+    """The settings of plugins that isolation does with this configuration, each with the classes that there are."""
+    found: dict[str, Collection[str]] = {}
+    if ENFORCE in (config["isolation.caches"], config["isolation.bandwidth"]) and config["control.rdt"]:
+        found["rdt_class"] = config["control.rdt"].names
+    if config["isolation.disks"] == ENFORCE and BLOCKIO in BY_KEY and config[BLOCKIO]:
+        found["blockio_class"] = config[BLOCKIO].classes.keys()
+    if config["isolation.scheduling"] == ENFORCE:
+        found.update(scheduler=(), io_priority=())
+    return found
 
 
 def reactions(warned: Collection[str]) -> Mapping[str, Reaction]:

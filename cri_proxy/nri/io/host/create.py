@@ -125,7 +125,11 @@ class Create(HostedCall):
         container = context.pod_view.pod_cache.remember(seen)
         context.lifecycle.created(made.id, sandbox)
         merged = await context.host.create(pod, container)
-        return merged, self._expression.express(merged, self.message, container.message)
+        is_isolated = isinstance(self.engine, CreateContainer) and self.engine.is_isolated
+        applied = self._expression.express(merged, self.message, container.message, is_isolated)
+        if isinstance(self.engine, CreateContainer):
+            self.engine.asked = applied.heard
+        return merged, applied
 
     async def _change(self, wanted: Applied) -> None:
         """Apply the adjustments: by an update, or by another create.

@@ -263,6 +263,9 @@ class NriPlacing:
                 _tell(told, creation)
                 await self._written(engine)
                 adjust = reader.write_adjustment(creation.placement, read.constraint)
+                if node_state.on_create is not None and creation.ticket is not None:
+                    words = node_state.on_create(engine.grants[creation.ticket.key])
+                    adjust = reader.with_scheduling(adjust, words, request.container)
                 reply: Message = nri.CreateContainerResponse(
                     adjust=adjust, update=self._in_answer(flying.carries, only_shrinks=True)
                 )
