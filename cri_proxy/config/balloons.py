@@ -50,7 +50,6 @@ MAX_DEVICES, MAX_CONDITIONS = 32, 32
 NOT_YET = "it is not read yet"
 #: What nri-plugins' and Intel's types may say besides, in lower case, and why nothing here depends on it.
 MEANINGLESS: Mapping[str, str] = {
-    "cpuclass": NOT_YET,
     "preferfarfromdevices": "their own resources have no such key",
 }
 
@@ -402,6 +401,7 @@ FIELDS: tuple[BalloonField, ...] = (
           "Its balloons are composite: made of a part for each of these types, with CPUs as that type has them."),
     BalloonField("ComponentCreation", "component_creation", _CREATION, ALL,
           "all: of all Components, evenly; balance-balloons: of the one that the fewest balloons are made of."),
+    BalloonField("CpuClass", "cpu_class", _TEXT, '""', "The class of control.cpu that its containers are of."),
     BalloonField("PinMemory", "memory", _MEMORY, "placement.memory",
           "true: as placement.memory prefer; pin: as its pin; false: memory nodes are not set."),
     BalloonField("MemoryTypes", "memory_types", _MEMORY_KINDS, "[]",

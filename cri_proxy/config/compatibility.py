@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.config.balloons import NOT_YET
 from cri_proxy.config.checks import FALSE_WORDS, TRUE_WORDS
 from cri_proxy.config.gone import FORMER_SECTIONS
 from cri_proxy.config.options.table import BY_KEY
@@ -32,7 +31,7 @@ KINDS = {"TopologyAwarePolicy": "topology-aware", "BalloonsPolicy": "balloons", 
 _POLICY_SECTIONS = ("topology-aware", "balloons", *POLICIES)
 #: Sections of Intel's files that are not ours.
 SECTIONS = frozenset(
-    {"logger", "dump", "cpu", "resource-manager", "instrumentation"}
+    {"logger", "dump", "resource-manager", "instrumentation"}
     | {f"policy.{name}" for name in _POLICY_SECTIONS}
 )
 #: Sections of nri-plugins' files, in lower case; a custom resource has all of them below ``spec``.
@@ -50,6 +49,8 @@ _NRI_SECTIONS = frozenset(
 )
 
 _RESERVED, _TYPES = "placement.reserved_namespaces", "policy.balloons.BalloonTypes"
+#: A section of classes that is ours, too.
+_CPU = "control.cpu"
 #: Keys of their policies, as Intel's files have them, and our options.
 COUNTERPARTS = {
     "AllocatorTopologyBalancing": "policy.balloons.AllocatorTopologyBalancing",
@@ -57,7 +58,10 @@ COUNTERPARTS = {
     "ControllableInterrupts": "control.interrupts#controllable",
     "ColocateNamespaces": "placement.colocate_namespaces",
     "ColocatePods": "placement.colocate_pods",
+    "CPUClasses": f"{_CPU}#classes",
+    "DefaultExclusiveCPUClass": f"{_CPU}#exclusive",
     "DynamicPoolTypes": _TYPES,
+    "IdleCPUClass": f"{_CPU}#idle",
     "LoadClasses": "policy.balloons.LoadClasses",
     "NamespaceSchedulingClasses": "control.scheduling#namespaceSchedulingClasses",
     "PinMemory": "placement.memory",
@@ -66,22 +70,19 @@ COUNTERPARTS = {
     "PreferIsolatedCPUs": "placement.prefer_isolated",
     "PreferSharedCPUs": "placement.prefer_shared",
     "PreferSpreadOnPhysicalCores": "policy.balloons.PreferSpreadOnPhysicalCores",
+    "ReservedPoolCPUClass": f"{_CPU}#reserved",
     "ReservedPoolNamespaces": _RESERVED,
     "SchedulingClasses": "control.scheduling#schedulingClasses",
     "ShowContainersInNrt": "policy.balloons.ShowContainersInNrt",
+    "SharedPoolCPUClass": f"{_CPU}#shared",
+    "TurboDomain": f"{_CPU}#turboDomain",
     "UnlimitedBurstable": "placement.unlimited",
 }
 _PIN_CPU = "PinCPU"
 _SPELLED = {key.lower(): key for key in (*COUNTERPARTS, _PIN_CPU)}
 #: Keys of their policies that nothing here depends on, in lower case, and why.
 MEANINGLESS: Mapping[str, str] = {
-    "cpuclasses": NOT_YET,
     "defaultcpupriority": "CPUs have no priorities; a balloon type's preferCoreType prefers fast ones",
-    "defaultexclusivecpuclass": NOT_YET,
-    "idlecpuclass": NOT_YET,
-    "reservedpoolcpuclass": NOT_YET,
-    "sharedpoolcpuclass": NOT_YET,
-    "turbodomain": NOT_YET,
 }
 #: The same of their other sections and of keys in them; the longest beginning of a key counts.
 REASONS: Mapping[str, str] = {
@@ -89,8 +90,6 @@ REASONS: Mapping[str, str] = {
     "where a balloon type names podresourceapi:",
     "availableresources": "of what is available only cpu counts, as in theirs",
     "control": "what it holds is read by its own key",
-    "control.cpu": NOT_YET,
-    "cpu": NOT_YET,
     "dump": "it steers their own dump of messages; log.level: debug logs each request",
     "instrumentation": "it steers their own metrics and traces; metrics.listen and tracing.endpoint are ours",
     "kind": "it is no policy's custom resource",
@@ -104,9 +103,8 @@ REASONS: Mapping[str, str] = {
 #: What makes a custom resource of it; what else stands at the top; ``control`` is a section of ours, too.
 _NRI_FRAME = frozenset(("apiversion", "metadata", "status"))
 _NRI_OTHERS = _NRI_FRAME | frozenset(("agent", "kind"))
-_NRI_CONTROL = frozenset(("control.cpu",))
 #: Sections of classes whose name at nri-plugins is our option's, and which have another place in Intel's files.
-CLASSES = {"rdt": "control.rdt", "blockio": "control.blockio"}
+CLASSES = {"rdt": "control.rdt", "blockio": "control.blockio", "cpu": _CPU}
 _CLASSES = {**CLASSES, **{f"spec.{key}": key for key in CLASSES.values()}}
 #: nri-plugins' levels as ours.
 LEVELS = {"l3cache": "ccx", "numa": "numa", "die": "numa", "package": "socket", "system": "machine"}
@@ -236,9 +234,8 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _is_nri(key: str, low: str) -> bool:
-    is_control = low in _NRI_CONTROL or (low == "control" and key != "control")
     known = low in _SPELLED or low in MEANINGLESS
-    return known or is_control or low.partition(".")[0] in _NRI_OTHERS
+    return known or (low == "control" and key != "control") or low.partition(".")[0] in _NRI_OTHERS
 
 
 def _counts(section: str, active: str) -> bool:

@@ -59,6 +59,7 @@ _TYPES = "policy.balloons.BalloonTypes"
 _SUBJECTS = {
     "control.rdt": ("isolation.caches", "isolation.bandwidth"),
     "control.blockio": ("isolation.disks",),
+    "control.cpu": ("isolation.clocks",),
 }
 _LOADS = "policy.balloons.LoadClasses"
 _TABLES = {_TYPES: read_types, _LOADS: read_load_classes}
@@ -293,7 +294,7 @@ def _settle(entries: list[SourceEntry], errors: list[str], remarks: list[Remark]
         entry, remark = config_intel.translate(given, active)
         if remark is not None:
             remarks.append(remark)
-        if entry is None or (entry.via and entry.key.partition(PART)[0] in own):
+        if entry is None or (entry.via and entry.key in own):
             continue
         if section_of(entry.key) is not None and entry.raw is not None:
             settings[entry.key] = entry

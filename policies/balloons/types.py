@@ -82,8 +82,9 @@ class BalloonType:
     memory_types: frozenset[str] = frozenset()
     #: Whether its containers are zones of the node's NodeResourceTopology.
     show_containers_in_nrt: bool = False
-    #: The class of ``control.scheduling`` that its containers have; nothing of a placement.
+    #: The classes of ``control.scheduling`` and ``control.cpu`` that its containers have; nothing of a placement.
     scheduling_class: str = ""
+    cpu_class: str = ""
     #: Names of load classes, the most important first.
     loads: tuple[str, ...] = ()
     #: Names of the types that a balloon of this type is made of: of all of them, or of the one with the fewest balloons.

@@ -32,7 +32,7 @@ spec:
   idleCPUClass: idle
   log: {debug: [policy], klog: {skip_headers: true}}
   agent: {nodeResourceTopology: true}
-  control: {rdt: {enable: true}, cpu: {classes: {a: {minFreq: 1}}}}
+  control: {rdt: {enable: true}, cpu: {classes: {idle: {minFreq: 1}}}}
   instrumentation: {httpEndpoint: ":8891"}
   balloonTypes:
   - name: db
@@ -97,10 +97,10 @@ policy:
   ReservedResources: {CPU: ""}
   topology-aware: {PinCPU: true, PinMemory: true, ColocatePods: false}
   balloons:
-    IdleCPUClass: idle
+    IdleCPUClass: ""
   static: {RelaxedIsolation: true}
   podpools: {Pools: [{Name: a, CPU: 2}]}
-cpu: {classes: {a: {minFreq: 1}}}
+cpu: {classes: {}}
 dump: {Config: full}
 blockio: {}
 resource-manager.control: {Controllers: {cpu: disabled}}
@@ -108,10 +108,8 @@ instrumentation: off
 logger: {LogSource: true, Debug: none}
 """
     assert [note.partition(" has no meaning here: ")[0] for note in notes_of(text)] == [
-        "5: policy.balloons.IdleCPUClass",
         "6: policy.static.RelaxedIsolation",
         "7: policy.podpools.Pools",
-        "8: cpu.classes",
         "9: dump.Config",
         "11: resource-manager.control",
         "12: instrumentation",
@@ -242,20 +240,19 @@ def test_a_custom_resource_of_nri_plugins_loads_as_it_is() -> None:
         "policy.ReservedResources.CPU": "750m",
         "policy.ReservedResources.Memory": "1Gi",
         "policy.AvailableResources.CPU": "exclude-cpuset:4-7",
-        "policy.balloons.BalloonTypes": "[{Name: db, MinCPUs: 2}]",
+        "policy.balloons.BalloonTypes": "[{Name: db, MinCPUs: 2, CpuClass: fast}]",
         "policy.balloons.AllocatorTopologyBalancing": "true",
         "placement.memory": "off",
         "placement.reserved_namespaces": "[kube-system, ops]",
         "log.level": "debug",
+        "control.cpu": "{classes: {idle: {minFreq: 1}}, idle: idle}",
         "control.rdt": "{enable: true}",
     }
     assert [note.partition(" has no meaning here: ")[0] for note in notes_of(NRI_RESOURCE)] == [
-        "11: spec.idleCPUClass",
         "12: spec.log.klog",
         "13: spec.agent",
-        "14: spec.control.cpu",
         "15: spec.instrumentation",
-        "19: cpuClass of a balloon type",
+        "14 (spec.control.cpu): control.cpu has classes, and isolation.clocks is off: nothing is written for them",
     ]
 
 

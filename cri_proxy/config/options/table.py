@@ -201,6 +201,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("control.view_group", matching('the name of a group, or ""', r"[a-z_][a-z0-9_-]{0,31}|"), "cri-resmgr-view",
            "A group that may connect to control.view_socket besides root, such as that of cri-resmgr-web.service. Where "
            "there is no such group, or it is empty, root alone may.", live=False),
+    Option("control.cpu", section("a mapping with classes"), None,
+           "Classes of CPUs, as Intel's cri-resource-manager (its cpu) and nri-plugins (cpuClasses) have them: minFreq, "
+           "maxFreq, freqGovernor, energyPerformancePreference, disabledCstates, turboPriority, and boost. idle, shared, "
+           "reserved and exclusive name the classes of CPUs that nothing uses, that containers share, that are reserved, "
+           "and that containers own which have no class otherwise. It counts as isolation.clocks says.", cluster=True),
     Option("control.rdt", section("a mapping with enable and partitions"), None,
            "Classes of caches and memory bandwidth, as Intel's cri-resource-manager (its rdt) and nri-plugins have "
            "them: options, partitions, and in these classes. Containers have a class by "

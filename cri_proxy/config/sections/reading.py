@@ -25,6 +25,7 @@ from cri_proxy.text.sources import (
 #: ``read_section(parts, errors, remark)``, and ``EMPTY``, which the option's default stands for. Of ``parts`` the one
 #: named "" is the section as a whole; others are keys that other programs have elsewhere, translated to "OPTION#PART".
 READERS = {
+    "control.cpu": "cri_proxy.config.sections.cpu",
     "control.interrupts": "cri_proxy.config.sections.interrupts",
     "control.memory": "cri_proxy.config.sections.memory",
     "control.rdt": "cri_proxy.config.sections.rdt",

@@ -139,13 +139,18 @@ def is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ENODEV)
 
 
+def is_away(error: OSError) -> bool:
+    """Whether a place that cannot be read will be there again: a cpufreq policy whose CPUs are offline."""
+    return error.errno == errno.EBUSY
+
+
 def put_back_values(
     values: Mapping[str, str], resctrl: ResourceControl, cgroups: Optional[Cgroups] = None
 ) -> tuple[list[str], dict[str, str]]:
     """Write the values of before, what was written last first; what is refused again once others are written.
 
     ``cgroups``: where those of threads are, None = where they are mounted. Returns the places that are
-    done, or gone, and what was refused: place -> sentence.
+    done, or gone, and what was refused: place -> sentence. One that is away is neither.
     """
     done: list[str] = []
     refused: dict[str, str] = {}
@@ -154,7 +159,8 @@ def put_back_values(
         refused = {}
         for place in left:
             try:
-                _put_back_place(place, values[place], resctrl, cgroups)
+                if not _put_back_place(place, values[place], resctrl, cgroups):
+                    continue
             except OSError as error:
                 if not is_gone(error) and not _is_for_good(place, error):  # resctrl may be unmounted, too
                     refused[place] = error.strerror or str(error)
@@ -171,11 +177,15 @@ def _is_for_good(place: str, error: OSError) -> bool:
 
 def _put_back_place(
     place: str, value: str, resctrl: ResourceControl, cgroups: Optional[Cgroups] = None
-) -> None:
+) -> bool:
+    """False: the place is away, and has its value of before when it comes and this is done again."""
     if place.startswith(FILE):
-        with contextlib.suppress(OSError):  # one that can be written only
+        try:
             if read_place(file_place(place)) == value:
-                return  # some refuse even what they have
+                return True  # some refuse even what they have
+        except OSError as error:  # one that can be written only
+            if is_away(error):
+                return False
         write_place(place, value)
     elif place.startswith(RESCTRL):
         group, resource, number = place_parts(place)
@@ -183,6 +193,7 @@ def _put_back_place(
             resctrl.write(group, resource, {number: value})
     elif place.startswith(THREADS):
         put_back_threads(place, value, cgroups or Cgroups())
+    return True
 
 
 def remove_groups(resctrl: ResourceControl) -> dict[str, str]:
@@ -217,9 +228,10 @@ def put_back(
     refused_groups = remove_groups(control) if originals.has_groups else {}
     with contextlib.suppress(OSError):
         originals.forget(done, groups=not refused_groups)
+    away = dict.fromkeys(originals.values.keys() - done, "its CPUs are offline")
     return problems + [
         f"{place} is not as it was before: {reason}"
-        for place, reason in {**refused, **refused_groups}.items()
+        for place, reason in {**away, **refused, **refused_groups}.items()
     ]
 
 

@@ -339,7 +339,15 @@ class Isolation:
         if is_same and not is_due and not self._is_moving and self._is_as(now):
             self._last = now
             return False
-        done = await self._jobs.begin(lambda: self._work(now, containers, cgroups, is_due))
+        # Containers that come and go meanwhile are the next round's.
+        others = frozenset[int]().union(
+            *(
+                r.cpus
+                for r in (engine.grants.values() if engine is not None else ())
+                if r.stance in LEFT_ALONE
+            )
+        )
+        done = await self._jobs.begin(lambda: self._work(now, containers, cgroups, is_due, others))
         self._note(now, done)
         if self._is_view_old:
             self._is_view_old = False
@@ -354,7 +362,12 @@ class Isolation:
         )
 
     def _work(
-        self, now: _Round, containers: Sequence[IsolatedContainer], cgroups: Mapping[str, str], is_due: bool
+        self,
+        now: _Round,
+        containers: Sequence[IsolatedContainer],
+        cgroups: Mapping[str, str],
+        is_due: bool,
+        others: frozenset[int],
     ) -> _Done:
         """The part of a round that blocks."""
         info, missing = self.info, self._missing
@@ -362,7 +375,7 @@ class Isolation:
             info = self._resctrl.info()
             missing = "" if info is not None else self._resctrl.missing
         rdt = self._resolve(now.rdt, info)
-        files = self._files(now, containers, cgroups)
+        files = self._files(now, containers, cgroups, others)
         plan = make_plan(containers, info, now.settings, now.steps, rdt.classes, files)
         outcome, has_looked = self._outcome, is_due or plan.values != self._plan.values or self._last is None
         if has_looked:
@@ -377,15 +390,19 @@ class Isolation:
         return _Done(plan, outcome, info, missing, enforced, has_looked, is_due, is_moving, found, happened)
 
     def _files(
-        self, now: _Round, containers: Sequence[IsolatedContainer], cgroups: Mapping[str, str]
+        self,
+        now: _Round,
+        containers: Sequence[IsolatedContainer],
+        cgroups: Mapping[str, str],
+        others: frozenset[int],
     ) -> list[Setting]:
         """What the subjects that are not off want."""
         subjects = [each for each in self._subjects if each.name in now.settings.modes]
         if not subjects or now.engine is None:
             self._file_notes = ()
             return []
-        engine, before = now.engine, self._originals.values
-        sight = Sight(containers, cgroups, engine.host.topology, self._services.config, before)
+        host, config, before = now.engine.host, self._services.config, self._originals.values
+        sight = Sight(containers, cgroups, host.topology, config, before, host.usable, host.reserved, others)
         wanted: dict[str, Setting] = {}
         notes = []
         for subject in subjects:

@@ -14,6 +14,7 @@ from cri_proxy.isolation.io.scheduling import Scheduling
 from cri_proxy.isolation.model import IsolatedContainer, Setting
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
+from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 
 
@@ -23,7 +24,9 @@ class Sight:
 
     ``cgroups``: of the containers that run, below the hierarchy's mount, by their keys; one that has just started may be
     missing. ``topology``: the machine as it is now, with the CPUs that are online. ``before``: the values before the first
-    write of ours, by place, of those that were not put back yet; any other place has its own value.
+    write of ours, by place, of those that were not put back yet; any other place has its own value. ``usable``: the CPUs
+    that containers may have, ``reserved`` those that are reserved; ``others``: where containers run that the node leaves
+    alone.
     """
 
     containers: Sequence[IsolatedContainer]
@@ -31,6 +34,9 @@ class Sight:
     topology: Topology
     config: Config
     before: Mapping[str, str] = field(default_factory=dict)
+    usable: frozenset[int] = NO_CPUS
+    reserved: frozenset[int] = NO_CPUS
+    others: frozenset[int] = NO_CPUS
 
 
 class Subject(Protocol):
@@ -92,5 +98,18 @@ def _memory(services: Services) -> Subject:
     return Memory(services.cgroups)
 
 
+def _clocks(services: Services) -> Subject:
+    from cri_proxy.isolation.io.clocks import Clocks
+
+    return Clocks()
+
+
 #: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
-SUBJECTS: tuple[Callable[[Services], Subject], ...] = (_cpu_time, _interrupts, _disks, _memory, Scheduling)
+SUBJECTS: tuple[Callable[[Services], Subject], ...] = (
+    _cpu_time,
+    _interrupts,
+    _disks,
+    _memory,
+    Scheduling,
+    _clocks,
+)

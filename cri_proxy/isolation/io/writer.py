@@ -27,6 +27,7 @@ from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io.originals import (
     FILE_NAME,
     Originals,
+    is_away,
     is_gone,
     put_back_values,
     read_place,
@@ -278,10 +279,7 @@ class Writer:
         """``is_look``: all places are read; else those whose setting is another one."""
         files = [each for each in plan.files if not each.place.startswith(THREADS)]
         settings = [each for each in files if is_look or self._held.get(each.place) != each.value]
-        there = self._read_places(settings)
-        gone = {
-            each.place for each in settings if each.place not in there and each.place not in self._refused
-        }
+        there, gone = self._read_places(settings)
         self._gone = self._originals.values.keys() & gone
         differing = [
             each
@@ -336,9 +334,10 @@ class Writer:
             self._refuse(each.subject, each.place, each.value, problem.strerror or str(problem), is_final)
         return taken
 
-    def _read_places(self, settings: Iterable[Setting]) -> dict[str, str]:
-        """What is there; of a place that is gone nothing. Each file is read once."""
+    def _read_places(self, settings: Iterable[Setting]) -> tuple[dict[str, str], set[str]]:
+        """What is there, and the places that are gone; of one that is away neither. Each file is read once."""
         there: dict[str, str] = {}
+        gone: set[str] = set()
         texts: dict[str, Union[str, OSError]] = {}
         for setting in settings:
             place = file_place(setting.place)
@@ -350,11 +349,12 @@ class Writer:
             text = texts[place.path]
             if isinstance(text, str):
                 there[setting.place] = place.value_in(text)
-            elif is_gone(text):
+            elif is_gone(text) or is_away(text):
                 self._refused.pop(setting.place, None)
+                gone |= {setting.place} if is_gone(text) else set()
             else:
                 self._refuse_once(setting, text.strerror or str(text))
-        return there
+        return there, gone
 
     def _beside(self, setting: Setting) -> dict[str, str]:
         """What is there now at the places that the kernel changes along with one."""
