@@ -20,7 +20,7 @@ from typing import Any, Optional, Protocol
 
 from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ContainerRecord, Life, pod_cgroup
+from cri_proxy.engine.model import LEFT_ALONE, ContainerRecord, Life, pod_cgroup
 from cri_proxy.engine.report import path_of
 from cri_proxy.isolation.changes import Happening, InForce, happenings, in_force
 from cri_proxy.isolation.io.originals import Originals
