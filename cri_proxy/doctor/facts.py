@@ -170,12 +170,28 @@ class SystemFacts:
 
 
 @dataclass(frozen=True)
+class DiskFacts:
+    """What there is for block I/O. ``root``: of the hierarchy that has it, "" = none. ``off_below``: of cgroup v2, the first
+    cgroup on the way to containers that does not pass the controller on, "" = all do.
+
+    ``schedulers``: by the disk's name. ``weighing``: disks that know weights. ``weighs``: classes have some.
+    """
+
+    root: str = ""
+    is_v2: bool = True
+    off_below: str = ""
+    schedulers: Mapping[str, str] = field(default_factory=dict)
+    weighing: frozenset[str] = frozenset()
+    weighs: bool = False
+
+
+@dataclass(frozen=True)
 class IsolationFacts:
     """What there is for keeping neighbours apart. ``modes``: of each subject that is not off, by the option's name.
 
     ``is_offered``: the kernel has resctrl; ``mount``: where it is mounted, "" = nowhere. ``others``: groups that are not
     ours. ``problem``: why its folder could not be read. ``interrupts``: their names by number, as far as subjects are about
-    them; ``managed``: those of them whose CPUs the kernel lets nobody set.
+    them; ``managed``: those of them whose CPUs the kernel lets nobody set. ``disks``: where that subject is not off.
     """
 
     modes: Mapping[str, str] = field(default_factory=dict)
@@ -185,6 +201,7 @@ class IsolationFacts:
     problem: str = ""
     interrupts: Mapping[int, str] = field(default_factory=dict)
     managed: frozenset[int] = frozenset()
+    disks: Optional[DiskFacts] = None
 
 
 @dataclass(frozen=True)

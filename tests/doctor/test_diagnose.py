@@ -18,6 +18,7 @@ from cri_proxy.doctor.facts import (
     CgroupFacts,
     ConfigFacts,
     DaemonFacts,
+    DiskFacts,
     Facts,
     FileFacts,
     IsolationFacts,
@@ -175,6 +176,13 @@ def test_no_machine_is_a_problem_by_itself_and_none_breaks_a_check(name: str, vi
 # ---------------------------------------------------------------------- one thing wrong
 
 RESCTRL = "/sys/fs/resctrl"
+
+
+def with_disks(**changed: Any) -> Facts:
+    disks = DiskFacts(**{"root": "/sys/fs/cgroup", **changed})
+    return with_part("isolation", modes={"isolation.disks": "enforce"}, disks=disks)
+
+
 ENFORCED = {"isolation.caches": "enforce"}
 WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "config invalid": (with_part("config", errors=("f:3: what",)), {"config": PROBLEM}),
@@ -265,6 +273,13 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
         with_part("isolation", modes={"isolation.caches": "enforce"}, is_offered=True), {"resctrl": WARNING},
     ),
     "the kernel has no resctrl": (with_part("isolation", modes=ENFORCED), {"resctrl": WARNING}),
+    "a subject without resctrl": (with_part("isolation", modes={"isolation.disks": "enforce"}), {}),
+    "block I/O is in no cgroup": (with_disks(root=""), {"disks": WARNING}),
+    "block I/O is off for containers": (with_disks(off_below="/kubepods.slice"), {"disks": WARNING}),
+    "weights that no disk knows": (
+        with_disks(weighs=True, schedulers={"sda": "mq-deadline"}), {"disk-weights": WARNING},
+    ),
+    "a disk knows weights": (with_disks(weighs=True, weighing=frozenset(["sda"])), {}),
     "resctrl cannot be looked at": (
         with_part("isolation", modes=ENFORCED, mount=RESCTRL, problem="/sys/fs/resctrl: Permission denied"),
         {"resctrl-folder": WARNING},

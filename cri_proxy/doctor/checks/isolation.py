@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cri_proxy.doctor.checks.disks import SUBJECT as DISKS
+from cri_proxy.doctor.checks.disks import check_disks
 from cri_proxy.doctor.facts import Facts, IsolationFacts
 from cri_proxy.doctor.findings import Finding, note, ok, warning
 from cri_proxy.isolation.interrupts import INTERRUPTS, irqbalance_lines, number_of
@@ -17,6 +19,8 @@ MOUNT = "mount -t resctrl resctrl /sys/fs/resctrl"
 _FSTAB = f"{MOUNT}\nover restarts, in /etc/fstab: resctrl /sys/fs/resctrl resctrl defaults 0 0"
 #: Programs that write to resctrl, by the first 15 letters of their names, as the kernel keeps them.
 WRITERS = ("rubik", "koordlet", "pqos", "katalyst-agent", "nri-resource-po", "intel-cri-resmg")
+#: What needs resctrl; other subjects have files elsewhere.
+OF_RESCTRL = frozenset(f"isolation.{name}" for name in ("caches", "bandwidth", "monitoring", "protection"))
 #: As many groups of others are named.
 _SHOWN = 3
 
@@ -32,9 +36,12 @@ def check_isolation(facts: Facts) -> Iterator[Finding]:
             "isolation", f"off; caches {can}", f"{_MORE} says what it would do" if found.is_offered else ""
         )
         return
-    yield from _kernel(found, facts)
+    if found.mount or not OF_RESCTRL.isdisjoint(found.modes):
+        yield from _kernel(found, facts)
     yield from _others(found, facts)
     yield from _interrupts(found, facts)
+    if found.disks is not None:
+        yield from check_disks(found.disks, found.modes.get(DISKS, ""))
 
 
 def _kernel(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar, Union
 
 from cri_proxy.config.config import read_config, subjects_on
-from cri_proxy.doctor.facts import ConfigFacts, Facts, StateFacts
+from cri_proxy.doctor.checks.disks import SUBJECT as DISKS
+from cri_proxy.doctor.facts import ConfigFacts, Facts, IsolationFacts, StateFacts
 from cri_proxy.doctor.findings import EXAMINE_S
+from cri_proxy.doctor.io.disks import read_disk_facts
 from cri_proxy.doctor.io.host import (
     read_cgroup_facts,
     read_file_facts,
@@ -158,8 +160,18 @@ def _readers(places: Places, systemctl: str) -> dict[str, tuple[str, Callable[[]
         "cgroups": ("cgroups", lambda: read_cgroup_facts(root, places.at("topology.cgroup_root"))),
         "system": ("units", lambda: read_system_facts(root, places.proc, systemctl)),
         "kubelet": ("kubelet", lambda: read_kubelet_facts(places)),
-        "isolation": ("isolation", lambda: read_isolation_facts(root, subjects_on(places.config))),
+        "isolation": ("isolation", lambda: _isolation_facts(places)),
     }
+
+
+def _isolation_facts(places: Places) -> IsolationFacts:
+    modes = subjects_on(places.config)
+    found = read_isolation_facts(places.root, modes)
+    if DISKS not in modes:
+        return found
+    return replace(
+        found, disks=read_disk_facts(places.root, places.at("topology.cgroup_root"), places.config)
+    )
 
 
 def _examine_daemon(

@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.disks import (
@@ -29,10 +29,12 @@ from cri_proxy.isolation.disks import (
     settings_of,
     treatments,
 )
-from cri_proxy.isolation.io.subjects import Sight
 from cri_proxy.isolation.model import Setting
 from cri_proxy.machine_root import below, machine_root
-from cri_proxy.services.services import Services
+
+if TYPE_CHECKING:  # doctor uses some of this, and none of that
+    from cri_proxy.isolation.io.subjects import Sight
+    from cri_proxy.services.services import Services
 
 _SCHEDULER = re.compile(r"\[([a-z0-9-]+)\]")
 
@@ -122,10 +124,10 @@ class Disks:
             return None
         path = _path(folder)
         if not os.path.exists(f"{folder}/partition"):
-            return Device(path, number, scheduler=_scheduler(folder))
+            return Device(path, number, scheduler=read_scheduler(folder))
         disk = os.path.dirname(folder)
         try:
-            return Device(path, read_text(f"{disk}/dev").strip(), _path(disk), _scheduler(disk))
+            return Device(path, read_text(f"{disk}/dev").strip(), _path(disk), read_scheduler(disk))
         except OSError:
             return None  # both have just gone
 
@@ -150,7 +152,8 @@ def _number(path: str) -> str:
     return f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" if stat.S_ISBLK(found.st_mode) else ""
 
 
-def _scheduler(folder: str) -> str:
+def read_scheduler(folder: str) -> str:
+    """The I/O scheduler of a disk, by its folder in sysfs; "" = none."""
     try:
         found = _SCHEDULER.search(read_text(f"{folder}/queue/scheduler"))
     except OSError:
