@@ -401,6 +401,7 @@ class Isolation:
         if not subjects or now.engine is None:
             self._file_notes = ()
             return []
+        cgroups = self._with_new(containers, cgroups)
         host, config, before = now.engine.host, self._services.config, self._originals.values
         sight = Sight(containers, cgroups, host.topology, config, before, host.usable, host.reserved, others)
         wanted: dict[str, Setting] = {}
@@ -413,6 +414,19 @@ class Isolation:
             notes += subject.notes()
         self._file_notes = tuple(notes)
         return list(wanted.values())
+
+    def _with_new(
+        self, containers: Sequence[IsolatedContainer], cgroups: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """With the cgroups of containers that have just started: the next resync may be minutes away."""
+        found = dict(cgroups)
+        for each in containers:
+            pod = each.container.pod if each.container is not None else None
+            if each.runs and each.key not in found and pod is not None and pod.cgroup_parent:
+                path = self._services.cgroups.below(pod_cgroup(pod.cgroup_parent), each.key)
+                if path:
+                    found[each.key] = path
+        return found
 
     def _rdt_class_of(self, record: ContainerRecord) -> str:
         section: Optional[RdtSection] = self._services.config["control.rdt"]
