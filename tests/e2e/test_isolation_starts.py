@@ -7,6 +7,7 @@ reads in ``/proc/self/cgroup`` where it is.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,9 +16,13 @@ from pathlib import Path
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.engine.model import pod_cgroup
+from cri_proxy.isolation.io.originals import put_back_values
+from cri_proxy.isolation.io.scheduling import ThreadScheduling
 from cri_proxy.isolation.io.starts import Starts
 from cri_proxy.isolation.io.tasks import Tasks
 from cri_proxy.isolation.model import Group, Wanted
+from cri_proxy.isolation.scheduling import threads_place, write_attributes
 from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.nri.dispatch import mask_of
 from cri_proxy.nri.io.connection import NriConnection
@@ -28,13 +33,20 @@ from tests.e2e import runtimes
 from tests.e2e.node import CPUS, until
 from tests.e2e.runtime import MakeRuntime, RealRuntime
 from tests.isolation.io.hierarchy import NAME, Hierarchy, mounted
+from tests.isolation.kernel import KernelModel
 from tests.scenes import make_container, make_pod
 
 pytestmark = pytest.mark.containerd
 
 BATCH = "cri-resmgr.batch"
-#: The first that runs of the image says where it is.
-COMMAND = ("sh", "-c", "cat /proc/self/cgroup > /first; exec sleep 1000000")
+#: The first that runs of the image says how it is scheduled, and where it is.
+COMMAND = (
+    "sh",
+    "-c",
+    'read -r line < /proc/self/stat; echo "$line" > /stat; cat /proc/self/cgroup > /first; exec sleep 1000000',
+)
+#: A class, and what proc_pid_stat(5) says by it: nice value and policy.
+WORDS, SCHEDULED = "batch nice=7 io=be:6", (7, os.SCHED_BATCH)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +75,8 @@ class World:
         self.hierarchy = hierarchy
         self.cgroups = Cgroups(Path("/sys/fs/cgroup"))
         self.services = parts(folder, monkeypatch)
-        self.tasks = Tasks(hierarchy, self.cgroups)
+        self.threads = ThreadScheduling(self.cgroups)
+        self.tasks = Tasks(hierarchy, self.cgroups, scheduling=self.threads)
         self.groups: dict[str, str] = {}
         self.pods: dict[str, Pod] = {}
         self.starts = Starts(self.services, self.tasks, self._settled, lambda key: self.groups.get(key, ""))
@@ -71,8 +84,8 @@ class World:
     async def _settled(self, key: str) -> str:
         return self.groups.get(key, "")
 
-    async def create(self, pod: str, name: str, group: str) -> str:
-        """A container that the engine knows, not started yet."""
+    async def create(self, pod: str, name: str, group: str, words: str = "") -> str:
+        """A container that the engine knows, not started yet. ``words``: how its threads are to be scheduled."""
         if pod not in self.pods:
             parent = self.runtime.cgroup_parent + cgroup_parent("burstable", pod)
             self.pods[pod] = await self.client.run_pod(pod, uid=pod, cgroup_parent=parent)
@@ -83,6 +96,9 @@ class World:
         assert engine is not None
         engine.bind(engine.admit(make_container(name, pod=known), NO_CONSTRAINT, 0.0).ticket, key, 0.0)
         self.groups[key] = group
+        if words:
+            place = threads_place(f"/{pod_cgroup(known.cgroup_parent)}", key, words)
+            self.threads.keep({place: self.threads.befores([place], {})[place]})
         return key
 
     def follow(self) -> int:
@@ -103,6 +119,21 @@ class World:
 
         text = await until(read, lambda text: f"name={NAME}:/" in text)
         return text.partition(f"name={NAME}:/")[2].partition("\n")[0]
+
+    async def scheduled(self, key: str) -> tuple[int, int]:
+        """Nice value and policy that the first process of the image had, as it says itself."""
+        await self.said(key)
+        out, _, _ = await self.client.exec(key, "cat", "/stat")
+        return _scheduled(out)
+
+    def scheduled_now(self, key: str) -> tuple[int, int]:
+        """The same, as the kernel tells of it now."""
+        return _scheduled(Path(f"/proc/{self.runtime.pid_of(key)}/stat").read_text())
+
+
+def _scheduled(stat: str) -> tuple[int, int]:
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[16]), int(fields[38])
 
 
 @pytest.fixture
@@ -167,6 +198,25 @@ async def test_in_a_pod_of_several_classes_each_container_is_in_its_own_group(wo
     assert found["moment"] == ("cgroup" if is_containerd(world.runtime) else "start")
 
 
+async def test_a_container_of_a_class_is_scheduled_by_it_and_no_other_and_comes_back(world: World) -> None:
+    """CRI-O: before anything of the image runs. containerd without NRI: as soon as its cgroup has threads."""
+    one, other = await world.create("p", "a", "", WORDS), await world.create("p", "b", "")
+    for key in (one, other):
+        await world.starts.before(key)
+        await world.client.start(key)
+    await until(lambda: asyncio.to_thread(world.scheduled_now, one), lambda found: found == SCHEDULED)
+    if not is_containerd(world.runtime):
+        assert await world.scheduled(one) == SCHEDULED
+    assert await world.scheduled(other) == (0, os.SCHED_OTHER)
+    places = {
+        threads_place(row.pod, key, row.words): write_attributes(row.known[0])
+        for key, row in world.threads._rows.items()
+    }
+    done, refused = put_back_values(places, KernelModel({}), world.cgroups)
+    assert (done, refused) == ([*places], {})
+    assert world.scheduled_now(one) == (0, os.SCHED_OTHER)
+
+
 @asynccontextmanager
 async def told_of_starts(world: World) -> AsyncIterator[list[str]]:
     """A plugin that does before each start what ours does; the containers it was told of."""
@@ -215,7 +265,7 @@ async def test_where_nri_tells_of_the_start_the_first_process_is_there_and_is_mo
 ) -> None:
     if not world.runtime.has_nri:
         pytest.skip("This runtime has no NRI.")
-    one, other = await world.create("p", "a", BATCH), await world.create("p", "b", "")
+    one, other = await world.create("p", "a", BATCH, WORDS), await world.create("p", "b", "")
     async with told_of_starts(world) as told:
         for key in (one, other):
             await world.client.start(key)
@@ -224,3 +274,5 @@ async def test_where_nri_tells_of_the_start_the_first_process_is_there_and_is_mo
     found = world.tasks.status()[one]
     assert (found["moment"], found["ran_before_s"]) == ("start", 0.0)
     assert world.follow() == 0
+    assert await world.scheduled(one) == SCHEDULED
+    assert await world.scheduled(other) == (0, os.SCHED_OTHER)
