@@ -212,7 +212,10 @@ def remove_groups(resctrl: ResourceControl) -> dict[str, str]:
 
 
 def put_back(
-    directory: Path, resctrl: Optional[ResourceControl] = None, boot_id_file: Path = BOOT_ID
+    directory: Path,
+    resctrl: Optional[ResourceControl] = None,
+    boot_id_file: Path = BOOT_ID,
+    cgroups: Optional[Cgroups] = None,
 ) -> list[str]:
     """Have the kernel as it was before isolation wrote there; returns a sentence for each place that refuses. Blocks.
 
@@ -224,7 +227,7 @@ def put_back(
     control = resctrl or machine_resctrl()
     originals = Originals(directory, read_text(boot_id_file).strip())
     originals.load()
-    done, refused = put_back_values(originals.values, control)
+    done, refused = put_back_values(originals.values, control, cgroups)
     refused_groups = remove_groups(control) if originals.has_groups else {}
     with contextlib.suppress(OSError):
         originals.forget(done, groups=not refused_groups)
