@@ -76,6 +76,11 @@ class Ours:
         self._now_s += 1
         self._engine.remove(str(number))
 
+    def wait(self, seconds: float) -> None:
+        """Time passes, in which what was kept for a while is given back."""
+        self._now_s += seconds
+        self._engine.tick(self._now_s)
+
     def given(self) -> Mapping[int, Given]:
         places = {int(key): grant.placement for key, grant in self._engine.grants.items()}
         return {number: Given(place.cpus, place.exclusive, place.mems) for number, place in places.items()}

@@ -28,6 +28,7 @@ class Create:
     number: int
     kind: str
     cpus: int
+    namespace: str = "default"
 
     @property
     def milli_request(self) -> int:
@@ -116,12 +117,16 @@ def request_of(create: Create) -> cri.CreateContainerRequest:
     qos = "burstable" if create.kind == BURSTABLE else "guaranteed"
     annotations = {UNSHARED: "false"} if create.kind == MIXED else {}
     config = pod_config(
-        f"pod-{number}", uid=uid, cgroup_parent=cgroup_parent(qos, uid), annotations=annotations
+        f"pod-{number}",
+        namespace=create.namespace,
+        uid=uid,
+        cgroup_parent=cgroup_parent(qos, uid),
+        annotations=annotations,
     )
     resources: dict[str, Any] = {
         "cpu_request": create.milli_request,
         "cpu_limit": create.milli_limit,
         "memory_limit": GIB // 4,
     }
-    pod = Pod(f"s{number}", uid, f"pod-{number}", "default", config)
+    pod = Pod(f"s{number}", uid, f"pod-{number}", create.namespace, config)
     return create_request(pod, container_config("app", qos=qos, **resources))

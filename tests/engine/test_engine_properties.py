@@ -33,7 +33,7 @@ from cri_proxy.engine.model import (
 )
 from cri_proxy.engine.resync import Listing, unknown_ids
 from policies.balloons.policy import Balloons
-from policies.balloons.types import BalloonSettings, BalloonType
+from policies.balloons.types import BALANCE, BalloonSettings, BalloonType, LoadClass
 from policies.hygon import Hygon, TopologyAware
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology, remember
@@ -73,11 +73,31 @@ def balloons(tree: Topology, settings: PlacementSettings) -> Policy:
     return Balloons(tree, replace(settings, balloons=BalloonSettings(types)))
 
 
+def composite(tree: Topology, settings: PlacementSettings) -> Policy:
+    """Balloons with loads, and such as are made of parts."""
+    types = (
+        BalloonType("both", namespaces=("default",), components=("spread", "small"), max_balloons=3),
+        BalloonType(
+            "either",
+            namespaces=("other",),
+            prefer_new_balloons=True,
+            components=("both", "spread"),
+            component_creation=BALANCE,
+            share_idle_cpus_in_same="l3cache",
+        ),
+        BalloonType("spread", prefer_spread_on_physical_cores=True, loads=("heavy",)),
+        BalloonType("small", min_cpus=1, max_cpus=4, loads=("memory",)),
+    )
+    loads = (LoadClass("heavy", "core", overloads=True), LoadClass("memory", "l3cache"))
+    return Balloons(tree, replace(settings, balloons=BalloonSettings(types, loads=loads)))
+
+
 POLICIES: dict[str, Callable[[Topology, PlacementSettings], Policy]] = {
     "hygon": Hygon,
     "owning": Owning,
     "topology-aware": topology_aware,
     "balloons": balloons,
+    "composite": composite,
 }
 #: What annotations may ask; most ask nothing.
 WISHES = (

@@ -122,7 +122,12 @@ def all_peers(peers: Path = PEERS) -> list[Peer]:
 
 
 def programs(
-    peer: Peer, names: Iterable[str] = (), *, cache: Path = CACHE, say: Callable[[str], None] = print
+    peer: Peer,
+    names: Iterable[str] = (),
+    *,
+    cache: Path = CACHE,
+    say: Callable[[str], None] = print,
+    may_build: bool = True,
 ) -> dict[str, Path]:
     """The programs of a peer with these names, or all of them, by name; those are built that are not kept yet.
 
@@ -140,6 +145,8 @@ def programs(
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(folder)
         missing = [name for name in names if not (folder / name).exists()]
+        if missing and not may_build:
+            raise Unavailable(f"{', '.join(missing)} of {peer.name} is not built yet")
         if missing:
             began = time.monotonic()
             # Measured on two CPUs.

@@ -28,8 +28,8 @@ CRIO = ("crio", "pinns", "runc")
 CLUSTER = (*VARIABLES, *CONTAINERD)
 
 
-def find(*names: str, say: Callable[[str], None] = print) -> dict[str, Path]:
-    """The programs of these names; a peer's that is not built yet is built, which takes minutes once.
+def find(*names: str, say: Callable[[str], None] = print, may_build: bool = True) -> dict[str, Path]:
+    """The programs of these names; a peer's that is not built yet is built, which takes minutes once, if ``may_build``.
 
     :raises Unavailable: one of them cannot be had; says which, and why.
     :raises KeyError: no peer has a program of that name.
@@ -42,7 +42,7 @@ def find(*names: str, say: Callable[[str], None] = print) -> dict[str, Path]:
             wanted.setdefault(peers_by_program()[name].name, []).append(name)
     for ours in wanted.values():
         peer = peers_by_program()[ours[0]]
-        built = programs(peer, [peer.asked_for[name] for name in ours], say=say)
+        built = programs(peer, [peer.asked_for[name] for name in ours], say=say, may_build=may_build)
         found.update({name: built[peer.asked_for[name]] for name in ours})
     return found
 
