@@ -46,8 +46,6 @@ MAX_CPUS = 65536
 #: More than one type of a policy of the cluster needs.
 MAX_DEVICES, MAX_CONDITIONS = 32, 32
 
-#: The reason of a key that is to have a meaning.
-NOT_YET = "it is not read yet"
 #: What nri-plugins' and Intel's types may say besides, in lower case, and why nothing here depends on it.
 MEANINGLESS: Mapping[str, str] = {
     "preferfarfromdevices": "their own resources have no such key",

@@ -82,12 +82,13 @@ _PIN_CPU = "PinCPU"
 _SPELLED = {key.lower(): key for key in (*COUNTERPARTS, _PIN_CPU)}
 #: Keys of their policies that nothing here depends on, in lower case, and why.
 MEANINGLESS: Mapping[str, str] = {
-    "defaultcpupriority": "CPUs have no priorities; a balloon type's preferCoreType prefers fast ones",
+    "defaultcpupriority": "priorities of CPUs are Speed Select's, Intel's alone; a balloon type's preferCoreType "
+    "prefers fast cores",
 }
 #: The same of their other sections and of keys in them; the longest beginning of a key counts.
 REASONS: Mapping[str, str] = {
     "agent": "it steers their own agent; the node agent writes NodeResourceTopology, and kubelet is asked for devices "
-    "where a balloon type names podresourceapi:",
+    "where a balloon type names a podresourceapi: device",
     "availableresources": "of what is available only cpu counts, as in theirs",
     "control": "what it holds is read by its own key",
     "dump": "it steers their own dump of messages; log.level: debug logs each request",

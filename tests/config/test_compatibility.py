@@ -122,7 +122,7 @@ logger: {LogSource: true, Debug: none}
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("policy: {topology-aware: {DefaultCPUPriority: low}}", "CPUs have no priorities; "),
+        ("policy: {topology-aware: {DefaultCPUPriority: low}}", "priorities of CPUs are Speed Select's, "),
         ("policy: {Active: podpools, podpools: {Pools: [{Name: a}]}}", "hygon takes the place of podpools, "),
         ("policy: {AvailableResources: {Memory: 1G}}", "of what is available only CPU counts"),
         ("availableResources: {memory: 1G}", "of what is available only cpu counts"),

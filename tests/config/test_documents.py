@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from cri_proxy.cli.intel_flags import INTEL_FLAGS
 from cri_proxy.config import compatibility as config_intel
-from cri_proxy.config.balloons import FIELDS
+from cri_proxy.config.balloons import FIELDS, MEANINGLESS
 from cri_proxy.config.documents import COMMAND, configuration_markdown, sample_config
 from cri_proxy.config.options.table import BY_KEY, OPTIONS
+from cri_proxy.config.sections.reading import READERS
 from tests.config.configs import read, value_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -49,6 +51,13 @@ def test_every_option_is_described_and_its_default_is_valid(option: Any) -> None
 
 # ---------------------------------------------------------------- docs/migration.md
 
+
+def _reasons_of(name: str) -> dict[str, str]:
+    """The keys without a meaning of a section, by the module that reads it."""
+    readings = [each for each in vars(import_module(name)).values() if isinstance(each, type)]
+    return {key: why for each in readings for key, why in getattr(each, "MEANINGLESS", {}).items()}
+
+
 MIGRATION = (REPOSITORY / "docs" / "migration.md").read_text()
 
 
@@ -68,6 +77,24 @@ def test_it_names_each_key_and_our_option(theirs: str, ours: str) -> None:
         or ours.rpartition(".")[2] == theirs
         or theirs == "DynamicPoolTypes"
     )
+
+
+#: Keys of other programs that nothing here depends on, and why.
+REASONS = {
+    **config_intel.MEANINGLESS,
+    **config_intel.REASONS,
+    **MEANINGLESS,
+    **{key: why for name in READERS.values() for key, why in _reasons_of(name).items()},
+}
+#: The words between backquotes.
+SPANS = re.findall(r"`([^`]+)`", MIGRATION.lower())
+
+
+@pytest.mark.parametrize("key", sorted(REASONS))
+def test_a_key_without_a_meaning_has_a_reason_and_the_page_names_it(key: str) -> None:
+    why = REASONS[key]
+    assert len(why.split()) > 2 and why[-1] not in ".:;" and "yet" not in why
+    assert any(f".{key}." in f".{span}." for span in SPANS) or key in ("spec", "kind")
 
 
 def test_the_options_it_names_exist() -> None:
