@@ -72,11 +72,12 @@ class Disks:
         self, wanted: Mapping[str, Treatment], cgroups: Mapping[str, str], seen: SeenDisks, notes: set[str]
     ) -> Iterable[Setting]:
         without: list[str] = []
+        names = [name for name in FILES if name.startswith("io." if seen.is_v2 else "blkio.")]
         for key, treatment in wanted.items():
             if key not in cgroups:
                 continue  # it has not started, or its cgroup is not known yet
             folder = f"{seen.root}/{own_cgroup(cgroups[key], key).strip('/')}"
-            files = [name for name in FILES if os.path.exists(f"{folder}/{name}")] if seen.root else []
+            files = [name for name in names if os.path.exists(f"{folder}/{name}")] if seen.root else []
             if any(name in files for name in CONTROLLED):
                 yield from settings_of(treatment, folder, files, seen, notes)
             elif not seen.root or os.path.isdir(folder):

@@ -122,7 +122,13 @@ def write_place(place: str, value: str) -> None:
     :raises OSError: the kernel refuses; where ``is_gone`` says so, there is no such place any more.
     """
     parts = file_place(place)
-    write_file(parts.path, parts.written(value))
+    try:
+        write_file(parts.path, parts.written(value))
+    except OSError as error:
+        if parts.line and error.errno == errno.EOPNOTSUPP:
+            # The disk has another scheduler: what the one before had of the cgroup ended with it.
+            raise OSError(errno.ENODEV, error.strerror) from None
+        raise
 
 
 def read_place(place: FilePlace) -> str:

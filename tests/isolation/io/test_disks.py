@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any, Optional
 
 import pytest
 
+from cri_proxy import effects
 from cri_proxy.config.config import read_config
 from cri_proxy.isolation.io.disks import Disks, own_cgroup
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back
@@ -321,6 +323,23 @@ def test_weights_are_set_where_the_scheduler_has_them(node: Node, loop: Loop) ->
     assert node.lines(name) == {"default": "100"}
 
 
+def test_weights_of_a_scheduler_that_is_gone_are_nothing_to_put_back(node: Node, loop: Loop) -> None:
+    scheduler = Path(f"/sys/block/{loop.path[5:]}/queue/scheduler")
+    if "bfq" not in scheduler.read_text():
+        pytest.skip("This kernel has no bfq.")
+    scheduler.write_text("bfq")
+    name = "io.bfq.weight" if node.is_v2 else "blkio.bfq.weight_device"
+    file = node.root / node.cgroup[1:] / name
+    file.write_text(f"{loop.numbers} 300\n")
+    node.look({"classes": {"slow": [{"devices": [loop.path], "weight": 50}]}})
+    assert node.lines(name)[loop.numbers] == "50"
+    scheduler.write_text("none")
+    outcome = node.look({})
+    assert outcome.refusals == () and outcome.is_clean
+    scheduler.write_text("bfq")
+    assert loop.numbers not in node.lines(name)
+
+
 def test_what_is_no_block_device_is_none(node: Node) -> None:
     assert node.look(slow("/dev/null", "/dev/no-such*", "999:999", "/dev/disk/by-id/*")).refusals == ()
     assert node.limits == {} and node.subject.notes() == ()
@@ -335,6 +354,105 @@ def test_a_cgroup_without_the_controller_is_told_once_for_all(node: Node, tmp_pa
     assert node.subject.notes() == (
         "default/c/c has no block I/O to limit: its cgroup has not the controller io (cri-resmgr doctor)",
     )
+
+
+# ---------------------------------------------------------------------- whatever happens
+
+
+SEEDS = int(os.environ.get("CRI_RESMGR_SEEDS", "3"))
+STEPS = 40
+
+
+class Killed(Exception):
+    """The daemon ends just before an effect."""
+
+
+class Story:
+    """What happens to one container's limits of reads on one device. ``others``: what other programs have set there."""
+
+    def __init__(self, node: Node, loop: Loop, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node, self.loop, self.chance, self._monkeypatch = node, loop, random.Random(seed), monkeypatch
+        self.numbers, self.others, self.is_there = loop.numbers, "", True
+
+    def configure(self) -> None:
+        rates = self.chance.sample(["throttleReadBps", "throttleWriteBps", "throttleReadIOPS"], 2)
+        glob = self.chance.choice([self.loop.path, f"{self.loop.path[:-1]}[0-9]", f"{self.loop.path}p*"])
+        entry = {rate: self.chance.choice(["1M", "3M", 0]) for rate in rates}
+        self.node.cls = self.chance.choice(["slow", "slow", "other"])
+        self.node.section = (
+            {"classes": {"slow": [{"devices": [glob], **entry}]}} if self.chance.random() < 0.8 else {}
+        )
+
+    def plug(self) -> None:
+        if self.is_there:
+            self.loop.remove()
+            self.others = ""
+        else:
+            self.loop.add()
+        self.is_there = not self.is_there
+
+    def write(self) -> None:
+        """Another program writes: what is put back is what was there before ours."""
+        if self.is_there:
+            rate = self.chance.randrange(2, 1000)
+            self.node.write(self.numbers, rate)
+            is_ours = any(
+                f"#{self.numbers}" in place and self._is_of_reads(place)
+                for place in self.node.originals.values
+            )
+            self.others = self.others if is_ours else str(rate)
+
+    def _is_of_reads(self, place: str) -> bool:
+        return place.endswith(" rbps") or "read_bps" in place
+
+    def look(self) -> None:
+        """A round, in every third of which the daemon is killed before one of its effects."""
+        left = self.chance.randrange(1, 6) if self.chance.random() < 0.33 else 0
+        if left:
+
+            def before(kind: str, about: str) -> None:
+                nonlocal left
+                left -= 1
+                if left <= 0:
+                    raise Killed
+
+            self._monkeypatch.setattr(effects, "before", before)
+            with contextlib.suppress(Killed):
+                self.node.look()
+            self._monkeypatch.setattr(effects, "before", lambda kind, about: None)
+            self.node.restart()
+        self.holds()
+
+    def holds(self) -> None:
+        outcome = self.node.look()
+        assert outcome.refusals == ()
+        wanted = self.wanted() if self.is_there else ""
+        expected = wanted or self.others
+        if self.is_there and expected not in ("0", ""):
+            assert self.node.limits == {self.numbers: expected}
+        else:
+            assert self.node.limits.get(self.numbers, "max") == "max"
+
+    def wanted(self) -> str:
+        """What the class says of reads; "" = nothing."""
+        entries = self.node.section.get("classes", {}).get("slow", []) if self.node.cls == "slow" else []
+        rate = entries[0].get("throttleReadBps", "") if entries else ""
+        return str(rate).replace("M", "000000")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_the_kernel_has_what_is_wanted_and_in_the_end_what_others_have_set(
+    node: Node, loop: Loop, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(node, loop, seed, monkeypatch)
+    for _ in range(STEPS):
+        story.chance.choice([story.configure, story.plug, story.write])()
+        story.look()
+    boot = node.folder / "boot_id"
+    boot.write_text("boot\n")
+    assert put_back(node.folder, KernelModel({}), boot) == []
+    assert {value for value in node.limits.values() if value != "max"} == ({story.others} - {""})
+    assert not (node.folder / FILE_NAME).exists()
 
 
 @pytest.mark.parametrize(
