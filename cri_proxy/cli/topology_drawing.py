@@ -13,7 +13,7 @@ from typing import Optional
 
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.machine.topology import Domain, Topology
+from policies.machine.topology import EFFICIENT, Domain, Topology
 
 #: The 32 CCXs of two EPYC 9754 in NPS1 are still seen at once; 64 boxes are a wall.
 MAX_BOXES = 40
@@ -141,6 +141,7 @@ def _notes(topology: Topology, leaf: Domain, usable: Optional[frozenset[int]]) -
     isolated, online = topology.data.isolated, leaf.cpus & topology.online
     special = {
         "offline": leaf.cpus - online,
+        "efficient": online & topology.data.core_types.get(EFFICIENT, NO_CPUS),
         "isolated": online & isolated,
         "not usable": online - isolated - usable if usable is not None else NO_CPUS,
     }
@@ -154,6 +155,9 @@ def _outside(topology: Topology, width: int) -> list[str]:
     for node in sorted(set(topology.node_ids) - {c.numa for c in topology.cpus.values()}):
         size = topology.memory_bytes(node)
         text = "" if size is None else f", {_memory(size)}{_pages(topology, node)}"
+        # By its size alone it is a guess.
+        is_told = node in topology.data.memory_bandwidth and node in topology.high_bandwidth_nodes
+        text += ", of high bandwidth (HBM)" if is_told else ""
         lines.append(f"NUMA {node}: no CPUs{text}")
     lost = topology.data.offline - frozenset(topology.cpus)
     return lines + (_wrap(f"offline, place not known: {format_cpus(lost)}", width) if lost else [])

@@ -54,6 +54,13 @@ class BalloonCpus:
         }
         of_type = topology.data.core_types
         self._core_type = {kind.name: of_type.get(kind.prefer_core_type, NO_CPUS) for kind in types}
+        # What other types prefer.
+        wanted = NO_CPUS.union(*self._near.values(), *self._core_type.values())
+        self._far = {
+            kind.name: wanted
+            - self._core_type[kind.name].union(*[self._near[d] for d in kind.prefer_close_to_devices])
+            for kind in types
+        }
         self._domains = {
             kind.name: tuple([box.cpus for box in self._boxes(kind.one_per)])
             for kind in types
@@ -267,9 +274,7 @@ class BalloonCpus:
         kept_for_others: frozenset[int],
     ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
         """What to choose from, the best first, and the CPUs of it that are taken in any case."""
-        own = [self._near[device] for device in kind.prefer_close_to_devices]
-        mine = self._core_type[kind.name]
-        far = frozenset().union(*self._near.values(), *self._core_type.values()) - mine.union(*own)
+        mine, far = self._core_type[kind.name], self._far[kind.name]
         isolated = NO_CPUS if kind.prefer_isolated_cpus else self.isolated
         # 1. All of the type of cores; else all that there are of them, and others.
         if mine:

@@ -213,7 +213,16 @@ def test_offline_cpus_whose_place_is_remembered_are_named_in_their_box() -> None
 
 def test_memory_is_told_by_node() -> None:
     assert "NUMA 1, no memory" in draw_topology(_topology(machines.MEMORYLESS_NODE))
-    assert "\nNUMA 2: no CPUs, 128 GiB\n" in draw_topology(_topology(machines.CPULESS_MEMORY_NODE))
+    expander = _topology(machines.CPULESS_MEMORY_NODE)
+    assert "\nNUMA 2: no CPUs, 128 GiB\n" in draw_topology(expander)
+    told = Topology(replace(expander.data, memory_bandwidth={0: 250_000, 1: 250_000, 2: 900_000}))
+    assert "\nNUMA 2: no CPUs, 128 GiB, of high bandwidth (HBM)\n" in draw_topology(told)
+
+
+def test_slow_cores_are_named_where_there_are_fast_ones() -> None:
+    types = {"performance": parse_cpus("0-3"), "efficient": parse_cpus("4-7")}
+    text = draw_topology(Topology(replace(machines.machine(machines.VM_NO_CACHE_INFO), core_types=types)))
+    assert "│ efficient 4-7 " in text
     assert "GiB" not in draw_topology(Topology(replace(machines.machine(machines.HYGON_7285_2S), memory={})))
 
 
