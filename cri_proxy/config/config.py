@@ -60,6 +60,7 @@ _SUBJECTS = {
     "control.rdt": ("isolation.caches", "isolation.bandwidth"),
     "control.blockio": ("isolation.disks",),
     "control.cpu": ("isolation.clocks",),
+    "control.scheduling": ("isolation.scheduling",),
 }
 _LOADS = "policy.balloons.LoadClasses"
 _TABLES = {_TYPES: read_types, _LOADS: read_load_classes}

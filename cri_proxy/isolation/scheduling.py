@@ -130,6 +130,11 @@ class SchedulingSection:
     qos: Mapping[str, str] = field(default_factory=dict)
     written: str = ""
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether there is anything to be written."""
+        return bool(self.classes)
+
     def class_of(self, each: IsolatedContainer, balloon_class: str = "") -> Optional[str]:
         """The name of a container's class, None = it has none. ``balloon_class``: that of its balloon's type."""
         container = each.container

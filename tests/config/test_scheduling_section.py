@@ -102,12 +102,15 @@ def test_what_is_wrong_has_its_line(name: str) -> None:
     assert errors_of(text) == (said,)
 
 
+ON = "\nisolation: {scheduling: observe}"
+
+
 def test_what_has_no_effect_is_said() -> None:
     text = one("policy: fifo, priority: 1, nice: 3, flags: [util-clamp-min]")
-    assert read(text).warnings == (
+    assert read(text + ON).warnings == (
         "c.yaml:1: schedulingClasses.flags has util-clamp-min, and no value for it; it is passed over",
         'c.yaml:1: schedulingClasses "a" has a nice value, and the policy fifo has none; it is passed over',
     )
-    assert read(one("policy: deadline, runtime: 1, period: 9")).warnings == (
+    assert read(one("policy: deadline, runtime: 1, period: 9") + ON).warnings == (
         'c.yaml:1: schedulingClasses "a" has the policy deadline without the flag reset-on-fork; what has it cannot fork',
     )
