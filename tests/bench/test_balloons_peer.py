@@ -46,14 +46,15 @@ def program(request: pytest.FixtureRequest) -> Path:
 
 @asynccontextmanager
 async def both(
-    program: Path, folder: Path, machine: Machine, types: Types, loads: Types = ()
+    program: Path, folder: Path, machine: Machine, types: Types, loads: Types = (), **more: Any
 ) -> AsyncIterator[tuple[rivals.Rival, Ours]]:
-    """Theirs and ours on an empty machine, with one text of configuration."""
+    """Theirs and ours on an empty machine, with one text of configuration. ``more``: other keys of it."""
     tree = machine.topology()
     spec = {
         "reservedResources": {"cpu": f"cpuset:{format_cpus(tree.core_mates(0))}"},
         "loadClasses": loads,
         "balloonTypes": types,
+        **more,
     }
     head = {"apiVersion": "config.nri/v1alpha1", "kind": "BalloonsPolicy", "metadata": {"name": "default"}}
     text = json.dumps({**head, "spec": spec})
@@ -81,7 +82,7 @@ def sizes(given: Mapping[int, Given]) -> dict[tuple[int, ...], int]:
     return {tuple(numbers): len(cpus) for cpus, numbers in balloons.items()}
 
 
-def chance_steps(random: Random, namespaces: str) -> list[Step]:
+def chance_steps(random: Random, namespaces: Sequence[str]) -> list[Step]:
     """Creates and deletes that leave CPUs for all."""
     steps: list[Step] = []
     live: list[int] = []
