@@ -66,6 +66,8 @@ _OF_ANNOTATION = {
 }
 #: More than any pod names.
 _MOST_ENTRIES = 64
+#: So many sentences about annotations are told, of thousands of pods that may have one.
+_MOST_FAULTS = 8
 
 
 # ---------------------------------------------------------------------- what is written
@@ -160,7 +162,9 @@ def treatments(
     section: BlockIoSection, containers: Iterable[IsolatedContainer], notes: list[str]
 ) -> dict[str, Treatment]:
     """What containers should have, by key; one that is to be as it is, is not here."""
-    found, unknown = {}, set()
+    found: dict[str, Treatment] = {}
+    unknown: set[str] = set()
+    faults: list[str] = []
     for each in containers:
         preferences = each.container.preferences if each.container is not None else None
         asked = preferences.blockio_class if preferences is not None else ""
@@ -169,14 +173,19 @@ def treatments(
         name = named_class(_names(section, asked), each, asked)
         shares = section.classes[name] if name is not None else ()
         names = [f"the class {name} of block I/O"] if name is not None else []
-        limits = _annotated(section, each, notes)
+        limits = _annotated(section, each, faults)
         if limits:
             shares, names = (*shares, *limits), [*names, f"the annotation {BLKIO_LIMIT}"]
         if shares:
             found[each.key] = Treatment(each.key, each.path, shares, tuple(names))
+    more = len(faults) - _MOST_FAULTS
+    notes += [
+        *faults[:_MOST_FAULTS],
+        *([f"{more} more annotations {BLKIO_LIMIT} are wrong"] if more > 0 else ()),
+    ]
     notes += (
         f"the class {quote(name)} of block I/O is not configured: its containers are treated as others of their kind"
-        for name in sorted(unknown)
+        for name in sorted(unknown)[:_MOST_FAULTS]
     )
     return found
 
@@ -199,7 +208,7 @@ def settings_of(
     """What the files of a container's cgroup should say. ``files``: those of ``FILES`` that are there."""
     weight: Optional[int] = None
     weights: dict[str, tuple[int, Device]] = {}
-    limits: dict[tuple[str, str], int] = {}
+    limits: dict[tuple[str, str], tuple[int, Device]] = {}
     for share in treatment.shares:
         if share.devices is None:
             weight = weight if share.weight is None else share.weight
@@ -207,10 +216,11 @@ def settings_of(
         for device in _disks(share.devices, seen, notes):
             if share.weight is not None:
                 weights[device.number] = share.weight, device
-            limits.update({(device.number, word): limit for word, limit in share.limits.items()})
+            limits.update({(device.number, word): (limit, device) for word, limit in share.limits.items()})
 
-    def setting(place: str, value: str) -> Setting:
-        return Setting(SUBJECT, f"{FILE}{folder}/{place}", value, treatment.why, (treatment.key,))
+    def setting(place: str, value: str, device: Optional[Device] = None) -> Setting:
+        why = treatment.why if device is None else f"{treatment.why} on {device.disk or device.path}"
+        return Setting(SUBJECT, f"{FILE}{folder}/{place}", value, why, (treatment.key,))
 
     for name in files if weight is not None else ():
         if name in _WEIGHTS:
@@ -223,14 +233,14 @@ def settings_of(
                 "bfq, or costs for iocost"
             )
         for name, file in places:
-            yield setting(f"{file}#{number}", _weight(name, value))
-    for (number, word), limit in limits.items():
+            yield setting(f"{file}#{number}", _weight(name, value), device)
+    for (number, word), (limit, device) in limits.items():
         if word in (RIOPS, WIOPS) and limit >= _MOST_IOPS:
             limit = 0
         if seen.is_v2:
-            yield setting(f"{MAX}#{number} {word}", str(limit) if limit else "max")
+            yield setting(f"{MAX}#{number} {word}", str(limit) if limit else "max", device)
         else:
-            yield setting(f"{_THROTTLES[word]}#{number}", str(limit))
+            yield setting(f"{_THROTTLES[word]}#{number}", str(limit), device)
 
 
 def cost_settings(section: BlockIoSection, seen: SeenDisks, notes: set[str]) -> Iterator[Setting]:
@@ -315,7 +325,7 @@ def _device_weights(device: Device, files: Collection[str], seen: SeenDisks) -> 
 
 
 def _annotated(
-    section: BlockIoSection, each: IsolatedContainer, notes: list[str]
+    section: BlockIoSection, each: IsolatedContainer, faults: list[str]
 ) -> Optional[tuple[DiskShare, ...]]:
     if each.container is None or BLKIO_LIMIT not in section.annotations:
         return None
@@ -325,7 +335,7 @@ def _annotated(
     try:
         return read_limits(text)
     except ValueError as error:
-        notes.append(f"{each.path}: annotation {BLKIO_LIMIT} is {quote(text)}, expected {error}")
+        faults.append(f"{each.path}: annotation {BLKIO_LIMIT} is {quote(text)}, expected {error}")
         return None
 
 

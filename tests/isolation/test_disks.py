@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,6 +207,13 @@ def test_an_annotation_that_says_something_else_is_one_sentence_and_nothing_of_i
     each = container(limits=text)
     assert treatments(BlockIoSection(annotations=frozenset([BLKIO_LIMIT])), [each], notes) == {}
     assert len(notes) == (1 if text else 0) and all(len(note) < 400 for note in notes)
+
+
+def test_of_annotations_that_are_wrong_a_few_are_told_and_the_rest_counted() -> None:
+    notes: list[str] = []
+    many = [replace(container(limits="x", asked=f"c{number}"), key=str(number)) for number in range(100)]
+    treatments(BlockIoSection(annotations=frozenset([BLKIO_LIMIT])), many, notes)
+    assert len(notes) == 17 and notes[8] == f"92 more annotations {BLKIO_LIMIT} are wrong"
 
 
 # ---------------------------------------------------------------------- iocost
