@@ -87,7 +87,8 @@ class BalloonReader:
             _, cpus, milli, twice = self._group(node, group)
             if kind is not None:
                 region = self._cpus.region(kind, number)
-                kind = self._cpus.composites.kind(kind, number)
+                if kind.components:
+                    kind = self._cpus.composites.kind(kind, number)
                 balloons[group] = Balloon(kind, number, cpus & left, node.groups[group], milli, twice, region)
                 left -= cpus
         return FoundBalloons(balloons, foreign, left, int(node.sharers > 0))

@@ -120,7 +120,7 @@ class BalloonCpus:
         """The CPUs of a core that a balloon grows by: all that may be used now, one where it is to be spread over cores."""
         if kind.parts:
             return max([self.core(node, part.kind) for part in kind.parts])
-        if not self._grows_by_cores(kind):
+        if (kind.prefer_spread_on_physical_cores or kind.loads) and not self._grows_by_cores(kind):
             return 1
         # Sets are compared element by element, also with themselves; the node's stays the same object.
         if self._core[0] is not node.usable:

@@ -177,8 +177,11 @@ class Balloons(Policy):
                     break
                 owns[other], idle = owns[other] - cpus, idle | cpus
             if len(idle) > found.kept_idle:
-                now = {other: replace(b, cpus=owns[other]) for other, b in now.items()}
-                left = replace(found, idle=idle, balloons=now)
+                left = replace(found, idle=idle)
+                if balloon.kind.all_loads:
+                    left = replace(
+                        left, balloons={other: replace(b, cpus=owns[other]) for other, b in now.items()}
+                    )
                 owns[name] = self._grown(node, left, now[name], needed, idle)
                 idle -= owns[name]
         # 3. All containers of a balloon have its CPUs.
