@@ -55,6 +55,10 @@ class Policy(ABC):
         """Whether it depends on the devices that kubelet has given to a container (hints of the kind resources)."""
         return False
 
+    def parts_of(self, place: Placement) -> tuple[tuple[str, frozenset[int]], ...]:
+        """Where a container's own CPUs are those of a composite balloon: the type of each part, and its CPUs."""
+        return ()
+
     def ignored(self, container: Container) -> tuple[str, ...]:
         """Its annotations that are ignored here, sentences; ``Decision.why`` has them, too."""
         notes, balloon = container.preferences.notes, container.preferences.balloon

@@ -468,6 +468,7 @@ _OF_COMPONENTS = (
     "prefer_close_to_devices",
     "prefer_isolated_cpus",
     "prefer_core_type",
+    "cpu_class",
 )
 
 

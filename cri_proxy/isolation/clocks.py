@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Callable, Optional, TypeVar, Union
 
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
@@ -229,7 +229,8 @@ def class_of(section: CpuSection, usage: Usage, each: IsolatedContainer) -> str:
 def unknown_classes(section: CpuSection, usage: Usage) -> frozenset[str]:
     """Names that annotations and balloon types ask for, and the section has not."""
     asked = {each.container.preferences.cpu_class for each in usage.containers if each.container is not None}
-    named = {usage.balloon_class.get(each.balloon, "") for each in usage.containers}
+    types = {kind for each in usage.containers for kind in (each.balloon, *[name for name, _ in each.parts])}
+    named = {usage.balloon_class.get(kind, "") for kind in types}
     return frozenset((asked | named) - {""} - section.classes.keys())
 
 
@@ -237,11 +238,12 @@ def assign(section: CpuSection, usage: Usage) -> tuple[dict[int, Assigned], froz
     """The class of each CPU that has one, and the CPUs that something runs on without one."""
     owners: dict[int, list[IsolatedContainer]] = {}
     sharers: dict[frozenset[int], list[IsolatedContainer]] = {}
-    for each in usage.containers:
+    containers = _by_part(usage.containers)
+    for each in containers:
         for cpu in each.owned:
             owners.setdefault(cpu, []).append(each)
         sharers.setdefault(each.cpus - each.owned, []).append(each)
-    known = {each.key: class_of(section, usage, each) for each in usage.containers}
+    known = {(each.key, each.balloon): class_of(section, usage, each) for each in containers}
     # Many containers have one set of CPUs: what a CPU has is worked out once for each combination of these.
     on: dict[int, list[int]] = {}
     groups = list(sharers.values())
@@ -279,18 +281,32 @@ def assign(section: CpuSection, usage: Usage) -> tuple[dict[int, Assigned], froz
     return found, frozenset(unnamed | (usage.others - found.keys()))
 
 
-def _of_owners(owners: Sequence[IsolatedContainer], known: Mapping[str, str]) -> Optional[Assigned]:
-    names = {known[each.key] for each in owners}
+def _by_part(containers: Iterable[IsolatedContainer]) -> list[IsolatedContainer]:
+    """Containers of composite balloons as one in each part, which has the CPU class of its own type; others as they are."""
+    found: list[IsolatedContainer] = []
+    for each in containers:
+        own = [(kind, cpus & each.owned) for kind, cpus in each.parts]
+        found += [replace(each, balloon=kind, cpus=cpus, owned=cpus) for kind, cpus in own]
+        left = each.owned.difference(*[cpus for _, cpus in own])
+        if not each.parts or each.cpus - each.owned or left:
+            found.append(replace(each, cpus=each.cpus - (each.owned - left), owned=left) if own else each)
+    return found
+
+
+def _of_owners(
+    owners: Sequence[IsolatedContainer], known: Mapping[tuple[str, str], str]
+) -> Optional[Assigned]:
+    names = {known[each.key, each.balloon] for each in owners}
     if len(names) > 1 or "" in names:
         return None
     return Assigned(names.pop(), f"{owners[0].path} owns it", tuple(sorted(each.key for each in owners)))
 
 
 def _of_sharers(
-    sharers: Sequence[IsolatedContainer], known: Mapping[str, str], section: CpuSection
+    sharers: Sequence[IsolatedContainer], known: Mapping[tuple[str, str], str], section: CpuSection
 ) -> Optional[Assigned]:
     keys = tuple(sorted(each.key for each in sharers))
-    names = {known[each.key] for each in sharers}
+    names = {known[each.key, each.balloon] for each in sharers}
     if len(names) == 1 and "" not in names:
         more = f" and {len(sharers) - 1} more" if len(sharers) > 1 else ""
         return Assigned(names.pop(), f"{sharers[0].path}{more} may run there, all of that class", keys)

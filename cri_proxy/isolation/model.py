@@ -162,7 +162,8 @@ class IsolatedContainer:
     ``cpus``: where it may run; ``owned``: those of them that no other may. ``runs``: its processes are there.
     ``rdt_class``: the class of the configured ``rdt`` section that it belongs to, "" = none. ``balloon``: the type of its
     balloon, "" = none. ``container``: what its caller said of it; only tests leave it out. ``scheduling``: how an NRI plugin
-    has asked for its threads to be scheduled (``scheduling.write_class``), "" = none has.
+    has asked for its threads to be scheduled (``scheduling.write_class``), "" = none has. ``parts``: of a composite balloon
+    the type of each part, and its CPUs.
     """
 
     key: str
@@ -176,6 +177,7 @@ class IsolatedContainer:
     balloon: str = ""
     container: Optional[Container] = None
     scheduling: str = ""
+    parts: tuple[tuple[str, frozenset[int]], ...] = ()
 
 
 @frozen

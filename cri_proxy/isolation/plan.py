@@ -29,7 +29,7 @@ from cri_proxy.isolation.model import (
 from cri_proxy.isolation.scheduling import SUBJECT as SCHEDULING
 from cri_proxy.isolation.treatment import Meeting, RdtClass, TreatmentSettings, l3_domains, meetings, wanted
 from policies.frozen import frozen
-from policies.model import Container
+from policies.model import Container, Placement
 
 #: The subjects whose values are in groups of resctrl.
 OF_GROUPS = (caches.SUBJECT, bandwidth.SUBJECT)
@@ -166,8 +166,13 @@ def _everything(info: ResctrlInfo) -> dict[str, dict[int, str]]:
 class ContainerView:
     """What isolation sees of the containers of an engine. A record that is the same as before is not looked at again."""
 
-    def __init__(self, rdt_class_of: Callable[[ContainerRecord], str] = lambda record: "") -> None:
+    def __init__(
+        self,
+        rdt_class_of: Callable[[ContainerRecord], str] = lambda record: "",
+        parts_of: Callable[[Placement], tuple[tuple[str, frozenset[int]], ...]] = lambda place: (),
+    ) -> None:
         self._rdt_class_of = rdt_class_of
+        self._parts_of = parts_of
         self._known: dict[str, tuple[ContainerRecord, Optional[IsolatedContainer]]] = {}
 
     def of(self, grants: Mapping[str, ContainerRecord]) -> tuple[IsolatedContainer, ...]:
@@ -194,6 +199,7 @@ class ContainerView:
             # What it uses is nothing of what it is.
             replace(as_asked(record), milli_used=0, milli_size=None),
             dict(record.asked).get(SCHEDULING, ""),
+            self._parts_of(record.placement),
         )
 
 

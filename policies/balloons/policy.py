@@ -148,6 +148,14 @@ class Balloons(Policy):
     def why_not_sized(self, node: Node, container: Container) -> str:
         return "its balloon is sized by the policy balloons"
 
+    def parts_of(self, place: Placement) -> tuple[tuple[str, frozenset[int]], ...]:
+        name, number = parse_name(place.group) or ("", 0)
+        kind = self._types.get(name)
+        if kind is None or not kind.components:
+            return ()
+        parts = self._cpus.parts(self._cpus.composites.kind(kind, number), place.exclusive)
+        return tuple([(part.name, cpus) for part, cpus in parts])
+
     def tidy(self, node: Node, now_s: float) -> Mapping[str, Placement]:
         """The placements of containers whose balloon should have other CPUs now."""
         found = self._books.read(node)

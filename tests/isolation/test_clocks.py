@@ -74,6 +74,16 @@ def test_an_owned_cpu_has_its_owners_class_and_shared_ones_that_of_all_who_may_r
     assert found[4].keys == ("b", "c")
 
 
+def test_a_part_of_a_composite_balloon_has_the_class_of_its_own_type() -> None:
+    parts = (("gpu", parse_cpus("0-1")), ("nic", parse_cpus("2")), ("unnamed", parse_cpus("3")))
+    classes = {"gpu": "fast", "nic": "slow"}
+    found = replace(container("a", "4-5", "0-3", balloon="both"), parts=parts)
+    assert names(SECTION, usage(found, balloon_class=classes)) == {0: "fast", 1: "fast", 2: "slow"}
+    # An annotation is about all of it.
+    asks = replace(container("a", "4-5", "0-3", "plain", "both"), parts=parts)
+    assert set(names(SECTION, usage(asks, balloon_class=classes)).values()) == {"plain"}
+
+
 def test_cpus_that_nothing_uses_are_idle_and_reserved_ones_have_their_own_class() -> None:
     section = replace(SECTION, idle="slow", reserved="plain")
     used = usage(container("a", "0-1"), ours="0-7", reserved=parse_cpus("0,3"), others=parse_cpus("4"))

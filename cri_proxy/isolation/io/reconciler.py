@@ -54,6 +54,7 @@ from cri_proxy.isolation.rdt import RdtSection, Resolved, resolve
 from cri_proxy.job_thread import JobThread
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
+from policies.model import Placement
 
 #: How often the kernel is looked at where nothing has changed, seconds.
 LOOK_S = 10.0
@@ -136,7 +137,7 @@ class Isolation:
         self._originals = Originals(Path(services.config["state.directory"]), boot_id)
         self._writer = Writer(resctrl, self._originals, clock, subjects)
         self._jobs = JobThread("isolation", services.supervisor)
-        self._view = ContainerView(self._rdt_class_of)
+        self._view = ContainerView(self._rdt_class_of, self._parts_of)
         #: The classes of the section last resolved, and what that was made from.
         self._resolved: tuple[Optional[RdtSection], Optional[ResctrlInfo], Resolved] = (
             None,
@@ -191,7 +192,7 @@ class Isolation:
         await self.settled("")
 
     def _look_anew(self) -> None:
-        self._view, self._last = ContainerView(self._rdt_class_of), None
+        self._view, self._last = ContainerView(self._rdt_class_of, self._parts_of), None
         self._unknown = set()
         self._woken.set()
         self._urgent.set()
@@ -427,6 +428,10 @@ class Isolation:
                 if path:
                     found[each.key] = path
         return found
+
+    def _parts_of(self, place: Placement) -> tuple[tuple[str, frozenset[int]], ...]:
+        engine = self._services.node_state.engine
+        return () if engine is None else engine.policy.parts_of(place)
 
     def _rdt_class_of(self, record: ContainerRecord) -> str:
         section: Optional[RdtSection] = self._services.config["control.rdt"]

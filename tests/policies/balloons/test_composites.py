@@ -43,6 +43,16 @@ def test_a_container_runs_on_cpus_of_each_component(pools) -> None:
     assert "(2 as of gpu, 2 as of nic)" in decision.why
 
 
+def test_its_parts_are_told_by_their_types_and_no_other_balloon_has_any(pools) -> None:
+    of_both = pools.put(asks("a", 4)).placement
+    other = pools.put(asks("b", 2, "elsewhere")).placement
+    assert {name: format_cpus(cpus) for name, cpus in pools.policy.parts_of(of_both)} == {
+        "gpu": "0,64",
+        "nic": "32,96",
+    }
+    assert pools.policy.parts_of(other) == ()
+
+
 def test_it_grows_and_shrinks_in_all_its_parts(pools) -> None:
     for name, own in (("a", "0,32,64,96"), ("b", "0-1,32-33,64-65,96-97")):
         pools.put(asks(name, 4))
