@@ -202,6 +202,8 @@ class IsolationFacts:
     interrupts: Mapping[int, str] = field(default_factory=dict)
     managed: frozenset[int] = frozenset()
     disks: Optional[DiskFacts] = None
+    files: Optional[frozenset[str]] = None
+    clocks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -291,6 +291,19 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         {"resctrl-writer": WARNING},
     ),
+    "pods have no weights of CPU time": (
+        with_part("isolation", modes={"isolation.cpu": "enforce"}, files=frozenset({"memory.high"})),
+        {"isolation-cpu": WARNING},
+    ),
+    "memory is cgroup v1's": (
+        with_part(
+            "isolation", modes={"isolation.memory": "observe"}, files=frozenset({"cpu.shares", "memory.limit_in_bytes"})
+        ),
+        {"isolation-memory": WARNING},
+    ),
+    "the kernel has no clocks": (
+        with_part("isolation", modes={"isolation.clocks": "enforce"}), {"clocks": WARNING},
+    ),
     "start limit": (with_unit(UNITS[1], active="failed", result="start-limit-hit"), {UNITS[1]: PROBLEM}),
     "service failed": (with_unit(UNITS[0], active="failed", result="exit-code"), {UNITS[0]: PROBLEM}),
     "observer failed": (with_unit(UNITS[2], active="failed", result="exit-code"), {UNITS[2]: WARNING}),
@@ -692,6 +705,16 @@ def test_what_mounts_resctrl_is_said() -> None:
     sentence, hint = resctrl_sentence(with_part("isolation", modes=ENFORCED, is_offered=True))
     assert sentence == "isolation.caches = enforce, and resctrl is not mounted: nothing is divided"
     assert "mount -t resctrl resctrl /sys/fs/resctrl" in hint
+
+
+def test_subjects_that_can_do_their_work_are_fine_and_resctrl_is_not_asked_for() -> None:
+    modes = {f"isolation.{name}": "enforce" for name in ("cpu", "memory", "clocks", "scheduling")}
+    files = frozenset({"cpu.weight", "memory.high"})
+    facts = with_part("isolation", modes=modes, files=files, clocks=frozenset({"cpufreq", "cpuidle"}))
+    assert {each.verdict for each in diagnose(facts)} == {OK}
+    told = {each.check: each.sentence for each in diagnose(facts)}
+    assert "resctrl" not in told
+    assert told["clocks"] == "isolation.clocks = enforce, and the kernel has cpufreq and cpuidle"
 
 
 def test_interrupts_that_cannot_be_moved_are_named_once_and_irqbalance_is_told_which_cpus() -> None:

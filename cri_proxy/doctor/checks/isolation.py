@@ -21,6 +21,20 @@ _FSTAB = f"{MOUNT}\nover restarts, in /etc/fstab: resctrl /sys/fs/resctrl resctr
 WRITERS = ("rubik", "koordlet", "pqos", "katalyst-agent", "nri-resource-po", "intel-cri-resmg")
 #: What needs resctrl; other subjects have files elsewhere.
 OF_RESCTRL = frozenset(f"isolation.{name}" for name in ("caches", "bandwidth", "monitoring", "protection"))
+CLOCKS = "isolation.clocks"
+#: Subjects of pods' cgroups: of which files one must be there, and what it means where none is.
+_NEEDED = (
+    (
+        "isolation.cpu",
+        ("cpu.weight", "cpu.shares"),
+        "the controller of CPU time is off, batch does not yield",
+    ),
+    (
+        "isolation.memory",
+        ("memory.high",),
+        "nothing of it is kept or slowed (cgroup v2 with the memory controller has it)",
+    ),
+)
 #: As many groups of others are named.
 _SHOWN = 3
 
@@ -42,12 +56,50 @@ def check_isolation(facts: Facts) -> Iterator[Finding]:
     yield from _interrupts(found, facts)
     if found.disks is not None:
         yield from check_disks(found.disks, found.modes.get(DISKS, ""))
+    yield from _cgroups(found)
+    yield from _clocks(found, facts)
+
+
+def _cgroups(found: IsolationFacts) -> Iterator[Finding]:
+    """CPU time and memory: what the cgroups of pods have of it."""
+    if found.files is None:
+        return
+    for subject, missing, consequence in _NEEDED:
+        mode = found.modes.get(subject)
+        if mode is None:
+            continue
+        name = subject.partition(".")[2]
+        if found.files.isdisjoint(missing):
+            sentence = (
+                f"{subject} = {mode}, and cgroups of pods have none of {', '.join(missing)}: {consequence}"
+            )
+            yield warning(f"isolation-{name}", sentence, _MORE)
+        else:
+            yield ok(f"isolation-{name}", f"{subject} = {mode}, and cgroups of pods have what it writes")
+
+
+def _clocks(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
+    mode = found.modes.get(CLOCKS)
+    if mode is None:
+        return
+    if found.clocks:
+        yield ok("clocks", f"{CLOCKS} = {mode}, and the kernel has {' and '.join(sorted(found.clocks))}")
+    else:
+        is_guest = facts.machine is not None and "hypervisor" in facts.machine.cpu_flags
+        hint = (
+            "a guest has the host's clocks: switch it off"
+            if is_guest
+            else "the driver of the firmware's clocks (acpi-cpufreq, amd-pstate)"
+        )
+        sentence = f"{CLOCKS} = {mode}, and this kernel has neither cpufreq nor cpuidle: nothing is set"
+        yield warning("clocks", sentence, hint)
 
 
 def _kernel(found: IsolationFacts, facts: Facts) -> Iterator[Finding]:
-    named = ", ".join(f"{name} = {mode}" for name, mode in sorted(found.modes.items()))
+    modes = {name: mode for name, mode in found.modes.items() if name in OF_RESCTRL}
+    named = ", ".join(f"{name} = {mode}" for name, mode in sorted(modes.items()))
     if found.mount:
-        yield ok("resctrl", f"resctrl is mounted at {found.mount} ({named})")
+        yield ok("resctrl", f"resctrl is mounted at {found.mount}" + (f" ({named})" if named else ""))
         if found.problem:
             yield warning(
                 "resctrl-folder", f"its groups could not be listed: {found.problem}", "run doctor as root"

@@ -185,7 +185,35 @@ def read_isolation_facts(root: Path, modes: Mapping[str, str]) -> IsolationFacts
     is_offered = "resctrl" in _text(root / "proc/filesystems").split()
     interrupts = read_interrupts(_text(root / "proc/interrupts")) if INTERRUPTS in modes else {}
     managed = frozenset(number for number in interrupts if not _is_writable(root, number))
-    return IsolationFacts(modes, is_offered, mount, tuple(others), problem, interrupts, managed)
+    return IsolationFacts(
+        modes,
+        is_offered,
+        mount,
+        tuple(others),
+        problem,
+        interrupts,
+        managed,
+        files=_files_of_pods(root) if modes else None,
+        clocks=_clocks(root) if modes else frozenset(),
+    )
+
+
+def _files_of_pods(root: Path) -> Optional[frozenset[str]]:
+    """The files of CPU time and memory of the cgroup of all pods."""
+    cgroups = Cgroups(root / "sys/fs/cgroup")
+    pods = cgroups.kubepods()
+    if not pods:
+        return None
+    folders = [Path(cgroups.cpu_folder(pods)), Path(cgroups.memory_folder(pods))]
+    return frozenset(
+        path.name for folder in folders for name in ("cpu.*", "memory.*") for path in folder.glob(name)
+    )
+
+
+def _clocks(root: Path) -> frozenset[str]:
+    cpu = root / "sys/devices/system/cpu"
+    found = {"cpufreq": cpu.glob("cpufreq/policy*"), "cpuidle": cpu.glob("cpu*/cpuidle/state*")}
+    return frozenset(name for name, paths in found.items() if any(paths))
 
 
 def _is_writable(root: Path, number: int) -> bool:

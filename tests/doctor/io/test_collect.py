@@ -202,6 +202,18 @@ def test_a_folder_of_resctrl_that_cannot_be_read_is_said(root: Path) -> None:
     assert host.read_isolation_facts(root, {}).problem == "/gone: No such file or directory"
 
 
+def test_what_subjects_need_is_looked_for_in_the_cgroup_of_all_pods_and_below_sys(root: Path) -> None:
+    modes = {"isolation.cpu": "enforce"}
+    assert host.read_isolation_facts(root, modes).files is None
+    for name in ("cpu.weight", "memory.high", "io.max"):
+        write(root, f"sys/fs/cgroup/kubepods/{name}", "0")
+    write(root, "sys/devices/system/cpu/cpufreq/policy0/scaling_governor", "powersave")
+    write(root, "sys/devices/system/cpu/cpu0/cpuidle/state0/disable", "0")
+    found = host.read_isolation_facts(root, modes)
+    assert (found.files, found.clocks) == ({"cpu.weight", "memory.high"}, {"cpufreq", "cpuidle"})
+    assert host.read_isolation_facts(root, {}) == IsolationFacts()
+
+
 # ---------------------------------------------------------------------- cgroups
 
 CGROUPS = {
