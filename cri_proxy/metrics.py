@@ -72,6 +72,8 @@ class Metrics:
             "Values and groups written for isolation, by subject and outcome: written, put back, refused")
         self.isolation_refusals = gauge("cri_resmgr_isolation_refusals", "",
             "Values and groups of isolation that the kernel refuses now")
+        self.isolation_values = gauge("cri_resmgr_isolation_values", "subject",
+            "Values of files and threads that isolation keeps, by subject")
         self.isolation_groups = gauge("cri_resmgr_isolation_groups", "", "Groups of resctrl that are ours")
         self.isolation_other_groups = gauge("cri_resmgr_isolation_other_groups", "",
             "Groups of resctrl that other programs have made")

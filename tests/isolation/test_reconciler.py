@@ -12,6 +12,7 @@ import pytest
 
 from cri_proxy import effects
 from cri_proxy.isolation.io.originals import FILE_NAME
+from cri_proxy.isolation.io.reconciler import FILES_LATE_S
 from cri_proxy.isolation.io.subjects import Sight
 from cri_proxy.isolation.model import Setting, Step
 from cri_proxy.services.services import Services
@@ -440,3 +441,27 @@ async def test_what_is_only_observed_is_not_written(make: Make, tmp_path: Path) 
     await node.begin()
     assert file.read_text() == "0\n" and not (node.folder / FILE_NAME).exists()
     assert [row["state"] for row in node.isolation.status()["files"]] == ["observed"]
+
+
+async def test_a_start_does_not_wait_for_subjects_and_they_are_asked_right_after_it(
+    make: Make, tmp_path: Path
+) -> None:
+    node = make(subjects=lambda services: [Files("cpu", tmp_path / "cgroups")], cpu="enforce")
+    first = cgroup(node, node.batch())
+    await node.begin()
+    running = asyncio.ensure_future(node.isolation.run())
+    await asyncio.sleep(0)
+    assert first.read_text() == "1\n"
+    key = node.batch()
+    node.protected()
+    file = cgroup(node, key)
+    assert await node.isolation.settled(key) == BATCH
+    assert file.read_text() == "0\n"
+    await node.isolation.round()
+    assert file.read_text() == "1\n"
+    for _ in range(2):  # starts that follow each other keep them waiting so long only
+        node.now_s += FILES_LATE_S
+        file = cgroup(node, node.batch())
+        await node.isolation.settled("")
+        assert file.read_text() == "1\n"
+    await ended(running)

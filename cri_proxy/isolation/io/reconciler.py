@@ -60,6 +60,9 @@ from policies.model import Placement
 LOOK_S = 10.0
 #: Changes that come within so many seconds are one round, where no start waits for it.
 GATHER_S = 0.2
+#: The same where subjects look for files, which takes 0.2 ms a container; and how long that is put off at most while starts
+#: wait, as none waits for a file.
+GATHER_FILES_S, FILES_LATE_S = 1.0, 5.0
 #: The threads of all containers are looked for so often at most, seconds, as long as groups stay the same: a container
 #: that starts is moved by itself.
 FOLLOW_S = 1.0
@@ -172,6 +175,13 @@ class Isolation:
         self._is_view_old = False
         #: What subjects cannot do here.
         self._file_notes: tuple[str, ...] = ()
+        #: What they wanted last, when, and for which settings and configuration.
+        self._files_last: list[Setting] = []
+        self._files_s = float("-inf")
+        self._files_for: tuple[object, ...] = ()
+        #: Whether a start waits for this round; whether subjects were not asked in it for that.
+        self._is_urgent = False
+        self._are_files_late = False
 
     # ------------------------------------------------------------------ what others ask
 
@@ -279,10 +289,11 @@ class Isolation:
 
     async def _next(self) -> None:
         """Wait for a change, or for the time of a look."""
-        pause_s = AGAIN_S if self._is_moving else LOOK_S
+        pause_s = AGAIN_S if self._is_moving else GATHER_FILES_S if self._are_files_late else LOOK_S
         await _within(pause_s, self._woken.wait())
         if self._woken.is_set():
-            await _within(GATHER_S, self._urgent.wait())
+            has_files = self._settings is not None and not self._settings.modes.keys() <= set(OF_GROUPS)
+            await _within(GATHER_FILES_S if has_files else GATHER_S, self._urgent.wait())
 
     def _round(self) -> _Round:
         engine, services = self._services.node_state.engine, self._services
@@ -306,6 +317,7 @@ class Isolation:
         self._woken.clear()
         self._urgent.clear()
         waiting, self._waiting = self._waiting, []
+        self._is_urgent = bool(waiting)
         try:
             return await self._work_on(self._round())
         finally:
@@ -324,7 +336,7 @@ class Isolation:
         if not is_off and (now.engine is None or not self._services.node_state.has_compared):
             return False
         is_due = self._clock() - self._looked_s >= LOOK_S or self._clock() >= self._writer.next_try_s
-        if now == self._last and not is_due and not self._is_moving:
+        if now == self._last and not is_due and not self._is_moving and not self._are_files_late:
             return False
         engine = now.engine
         containers = self._view.of(engine.grants if engine is not None and not is_off else {})
@@ -337,7 +349,8 @@ class Isolation:
         # A container's records change for many reasons that say nothing of where it may run and what it is.
         is_same = self._last is not None and (containers, cgroups) == (self._containers, self._cgroups)
         self._containers, self._cgroups = containers, cgroups
-        if is_same and not is_due and not self._is_moving and self._is_as(now):
+        is_at_rest = not is_due and not self._is_moving and not self._are_files_late
+        if is_same and is_at_rest and self._is_as(now):
             self._last = now
             return False
         # Containers that come and go meanwhile are the next round's.
@@ -397,11 +410,27 @@ class Isolation:
         cgroups: Mapping[str, str],
         others: frozenset[int],
     ) -> list[Setting]:
-        """What the subjects that are not off want."""
+        """What the subjects that are not off want. A start that waits for the round does not wait for them."""
         subjects = [each for each in self._subjects if each.name in now.settings.modes]
+        asked = (now.engine, now.settings, self._services.config)
+        is_late = self._clock() - self._files_s >= FILES_LATE_S
+        self._are_files_late = bool(subjects) and self._is_urgent and asked == self._files_for and not is_late
+        if not self._are_files_late:
+            self._files_s, self._files_for = self._clock(), asked
+            self._files_last, self._file_notes = self._asked(now, subjects, containers, cgroups, others)
+        return self._files_last
+
+    def _asked(
+        self,
+        now: _Round,
+        subjects: Sequence[Subject],
+        containers: Sequence[IsolatedContainer],
+        cgroups: Mapping[str, str],
+        others: frozenset[int],
+    ) -> tuple[list[Setting], tuple[str, ...]]:
+        """What subjects want, and what they say of it."""
         if not subjects or now.engine is None:
-            self._file_notes = ()
-            return []
+            return [], ()
         cgroups = self._with_new(containers, cgroups)
         host, config, before = now.engine.host, self._services.config, self._originals.values
         sight = Sight(containers, cgroups, host.topology, config, before, host.usable, host.reserved, others)
@@ -413,8 +442,7 @@ class Isolation:
                 if first.subject != subject.name:
                     notes.append(f"{setting.place} is {first.subject}'s: {subject.name} leaves it alone")
             notes += subject.notes()
-        self._file_notes = tuple(notes)
-        return list(wanted.values())
+        return list(wanted.values()), tuple(notes)
 
     def _with_new(
         self, containers: Sequence[IsolatedContainer], cgroups: Mapping[str, str]
@@ -493,6 +521,9 @@ class Isolation:
         for (subject, what), number in outcome.writes.items():
             metrics.isolation_writes.labels(subject, what).inc(number)
         metrics.isolation_refusals.set(sum(not each.is_final for each in outcome.refusals))
+        values = Counter(each.subject for each in done.plan.files)
+        for each in self._subjects:
+            metrics.isolation_values.labels(each.name).set(values[each.name])
         metrics.isolation_groups.set(len(outcome.groups))
         metrics.isolation_other_groups.set(len(outcome.seen.others))
         metrics.isolation_drift.set(sum(outcome.drift.values()))
