@@ -61,6 +61,7 @@ _SUBJECTS = {
     "control.blockio": ("isolation.disks",),
     "control.cpu": ("isolation.clocks",),
     "control.scheduling": ("isolation.scheduling",),
+    "control.memory": ("isolation.memory",),
 }
 _LOADS = "policy.balloons.LoadClasses"
 _TABLES = {_TYPES: read_types, _LOADS: read_load_classes}

@@ -59,6 +59,15 @@ class CpuPod:
     is_whole: bool = True
 
 
+def concerns(containers: Sequence[IsolatedContainer]) -> bool:
+    """Whether something may be written for a pod of these containers."""
+    return all(each.cls == BATCH for each in containers) or any(
+        each.cls == PROTECTED
+        or (each.container is not None and QUOTA_BURST in each.container.pod.annotations)
+        for each in containers
+    )
+
+
 def cpu_settings(pods: Iterable[CpuPod], ceilings: Mapping[str, int] = {}) -> tuple[list[Setting], list[str]]:
     """What should be there, and what cannot be had.
 
@@ -122,9 +131,8 @@ def _bursts(pod: CpuPod, ceilings: Mapping[str, int], notes: list[str]) -> Itera
         burst_us, why = _asked(each, notes)
         if not burst_us:
             continue
-        quota_us = cgroup.quota_us
-        if quota_us > 0:
-            burst_us = min(burst_us, quota_us)
+        if cgroup.quota_us > 0:
+            burst_us = min(burst_us, cgroup.quota_us, _own_us(each) or burst_us)
             yield from _burst(cgroup, burst_us, why, (each.key,), ceilings)
         total += min(burst_us, max(pod.cgroup.quota_us, 0))
         keys.append(each.key)
@@ -140,6 +148,12 @@ def _burst(
     if path:
         burst_us = min(burst_us, ceilings.get(path, burst_us))
         yield Setting(SUBJECT, f"{FILE}{path}", str(burst_us), why, tuple(keys), is_shared=True)
+
+
+def _own_us(each: IsolatedContainer) -> int:
+    """The quota that kubelet gave a container; what turbo has added to it is for now only. 0: not known."""
+    resources = each.container.told if each.container is not None else None
+    return (resources.milli_limit or 0) * resources.quota_period_us // 1000 if resources else 0
 
 
 def _asked(each: IsolatedContainer, notes: list[str]) -> tuple[int, str]:

@@ -91,6 +91,11 @@ class MemorySection:
     unified: tuple[str, ...] = ()
     written: str = "{}"
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether anything follows from it."""
+        return bool(self.classes or self.unified)
+
 
 #: Of a protected container that no class is for.
 _PROTECTED = MemoryClass(PROTECTED, low=Amount(part=1.0))
@@ -119,7 +124,7 @@ class MemoryParent:
 
 
 @frozen
-class _Wish:
+class MemoryWish:
     """What one container is to have, in bytes; -1: no limit; None: left as it is."""
 
     high: Optional[int] = None
@@ -129,19 +134,25 @@ class _Wish:
     why: str = ""
 
 
+def memory_wishes(
+    containers: Iterable[IsolatedContainer], section: MemorySection, notes: list[str]
+) -> dict[str, MemoryWish]:
+    """What containers are to have, by their keys; those for which nothing is written are left out."""
+    found = ((each.key, _wish(each, section, notes)) for each in containers)
+    return {key: wish for key, wish in found if wish is not None}
+
+
 def memory_settings(
-    containers: Iterable[tuple[IsolatedContainer, MemoryCgroup]],
+    containers: Iterable[tuple[IsolatedContainer, MemoryWish, MemoryCgroup]],
     parents: Sequence[MemoryParent],
-    section: MemorySection,
     promised_bytes: Optional[int],
-) -> tuple[list[Setting], list[str]]:
-    """What should be there, and what cannot be had. ``promised_bytes``: what all may keep together; None: not known."""
-    notes: list[str] = []
-    wishes: dict[str, _Wish] = {}
+    notes: list[str],
+) -> list[Setting]:
+    """What should be there. ``promised_bytes``: what all may keep together; None: not known. ``notes``: what cannot be."""
+    wishes: dict[str, MemoryWish] = {}
     cgroups: dict[str, tuple[IsolatedContainer, MemoryCgroup]] = {}
-    for each, cgroup in containers:
-        wish = _wish(each, section, notes)
-        if wish is not None and _can(each, cgroup, wish, notes):
+    for each, wish, cgroup in containers:
+        if _can(cgroup, wish, notes):
             wishes[each.key], cgroups[each.key] = wish, (each, cgroup)
     befores = {key: cgroup.before for key, (_, cgroup) in cgroups.items()}
     kept = within(
@@ -161,7 +172,7 @@ def memory_settings(
         for setting in _of_container(*cgroups[key], wish, kept[key], notes)
     ]
     found += _of_parents(parents, {cgroups[key][1].path: (key, *kept[key]) for key in wishes})
-    return found, list(dict.fromkeys(notes))
+    return found
 
 
 def within(
@@ -193,7 +204,7 @@ def _scaled(amounts: Mapping[str, int], room: int) -> dict[str, int]:
 # ---------------------------------------------------------------------- one container
 
 
-def _wish(each: IsolatedContainer, section: MemorySection, notes: list[str]) -> Optional[_Wish]:
+def _wish(each: IsolatedContainer, section: MemorySection, notes: list[str]) -> Optional[MemoryWish]:
     container = each.container
     if container is None:
         return None
@@ -226,7 +237,7 @@ def _wish(each: IsolatedContainer, section: MemorySection, notes: list[str]) -> 
     why = f"{each.path} has the memory class {name}" if name is not None else f"{each.path} is {each.cls}"
     most = limit or _MOST
     kept = {key: most if values[key] == -1 else min(values[key] or 0, most) for key in (LOW, MIN)}
-    return _Wish(values[HIGH], kept[LOW], kept[MIN], values[SWAP_MAX], why)
+    return MemoryWish(values[HIGH], kept[LOW], kept[MIN], values[SWAP_MAX], why)
 
 
 _MOST = 1 << 50
@@ -263,7 +274,7 @@ def _own(path: str, said: Mapping[str, str], section: MemorySection, notes: list
     return found
 
 
-def _can(each: IsolatedContainer, cgroup: MemoryCgroup, wish: _Wish, notes: list[str]) -> bool:
+def _can(cgroup: MemoryCgroup, wish: MemoryWish, notes: list[str]) -> bool:
     """Whether the kernel has any of the files; what it has not is noted."""
     wanted = {
         HIGH: wish.high is not None,
@@ -278,7 +289,7 @@ def _can(each: IsolatedContainer, cgroup: MemoryCgroup, wish: _Wish, notes: list
 
 
 def _of_container(
-    each: IsolatedContainer, cgroup: MemoryCgroup, wish: _Wish, kept: tuple[int, int], notes: list[str]
+    each: IsolatedContainer, cgroup: MemoryCgroup, wish: MemoryWish, kept: tuple[int, int], notes: list[str]
 ) -> Iterable[Setting]:
     values: dict[str, int] = {}
     if wish.high is not None and cgroup.before.get(HIGH, MAX) == MAX:

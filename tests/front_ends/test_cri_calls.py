@@ -578,6 +578,39 @@ async def test_a_resize_whose_engine_is_replaced_while_it_is_asked_whose_its_cpu
     assert not old.tickets and not calls.engine.tickets
 
 
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+async def test_what_a_quota_must_find_changed_is_waited_for_before_it_is_sent(calls, mode) -> None:
+    await calls.make()
+    calls.state.mode, quotas, answers = mode, list[tuple[str, int]](), asyncio.Event()
+
+    async def on_quota(key: str, quota_us: int) -> None:
+        quotas.append((key, quota_us))
+        await answers.wait()
+
+    calls.state.on_quota = on_quota
+    pod = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p0", resources=pod_resources(4000))
+    for method, request in (
+        ("UpdateContainerResources", resized(KEY, 4000)),
+        ("UpdateContainerResources", resized("p0-z", 4000)),
+        ("UpdatePodSandboxResources", pod),
+    ):
+        answers.clear()
+        call = calls.interceptor.open(f"/runtime.v1.RuntimeService/{method}")
+        sent = asyncio.ensure_future(call.request(request.SerializeToString()))
+        while not quotas:
+            await asyncio.sleep(0)
+        assert not sent.done()
+        answers.set()
+        assert isinstance(await sent, Forward)
+        await call.ended(OK, 0, "")
+        key = pod.pod_sandbox_id if "Pod" in method else request.container_id
+        assert quotas == [(key, 400_000)]
+        quotas.clear()
+    # A request without a quota waits for nothing.
+    without = cri.UpdateContainerResourcesRequest(container_id=KEY)
+    assert isinstance(await calls.one("UpdateContainerResources", without, OK), Forward) and not quotas
+
+
 async def test_of_what_has_no_record_nothing_is_resized(calls) -> None:
     await calls.make()
     assert await calls.one("UpdateContainerResources", resized("p0-z", 4000), OK) == Forward()

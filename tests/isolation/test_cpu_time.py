@@ -26,11 +26,20 @@ def cgroup(name: str, files: tuple[str, ...] = V2, quota_us: int = -1) -> CpuCgr
 
 
 def container(
-    name: str, cls: str, qos: Qos = Qos.BURSTABLE, annotations: Optional[Mapping[str, str]] = None
+    name: str,
+    cls: str,
+    qos: Qos = Qos.BURSTABLE,
+    annotations: Optional[Mapping[str, str]] = None,
+    limit: Optional[float] = None,
 ) -> IsolatedContainer:
     pod = make_pod("p", annotations=annotations)
     return IsolatedContainer(
-        name, f"default/p/{name}", cls, "", frozenset(), container=make_container(name, 1, qos=qos, pod=pod)
+        name,
+        f"default/p/{name}",
+        cls,
+        "",
+        frozenset(),
+        container=make_container(name, limit, qos=qos, pod=pod),
     )
 
 
@@ -97,6 +106,14 @@ def test_a_protected_container_may_save_its_quota_and_its_pod_the_sum() -> None:
 def test_a_container_without_a_quota_has_no_burst_and_its_pod_has_one_where_that_is_limited() -> None:
     assert values(pod_of(container("a", PROTECTED))) == {}
     assert values(pod_of(container("a", PROTECTED), quota_us=70_000)) == {"/pod/cpu.max.burst": "70000"}
+
+
+def test_what_turbo_adds_to_a_quota_is_nothing_to_save() -> None:
+    pod = pod_of(container("a", PROTECTED, limit=1), quotas=(170_000,))
+    assert values(pod) == {"/a/cpu.max.burst": "100000"}
+    assert values(pod_of(container("a", PROTECTED, limit=2), quotas=(100_000,))) == {
+        "/a/cpu.max.burst": "100000"
+    }
 
 
 @pytest.mark.parametrize(

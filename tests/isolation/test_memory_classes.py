@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Optional
 
@@ -22,10 +22,11 @@ from cri_proxy.isolation.memory_classes import (
     MemoryParent,
     MemorySection,
     memory_settings,
+    memory_wishes,
     read_amount,
     within,
 )
-from cri_proxy.isolation.model import BATCH, PROTECTED, STANDARD, IsolatedContainer
+from cri_proxy.isolation.model import BATCH, PROTECTED, STANDARD, IsolatedContainer, Setting
 from policies.model import PlacementPreferences, Qos
 from tests.scenes import make_container, make_pod
 
@@ -63,13 +64,25 @@ def cgroup(
     return MemoryCgroup(f"{POD}/{key}", files, found, {**found, **now}, used_bytes)
 
 
+def settings(
+    containers: Sequence[tuple[IsolatedContainer, MemoryCgroup]],
+    parents: Sequence[MemoryParent],
+    section: MemorySection,
+    promised_bytes: int,
+) -> tuple[list[Setting], list[str]]:
+    notes: list[str] = []
+    wishes = memory_wishes([each for each, _ in containers], section, notes)
+    wanted = [(each, wishes[each.key], there) for each, there in containers if each.key in wishes]
+    return memory_settings(wanted, parents, promised_bytes, notes), notes
+
+
 def values(
     each: IsolatedContainer,
     there: Optional[MemoryCgroup] = None,
     section: MemorySection = SECTION,
     promised_bytes: int = 1 << 40,
 ) -> tuple[dict[str, str], list[str]]:
-    found, notes = memory_settings([(each, there or cgroup())], (), section, promised_bytes)
+    found, notes = settings([(each, there or cgroup())], (), section, promised_bytes)
     return {one.place.rpartition("/")[2]: one.value for one in found}, notes
 
 
@@ -141,14 +154,14 @@ def test_what_is_kept_below_is_kept_above_and_never_less_than_kubelet_has_writte
         MemoryParent("/kubepods/burstable/pod2", {LOW: "/pod2/low"}, {LOW: "0"}),
     ]
     both = [(container(asked="gold", key=key), cgroup(key)) for key in ("a", "b")]
-    found, _ = memory_settings(both, parents, SECTION, 1 << 40)
+    found, _ = settings(both, parents, SECTION, 1 << 40)
     above = {each.place[len("file:") :]: each.value for each in found if POD + "/" not in each.place}
     assert above == {"/kubepods/low": str(8 * GIB), "/pod/low": str(8 * GIB)}
 
 
 def test_more_than_the_node_can_promise_is_less_for_all_with_a_note() -> None:
     both = [(container(PROTECTED, key=key, memory=size), cgroup(key)) for key, size in (("a", 4), ("b", 8))]
-    found, (note,) = memory_settings(both, (), MemorySection(), 6 * GIB)
+    found, (note,) = settings(both, (), MemorySection(), 6 * GIB)
     assert [int(each.value) // GIB for each in found] == [2, 4]
     assert note == (
         f"containers ask to keep {12 * GIB} bytes of memory, and the node can promise {6 * GIB}: each keeps less, in "

@@ -384,6 +384,25 @@ async def test_only_what_gives_back_is_sent_and_the_rest_when_it_may_be(scene) -
     assert scene.runtime.got[-1] == "moved: 0-1"
 
 
+async def test_what_a_quota_must_find_changed_is_waited_for_before_that_is_sent(scene) -> None:
+    scene.add("lifted")
+    told, answers, quotas = scene.engine.told["lifted"], asyncio.Event(), list[tuple[str, int]]()
+    scene.engine.amend(scene.engine.grants["lifted"], told._replace(is_lifted=True))
+
+    async def before_quota(key: str, quota_us: int) -> None:
+        quotas.append((key, quota_us))
+        await answers.wait()
+
+    scene.updates.before_quota = before_quota
+    scene.updates.wake()
+    await turn()
+    assert quotas == [("lifted", 200_000)] and scene.runtime.got == []
+    answers.set()
+    await turn()
+    assert len(scene.runtime.got) == 1
+    scene.runtime.answer("lifted")
+
+
 async def test_until_the_first_comparison_only_what_gives_back_is_sent(scene) -> None:
     scene.add("moved", "released")
     scene.updates.hold()

@@ -19,14 +19,16 @@ from cri_proxy.isolation.cpu_time import (
     SUBJECT,
     CpuCgroup,
     CpuPod,
+    concerns,
     cpu_settings,
     lowered,
     pod_quota,
 )
 from cri_proxy.isolation.io.originals import write_file
+from cri_proxy.isolation.io.readings import Readings
 from cri_proxy.isolation.io.subjects import Sight
 from cri_proxy.isolation.io.tasks import is_own, pod_of
-from cri_proxy.isolation.model import FILE, Setting
+from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
 from cri_proxy.node.cgroups import Cgroups
 
 #: How long a smaller quota that was announced is waited for, seconds; kubelet tries a refused resize again much later.
@@ -44,9 +46,13 @@ class CpuTime:
         self._notes: tuple[str, ...] = ()
         #: By the file of a burst: a smaller quota that is on its way, and until when it is waited for.
         self._announced: dict[str, tuple[int, float]] = {}
+        self._readings = Readings[CpuCgroup](clock)
+        #: The cgroups whose quotas are on their way: they are read each round.
+        self._watched: set[str] = set()
 
     def settings(self, sight: Sight) -> Iterable[Setting]:
         """What should be there; see the pure module."""
+        self._readings.forget(*self._watched)
         pods = list(self._pods(sight))
         found, notes = cpu_settings(pods, self._ceilings(pods))
         self._notes = tuple(notes)
@@ -65,21 +71,22 @@ class CpuTime:
 
         ``path``: the cgroup of a container, or of a pod. ``ours``: the places that were written. ``quota_us`` below 1: none.
         """
-        cgroup = self._cgroup(path)
+        cgroup, parent = self._cgroup(path), path.rpartition("/")[0]
+        self._watched |= {path} if is_pod else {path, parent}
         if not is_pod and quota_us > 0:
-            parent = path.rpartition("/")[0]
             pod = self._cgroup(parent)
             self._announce(pod, pod_quota(pod.quota_us, cgroup.quota_us, quota_us), ours)
         self._announce(cgroup, quota_us, ours)
 
     def _announce(self, cgroup: CpuCgroup, quota_us: int, ours: Collection[str]) -> None:
         file = _burst_file(cgroup)
-        if not file or f"{FILE}{file}" not in ours:
+        if not file:
             return
         self._announced.pop(file, None)
         if quota_us > 0 and (cgroup.quota_us <= 0 or quota_us < cgroup.quota_us):
             self._announced[file] = quota_us, self._clock() + ANNOUNCED_S
-        burst_us = lowered(quota_us, _number(file))
+        # A burst of another program is left alone.
+        burst_us = lowered(quota_us, _number(file)) if f"{FILE}{file}" in ours else None
         if burst_us is not None:
             write_file(file, f"{burst_us}\n")
 
@@ -93,29 +100,40 @@ class CpuTime:
             for file, (quota_us, until_s) in self._announced.items()
             if file in quotas and now_s < until_s and not 0 < quotas[file] <= quota_us
         }
+        if not self._announced:
+            self._watched.clear()
         return {file: quota_us for file, (quota_us, _) in self._announced.items()}
 
     # ------------------------------------------------------------------ what is there
 
     def _pods(self, sight: Sight) -> Iterable[CpuPod]:
         known = {each.key: each for each in sight.containers}
+        by_pod: dict[str, list[IsolatedContainer]] = {}
+        for each in sight.containers:
+            if each.container is not None:
+                by_pod.setdefault(each.container.pod.id, []).append(each)
         members: dict[str, list[tuple[str, str]]] = {}
         for key, path in sight.cgroups.items():
             if is_own(key, path):
                 members.setdefault(pod_of(key, path), []).append((key, path))
+        read = set[str]()
         for pod, there in members.items():
-            containers = [(known[key], self._cgroup(path)) for key, path in there if key in known]
+            running = {key: known[key] for key, _ in there if key in known}
             # One that is left alone is none of ours, and one that is about to start belongs to the pod already.
-            pod_ids = {each.container.pod.id for each, _ in containers if each.container is not None}
-            waiting = [
-                each
-                for each in sight.containers
-                if each.container is not None
-                and each.container.pod.id in pod_ids
-                and each.key not in sight.cgroups
+            ids = {each.container.pod.id for each in running.values() if each.container is not None}
+            waiting = [each for pod_id in ids for each in by_pod[pod_id] if each.key not in sight.cgroups]
+            if not concerns([*running.values(), *waiting]):
+                continue
+            read.update((pod, *(path for _, path in there)))
+            containers = [
+                (known[key], self._readings.of(path, known[key], self._cgroup))
+                for key, path in there
+                if key in known
             ]
             containers += [(each, CpuCgroup()) for each in waiting]
-            yield CpuPod(self._cgroup(pod), tuple(containers), len(containers) == len(there) + len(waiting))
+            is_whole = len(running) == len(there)
+            yield CpuPod(self._readings.of(pod, None, self._cgroup), tuple(containers), is_whole)
+        self._readings.keep(read)
 
     def _cgroup(self, path: str) -> CpuCgroup:
         cpu, memory = self._cgroups.cpu_folder(path), self._cgroups.memory_folder(path)

@@ -237,8 +237,15 @@ class Isolation:
 
     async def before_quota(self, key: str, quota_us: int) -> None:
         """Returns when a container, or a pod by its sandbox's id, can get this CPU quota in microseconds; below 1 = none."""
-        followers = [each for each in self._subjects if isinstance(each, QuotaFollower)]
-        if followers and self._is_running and not self._originals.is_empty:
+        modes = {} if self._settings is None else self._settings.modes
+        is_clean = self._originals.is_empty
+        followers = [
+            each
+            for each in self._subjects
+            if isinstance(each, QuotaFollower) and (each.name in modes or not is_clean)
+        ]
+        if followers and self._is_running:
+            # No call fails, or waits for long, for anything in here.
             with contextlib.suppress(asyncio.TimeoutError):
                 await wait_within(QUOTA_S, self._jobs.begin(self._quota_job(followers, key, quota_us)))
 
@@ -254,8 +261,8 @@ class Isolation:
             for each in followers if path else ():
                 try:
                     each.before_quota(path, quota_us, self._originals.values.keys(), is_pod=grant is None)
-                except OSError as error:
-                    self._services.log.warning("a burst could not be changed", cgroup=path, error=str(error))
+                except Exception:
+                    self._services.log.error("a burst was not changed", cgroup=path, exc_info=True)
 
         return change
 

@@ -76,6 +76,8 @@ def _disks(services: Services) -> Subject:
 class QuotaFollower(Protocol):
     """A subject with values that a smaller CPU quota must find changed."""
 
+    name: str
+
     def before_quota(self, path: str, quota_us: int, ours: Collection[str], is_pod: bool = False) -> None:
         """A container or a pod (``path``: its cgroup) is about to get a quota in microseconds; below 1 = none.
 

@@ -16,6 +16,7 @@ import pytest
 from cri_proxy.config.config import read_config
 from cri_proxy.isolation.io.cpu_time import ANNOUNCED_S, CpuTime
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back
+from cri_proxy.isolation.io.readings import KEPT_S
 from cri_proxy.isolation.io.subjects import QuotaFollower, Sight
 from cri_proxy.isolation.io.writer import Outcome, Writer
 from cri_proxy.isolation.model import BATCH, PROTECTED, STANDARD, IsolatedContainer
@@ -76,7 +77,7 @@ class RuncNode:
         spec["linux"]["resources"]["cpu"] = {"shares": 2 if qos is Qos.BESTEFFORT else 512, **quota}
         (bundle / "config.json").write_text(json.dumps(spec))
         self.runc("run", "-d", "-b", str(bundle), key)
-        described = make_container(name, 1, qos=qos, pod=make_pod("p"))
+        described = make_container(name, None, qos=qos, pod=make_pod("p"))
         found = IsolatedContainer(key, f"default/p/{name}", cls, "", frozenset({0}), container=described)
         self.containers.append(found)
         return found
@@ -112,6 +113,8 @@ class RuncNode:
         return f"{self.pod}/{each.key}"
 
     def round(self) -> Outcome:
+        """One that is so late that all is read again."""
+        self.now_s += KEPT_S
         paths = {each.key: self.path(each) for each in self.containers}
         config = read_config([]).config
         sight = Sight(self.containers, paths, topology(HYGON_7285_2S), config, dict(self.originals.values))

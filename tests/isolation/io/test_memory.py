@@ -119,7 +119,9 @@ def test_a_part_of_the_machines_memory_is_promised_where_it_is_known() -> None:
     machine = topology(HYGON_7285_2S)
     sizes = [machine.memory_bytes(node) or 0 for node in machine.memory_nodes]
     assert promised_bytes(machine) == (int(sum(sizes) * PROMISED) if all(sizes) else None)
-    assert promised_bytes(topology(VM_NO_CACHE_INFO), 0.0) in (0, None)
+    if all(sizes):
+        assert promised_bytes(machine, 1 << 30) == sum(sizes) - (1 << 30)
+    assert promised_bytes(topology(VM_NO_CACHE_INFO), 1 << 60) in (0, None)
 
 
 @pytest.fixture

@@ -240,3 +240,17 @@ async def test_before_a_start_what_is_to_be_done_is_waited_for_and_the_container
     scene.state.on_start = on_start
     await scene.placing.start_container(scene.request(), Told("StartContainer"))
     assert started == ["own"]
+
+
+async def test_what_a_quota_must_find_changed_is_waited_for_before_the_runtime_writes_it(scene) -> None:
+    quotas: list[tuple[str, int]] = []
+
+    async def on_quota(key: str, quota_us: int) -> None:
+        quotas.append((key, quota_us))
+
+    scene.state.on_quota = on_quota
+    await scene.resize()
+    linux = view_resources(container_resources(cpu_limit=3000))
+    pod = nri.UpdatePodSandboxRequest(pod=scene.pod, linux_resources=linux)
+    await scene.placing.update_pod_sandbox(pod, Told("UpdatePodSandbox"))
+    assert quotas == [("wide", 200_000), ("p", 300_000)]
