@@ -177,8 +177,8 @@ class PlacementPreferences:
     refusal: str = ""
 
 
-#: The kind of hints that kubelet gives: of devices that a device plugin has for it.
-RESOURCES = "resources"
+#: Kinds of hints; resources are devices of which a device plugin has told kubelet where they are, and count as devices.
+DEVICES, MOUNTS, RESOURCES = "devices", "mounts", "resources"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from policies.model import Container, PlacementPreferences
+from policies.model import DEVICES, RESOURCES, Container, PlacementPreferences
 from policies.settings import PlacementSettings
 
 
@@ -64,11 +64,12 @@ def hinted_nodes(container: Container, settings: PlacementSettings) -> tuple[fro
 def hint_counts(kind: str, path: str, preferences: PlacementPreferences, settings: PlacementSettings) -> bool:
     """Whether nearness to a device or a mount counts at all."""
     kinds = settings.hints if preferences.hints is None else preferences.hints
-    names = (path, f"{kind}:{path}", kind)
+    words = (RESOURCES, DEVICES) if kind == RESOURCES else (kind,)
+    names = [path, *words, *[f"{word}:{path}" for word in words]]
     denied = any(fnmatchcase(name, glob) for glob in preferences.hints_deny for name in names)
     allowed = any(fnmatchcase(name, glob) for glob in preferences.hints_allow for name in names)
     # As nri-plugins: deny first, then allow the few that are wanted.
-    return allowed or (kind in kinds and not denied)
+    return allowed or (words[-1] in kinds and not denied)
 
 
 def missed_hints(hinted: tuple[frozenset[int], ...], nodes: frozenset[int]) -> int:

@@ -142,6 +142,8 @@ def container_config(
     labels: Optional[dict[str, str]] = None,
     envs: tuple[tuple[str, str], ...] = (),
     mounts: tuple[cri.Mount, ...] = (),
+    devices: tuple[str, ...] = (),
+    cdi: tuple[str, ...] = (),
     **resources: Any,
 ) -> cri.ContainerConfig:
     """A ContainerConfig; `resources` are the arguments of `container_resources`."""
@@ -151,6 +153,8 @@ def container_config(
         command=command,
         envs=[cri.KeyValue(key=key, value=value.encode()) for key, value in envs],
         mounts=mounts,
+        devices=[cri.Device(host_path=path, container_path=path) for path in devices],
+        CDI_devices=[cri.CDIDevice(name=name) for name in cdi],
         labels={"io.kubernetes.container.name": name, **(labels or {})},
         annotations={"io.kubernetes.container.restartCount": str(attempt), **(annotations or {})},
         linux=cri.LinuxContainerConfig(

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
-from policies.model import Container, Hint
+from policies.model import DEVICES, MOUNTS, RESOURCES, Container, Hint
 from policies.settings import PlacementSettings
 from policies.wanted import hint_counts
 
-DEVICES, MOUNTS = "devices", "mounts"
-
-#: One thing a container uses: (kind, path on the host).
+#: One thing a container uses: (kind, path on the host), or (resources, name of a CDI device).
 Use = tuple[str, str]
 
 #: Places in a container that say nothing about where its data is.
@@ -34,11 +32,12 @@ _PCI_ADDRESS = re.compile(
 def read_uses(config: cri.ContainerConfig) -> tuple[Use, ...]:
     """The devices and mounts of a container that may give hints, each once.
 
-    CDI devices are names that only the runtime can resolve: they give none.
+    CDI devices are names that only the runtime can resolve: kubelet has to be asked where they are.
     """
     devices = [(DEVICES, device.host_path) for device in config.devices]
     mounts = [(MOUNTS, mount.host_path) for mount in config.mounts if _may_hint(mount)]
-    return tuple(use for use in dict.fromkeys(devices + mounts) if use[1])
+    given = [(RESOURCES, device.name) for device in config.CDI_devices]
+    return tuple(use for use in dict.fromkeys(devices + mounts + given) if use[1])
 
 
 def _may_hint(mount: cri.Mount) -> bool:

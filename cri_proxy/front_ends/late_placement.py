@@ -34,7 +34,7 @@ from cri_proxy.runtime import gather_limited
 from cri_proxy.services.node_state import NodeState
 from cri_proxy.services.services import Services
 from policies.machine.cpus import format_cpus
-from policies.model import BudgetSpent, Constraint, Container, PlacementRefused
+from policies.model import MOUNTS, RESOURCES, BudgetSpent, Constraint, Container, PlacementRefused
 
 #: Touched by looks: what starts while the daemon is restarted is told by it from what ran before.
 LOOKED = "standalone.looked"
@@ -50,7 +50,8 @@ async def look_up(
     """The container with the hints of what it uses, and with its quota kept where that cannot be lifted. A line of the log
     says which of its annotations are ignored. ``constraint``: the cpuset of its request, which may be kubelet's own.
 
-    Waits only for what was never asked before; most containers use nothing that there is to ask about. The
+    Waits only for what was never asked before; most containers use nothing that there is to ask about. Kubelet is asked
+    where devices are that are CDI's, or whose place the system does not know. The
     pod's cgroup is there by now: kubelet, or else the runtime, has made it for the sandbox.
     """
     await node_state.know_whose(constraint)
@@ -58,10 +59,12 @@ async def look_up(
         node_state.log.warning("annotations", container=container.path, ignored=list(ignored))
     settings = engine.policy.settings
     counting = counted(uses, container, settings)
-    if counting:
-        hints = await node_state.devices.hints(counting, engine.host.topology)
-        container = replace(container, hints=hints)
-    if engine.policy.asks_kubelet(engine.node, container):
+    seen = tuple(use for use in counting if use[0] != RESOURCES)
+    if seen:
+        container = replace(container, hints=await node_state.devices.hints(seen, engine.host.topology))
+    told = {hint.path for hint in container.hints}
+    is_open = any(kind != MOUNTS and path not in told for kind, path in counting)
+    if is_open or engine.policy.asks_kubelet(engine.node, container):
         given = await node_state.devices_given(container)
         container = replace(container, hints=(*container.hints, *given))
     if node_state.quotas is not None and wants_lift(container, settings):

@@ -18,11 +18,11 @@ from typing import Optional
 
 from cri_api.waiting import wait_within
 from cri_proxy.bounded_files import read_text
-from cri_proxy.cri.device_hints import DEVICES, Use, hints_by_address, pci_address
+from cri_proxy.cri.device_hints import Use, hints_by_address, pci_address
 from cri_proxy.node.mounts import Mount, Mounts
 from policies.machine.cpus import NO_CPUS, BadCpuList, parse_cpus
 from policies.machine.topology import Topology
-from policies.model import Hint
+from policies.model import DEVICES, Hint
 
 #: How long a create waits for its hints, seconds; then it goes on without them.
 WAIT_S = 0.5

@@ -132,7 +132,8 @@ def _uses(container: nri.Container) -> tuple[Use, ...]:
         for m in container.mounts
         if m.source.startswith("/") and (m.type == "bind" or not {"bind", "rbind"}.isdisjoint(m.options))
     ]
-    return read_uses(cri.ContainerConfig(devices=devices, mounts=mounts))
+    given = [cri.CDIDevice(name=device.name) for device in container.CDI_devices]
+    return read_uses(cri.ContainerConfig(devices=devices, mounts=mounts, CDI_devices=given))
 
 
 def _may_use_all(rules: Iterable[nri.LinuxDeviceCgroup]) -> bool:

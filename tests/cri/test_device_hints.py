@@ -55,7 +55,10 @@ def test_devices_come_first_and_each_thing_once() -> None:
         mounts=[mount("/m"), mount("/m", "/other")],
         CDI_devices=[cri.CDIDevice(name="vendor.com/net=one")],
     )
-    assert read_uses(config) == (("devices", "/dev/a"), ("devices", "/dev/b"), ("mounts", "/m"))
+    assert read_uses(config) == (
+        *(("devices", "/dev/a"), ("devices", "/dev/b")),
+        *(("mounts", "/m"), ("resources", "vendor.com/net=one")),
+    )
 
 
 def test_a_create_tells_what_it_uses() -> None:
@@ -70,13 +73,16 @@ def test_a_create_tells_what_it_uses() -> None:
 
 
 DEVICE, MOUNT = ("devices", "/dev/a"), ("mounts", "/mnt/fast")
+GIVEN = ("resources", "vendor.com/net=one")
 COUNTED: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = [
     # name, wishes, kinds configured, what counts
-    ("all", {}, ("devices", "mounts"), (DEVICE, MOUNT)),
-    ("devices only", {}, ("devices",), (DEVICE,)),
+    ("all", {}, ("devices", "mounts"), (DEVICE, MOUNT, GIVEN)),
+    ("devices only, of which a resource is one", {}, ("devices",), (DEVICE, GIVEN)),
+    ("no devices", {"hints_deny": ("devices",)}, ("devices", "mounts"), (MOUNT,)),
+    ("one resource denied", {"hints_deny": ("vendor.com/*",)}, ("devices",), (DEVICE,)),
     ("nothing", {}, (), ()),
     ("its wish goes first", {"hints": frozenset(["mounts"])}, ("devices",), (MOUNT,)),
-    ("denied", {"hints_deny": ("/mnt/*",)}, ("devices", "mounts"), (DEVICE,)),
+    ("denied", {"hints_deny": ("/mnt/*",)}, ("devices", "mounts"), (DEVICE, GIVEN)),
     ("allowed, where nothing else is", {"hints_allow": ("/mnt/*",)}, (), (MOUNT,)),
 ]
 
@@ -89,7 +95,7 @@ def test_only_what_counts_is_asked_about(
 ) -> None:
     container = replace(make_container(), preferences=PlacementPreferences(**preferences))
     settings = PlacementSettings(hints=frozenset(kinds))
-    assert counted((DEVICE, MOUNT), container, settings) == uses
+    assert counted((DEVICE, MOUNT, GIVEN), container, settings) == uses
 
 
 ADDRESSES = [

@@ -1,4 +1,4 @@
-"""A balloon is made near the device that kubelet says it has given to its container."""
+"""A container is placed near the device that kubelet says it has given to it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def config(kubelet: Path) -> dict[str, Any]:
     }
 
 
-async def placed(agent: Agent, runtime: FakeRuntime, *pods: str) -> list[frozenset[int]]:
+async def placed(agent: Agent, runtime: FakeRuntime, *pods: str, **uses: Any) -> list[frozenset[int]]:
     """The NUMA nodes of a container in each of these pods."""
     await until(agent, lambda status: "cri_resmgr_resyncs_total{result=ok}" in status["counters"])
     found = []
     async with CriClient(agent.socket) as client:
         for name in pods:
-            made = await client.create(await client.run_pod(name), "app", cpu_request=2000)
+            made = await client.create(await client.run_pod(name), "app", cpu_request=2000, **uses)
             cpus = parse_cpus(runtime.containers[made].resources.cpuset_cpus)
             found.append(frozenset(cpu.numa for cpu in machine(HYGON_7285_2S).cpus if cpu.cpu in cpus))
     return found
@@ -49,6 +49,29 @@ async def test_containers_are_near_what_kubelet_gave_them(runtime: FakeRuntime, 
     await kubelet.start(tmp_path / "pod-resources/kubelet.sock")
     async with Agent(runtime.socket, machine(HYGON_7285_2S), config(tmp_path)) as agent:
         assert (await placed(agent, runtime, "a", "b", "none"))[:2] == [{5}, {3}]
+    await kubelet.stop()
+
+
+@pytest.mark.parametrize(
+    ("uses", "is_asked"),
+    [
+        pytest.param({"cdi": ("nvidia.com/gpu=0",)}, True, id="a CDI device"),
+        pytest.param({"devices": ("/dev/null",)}, True, id="a device without a place"),
+        pytest.param({}, False, id="none"),
+        pytest.param(
+            {"cdi": ("x",), "annotations": {"cri-resmgr.io/hints": "mounts"}}, False, id="none that counts"
+        ),
+    ],
+)
+async def test_kubelet_is_asked_for_devices_that_the_system_does_not_know(
+    runtime: FakeRuntime, tmp_path: Path, uses: dict[str, Any], is_asked: bool
+) -> None:
+    kubelet = PodResourcesServer({f"default/a/app/{GPU}": (5,)})
+    await kubelet.start(tmp_path / "pod-resources/kubelet.sock")
+    settings = {"kubelet": {"directory": str(tmp_path)}}
+    async with Agent(runtime.socket, machine(HYGON_7285_2S), settings) as agent:
+        assert await placed(agent, runtime, "a", **uses) == [{5 if is_asked else 0}]
+    assert bool(kubelet.asked) is is_asked
     await kubelet.stop()
 
 

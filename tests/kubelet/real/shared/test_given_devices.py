@@ -1,4 +1,4 @@
-"""A balloon is near the device that kubelet says it has given to the container for which it is made."""
+"""Containers and balloons are near the devices that kubelet has given to them: CDI's, which nothing else tells of."""
 
 from __future__ import annotations
 
@@ -47,13 +47,22 @@ async def balloons(node: SharedNode) -> AsyncIterator[None]:
         await until(policy, lambda found: found == before, TIMEOUT_S)
 
 
+async def nodes_of(node: SharedNode, name: str) -> set[int]:
+    """The NUMA nodes of the container of a new pod that is given a device."""
+    cpus = parse_cpus(node.told(await node.alone(name, cpu="1", limit="4", limits=GIVEN)))
+    return {cpu.numa for cpu in machine(MACHINE).cpus if cpu.cpu in cpus}
+
+
+async def test_any_container_is_near_its_cdi_device(node: SharedNode) -> None:
+    async with device_plugin(node, DEVICES) as plugin:
+        near = [await nodes_of(node, name) for name in ("one", "two")]
+        assert near == [{DEVICES[given]} for given in plugin.allocated]
+        await node.all_agree()
+
+
 async def test_balloons_are_near_the_devices_that_kubelet_gave(node: SharedNode) -> None:
     async with balloons(node), device_plugin(node, DEVICES) as plugin:
-        near = []
-        for name in ("one", "two"):
-            made = await node.alone(name, cpu="1", limit="4", limits=GIVEN)
-            cpus = parse_cpus(node.told(made))
-            near.append({cpu.numa for cpu in machine(MACHINE).cpus if cpu.cpu in cpus})
+        near = [await nodes_of(node, name) for name in ("one", "two")]
         assert near == [{DEVICES[given]} for given in plugin.allocated]
         assert sorted(plugin.allocated) == sorted(DEVICES)
         # A container without a device is of the same type, and anywhere.
