@@ -455,7 +455,7 @@ class Balloons(Policy):
         fits = len(own) * 1000 >= milli
         # Its memory is near the CPUs it can count on.
         settings = self.settings.for_group(balloon.name)
-        why = f"{note}{self._places.why(balloon, own, milli)}"
+        why = f"{note}{self._places.why(balloon, own, milli)}{self._beside(node, found, balloon, own)}"
         decision = with_memory(node, container, settings, constraint, replace(place, cpus=own), why, fits)
         why = "; ".join((decision.why, *container.preferences.notes))
         others = self._places.of_members(node, balloon, own, free)
@@ -473,6 +473,15 @@ class Balloons(Policy):
             return self._chooser.find(container, bool(node.reserved)).name in self._asks_kubelet
         except PlacementRefused:
             return False
+
+    def _beside(self, node: Node, found: FoundBalloons, balloon: Balloon, own: frozenset[int]) -> str:
+        """How many of its CPUs share a domain with a load of others that it has, too, in words."""
+        loaded = self._loaded(node, found, balloon)
+        counts: dict[str, int] = {}
+        for part, cpus in self._cpus.parts(balloon.kind, own) if loaded else ():
+            for name in part.loads:
+                counts[name] = counts.get(name, 0) + len(cpus.intersection(*loaded.get(name, ((),))[:1]))
+        return "".join([f", {n} of them beside the load {x} of others" for x, n in counts.items() if n])
 
     def ignored(self, container: Container) -> tuple[str, ...]:
         return container.preferences.notes

@@ -122,6 +122,13 @@ def test_where_every_domain_is_loaded_those_come_first_that_the_fewest_balloons_
     assert used == [4] * len(l3s)
 
 
+def test_it_is_told_how_many_cpus_are_beside_the_load_of_others() -> None:
+    pools = Pools(VM_NO_CACHE_INFO, BUSY, loads=avx("numa"))
+    whys = [pools.put(asks(name, 2)).why for name in "abc"]
+    assert ["beside" in why for why in whys] == [False, False, True]
+    assert whys[-1].endswith("2 CPUs of NUMA node 0, 2 of them beside the load avx of others")
+
+
 def test_a_balloon_that_is_too_large_for_what_is_not_loaded_takes_that_and_as_little_else_as_it_can() -> None:
     pools = Pools(VM_NO_CACHE_INFO, replace(BUSY, prefer_spread_on_physical_cores=True), loads=avx("core"))
     tree = pools.node.topology
