@@ -38,6 +38,13 @@ SECTIONS: dict[str, Any] = {
             "protected": [{"Weight": 400}],
         }
     },
+    "cpu": {
+        "classes": {
+            "protected": {"minFreq": 2900000, "maxFreq": "turbo", "freqGovernor": "performance"},
+            "batch": {"maxFreq": 2000000, "freqGovernor": "powersave"},
+        },
+        "idle": "batch",
+    },
     "interrupts": {"controllable": ["*"]},
     "memory": {"classes": [{"name": "batch", "swaplimitratio": 0.5}, {"name": "protected", "low": "50%"}]},
 }
