@@ -131,11 +131,11 @@ class IsolationHost:
         """The name of the group that a container is in; "" = the root's."""
         return "" if self.isolation is None else self.isolation.group_of(key)
 
-    def status(self, with_files: bool = True) -> dict[str, Any]:
+    def status(self, files_of: Optional[str] = None) -> dict[str, Any]:
         """``Isolation.status``; without one only its subjects."""
         if self.isolation is not None:
             protection = {"mode": "off"} if self.protector is None else self.protector.status()
-            return {**self.isolation.status(with_files), "protection": protection}
+            return {**self.isolation.status(files_of), "protection": protection}
         config = self._services.config
         return {
             "subjects": {
@@ -149,7 +149,7 @@ class IsolationHost:
             return None
         from cri_proxy.isolation.report import isolation_summary
 
-        return isolation_summary(self.status(with_files=False))
+        return isolation_summary(self.status(files_of=""))
 
     def explained(self, grant: ContainerRecord) -> list[str]:
         """What is done about a container, a sentence each."""
@@ -157,7 +157,7 @@ class IsolationHost:
             return []
         from cri_proxy.isolation.report import treatment_lines
 
-        return treatment_lines(self.isolation.status(), grant.container.path)
+        return treatment_lines(self.status(files_of=grant.key), grant.container.path)
 
 
 def _nothing() -> None:

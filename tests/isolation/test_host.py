@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from cri_proxy.isolation.io.originals import FILE_NAME, Originals
 from tests.functional.support import eventually
 from tests.isolation.kernel import KernelModel
 from tests.isolation.node import IsolatedNode
+from tests.isolation.test_report import protection
 
 OFF = {"caches": "off", "bandwidth": "off"}
 
@@ -80,3 +82,22 @@ async def test_starts_wait_for_their_group_only_while_it_is_enforced(host: Host)
     await eventually(lambda: host.node.services.node_state.on_start is not None, "starts are looked at")
     host.configure(caches="observe", bandwidth="observe")
     await eventually(lambda: host.node.services.node_state.on_start is None, "starts are left alone")
+
+
+async def test_a_container_is_told_what_protection_does_for_it(host: Host) -> None:
+    node = host.node
+    key, _ = node.protected(), node.batch()
+    host.run()
+    await eventually(lambda: bool(host.host.status().get("meetings")), "a round is over")
+    assert [line for line in host.host.explained(node.engine.grants[key]) if "step" in line] == []
+    told = protection()
+    told["domains"][0]["domain"] = host.host.status()["meetings"][0]["l3"]
+
+    class Protecting:
+        def status(self) -> dict[str, Any]:
+            return told
+
+    host.host.protector = cast(Any, Protecting())
+    [line] = [line for line in host.host.explained(node.engine.grants[key]) if "step" in line]
+    assert line.startswith("L3 ") and "step 2 of 4" in line
+    host.host.protector = None

@@ -410,10 +410,11 @@ async def test_a_container_is_told_what_files_are_refused_and_status_counts_valu
     assert why == f"{files[refused]} is refused: Invalid argument"
     assert (keys, hurt, reason) == ((refused,), (refused,), "IsolationRefused")
     assert node.services.health.warnings == [f"isolation: {files[refused]}: Invalid argument"]
-    assert node.isolation.status(with_files=False)["files"] == []
-    assert node.isolation.status(with_files=False)["values"] == {"cpu": 3}
+    assert node.isolation.status(files_of="")["files"] == []
+    assert node.isolation.status(files_of="")["values"] == {"cpu": 3}
     path = node.engine.grants[taken].container.path
-    [row] = [row for row in node.isolation.status()["files"] if path in row["containers"]]
+    [row] = node.isolation.status(files_of=taken)["files"]
+    assert row["containers"] == [path]
     assert (row["value"], row["why"]) == ("1", f"{path} is batch")
 
 

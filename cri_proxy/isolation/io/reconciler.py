@@ -567,8 +567,9 @@ class Isolation:
 
     # ------------------------------------------------------------------ what is shown
 
-    def status(self, with_files: bool = True) -> dict[str, Any]:
-        """All of it as plain data; without the values of files, of which there may be thousands, if told so."""
+    def status(self, files_of: Optional[str] = None) -> dict[str, Any]:
+        """All of it as plain data. ``files_of``: of the values of files, of which there may be thousands, those of this
+        container alone; "" = none of them."""
         services, config = self._services, self._services.config
         engine, now_s = services.node_state.engine, services.node_state.clock()
         modes = {} if self._settings is None else self._settings.modes
@@ -600,7 +601,8 @@ class Isolation:
             "files": [
                 _setting_row(each, is_enforced, paths(each.keys))
                 for settings, is_enforced in ((self._plan.files, True), (self._plan.told, False))
-                for each in (settings if with_files else ())
+                for each in (() if files_of == "" else settings)
+                if files_of is None or files_of in each.keys
             ],
             "refusals": [
                 {
