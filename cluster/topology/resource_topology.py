@@ -219,6 +219,8 @@ def _balloon_zones(
         shared = frozenset[int]().union(*[parse_cpus(row["cpus"]) for row in rows]) - own
         excess = cpu_text(max(0, 1000 * len(own) - sum(row["milli_cpus"] for row in rows)))
         values = {"cpuset": format_cpus(own), "shared cpuset": format_cpus(shared), "excess cpus": excess}
+        if parts := rows[0].get("balloon_parts"):
+            values["component cpusets"] = f"{{{', '.join(f'{{{cpus}}}' for cpus in parts)}}}"
         cpu = _resource("cpu", cpu_text(size), cpu_text(1000 * len(own)), excess)
         found.append({"name": name, "type": "balloon", "attributes": _named(values), "resources": [cpu]})
         found += [_container_zone(name, row, size) for row in rows]

@@ -611,18 +611,26 @@ def container_row(engine: Engine, grant: ContainerRecord, zones: Iterable[Zone])
         "zone": zone_around(zones, grant.cpus),
         "demand": "" if settings is None else demand_of(grant.container, settings),
         "isolation": grant.isolation,
-        **_in_balloon(settings, grant),
+        **_in_balloon(engine, settings, grant),
     }
 
 
-def _in_balloon(settings: Optional[PlacementSettings], grant: ContainerRecord) -> dict[str, Any]:
-    """The balloon of a container that is to be told of in NodeResourceTopology, by name and its own CPUs, and the
-    container's CPU limit; 0 = none."""
+def _in_balloon(
+    engine: Engine, settings: Optional[PlacementSettings], grant: ContainerRecord
+) -> dict[str, Any]:
+    """The balloon of a container that is to be told of in NodeResourceTopology, by name and its own CPUs, also those of
+    each part of a composite one, and the container's CPU limit; 0 = none."""
     place, resources = grant.placement, grant.container.resources
     if settings is None or not settings.balloons.shows(place.group):
         return {}
     limit = resources.milli_limit or 0
-    return {"balloon": place.group, "balloon_cpus": format_cpus(place.exclusive), "milli_limit": limit}
+    parts = [format_cpus(cpus) for _, cpus in engine.policy.parts_of(place)]
+    return {
+        "balloon": place.group,
+        "balloon_cpus": format_cpus(place.exclusive),
+        **({"balloon_parts": parts} if parts else {}),
+        "milli_limit": limit,
+    }
 
 
 # ---------------------------------------------------------------------- groups

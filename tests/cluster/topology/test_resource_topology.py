@@ -120,6 +120,20 @@ def test_balloons_whose_types_ask_for_it_are_zones_with_their_containers() -> No
     assert [zones["db/b/app"]["resources"][0][size] for size in amounts_of] == ["6", "1", "0"]
 
 
+def test_a_composite_balloon_tells_the_cpus_of_its_parts_in_their_words() -> None:
+    kinds = (
+        BalloonType("both", namespaces=("db",), components=("a", "b"), show_containers_in_nrt=True),
+        BalloonType("a", prefer_close_to_devices=("/sys/devices/system/node/node0",)),
+        BalloonType("b", prefer_close_to_devices=("/sys/devices/system/node/node4",)),
+    )
+    settings = PlacementSettings(balloons=BalloonSettings(kinds))
+    engine = engine_on(HYGON_TREE, policy=Balloons(HYGON_TREE, settings))
+    run(engine, make_container("app", request=4, pod=make_pod("a", namespace="db")), "aa1")
+    zone = next(zone for zone in nrt_of(engine)["zones"] if zone["name"] == "both[0]")
+    values = {a["name"]: a["value"] for a in zone["attributes"]}
+    assert values["component cpusets"] == "{{0,64}, {32,96}}"
+
+
 def test_the_zones_of_balloons_are_those_of_a_bounded_number_of_containers() -> None:
     report = report_of(engine_on(machines.HYGON_7285_2S))
     row = {"namespace": "n", "container": "c", "cpus": "0", "mems": "0", "milli_cpus": 1, "milli_limit": 0}
