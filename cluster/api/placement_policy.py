@@ -32,6 +32,10 @@ _BALLOONS_RULES = (
         "!has(self.BalloonTypes) || self.BalloonTypes.all(a, self.BalloonTypes.exists_one(b, b.Name == a.Name))",
         "BalloonTypes has two types of one Name",
     ),
+    rule(
+        "!has(self.LoadClasses) || self.LoadClasses.all(a, self.LoadClasses.exists_one(b, b.Name == a.Name))",
+        "LoadClasses has two classes of one Name",
+    ),
 )
 
 

@@ -30,6 +30,11 @@ def node(**spec: Any) -> Json:
     return {"spec": spec}
 
 
+def loads(*names: str) -> Json:
+    classes = [{"Name": name, "Level": "core"} for name in names]
+    return policy(config={"policy": {"balloons": {"LoadClasses": classes}}})
+
+
 ALLOWED = [
     ("nothing but a configuration", policy(), POLICY),
     ("a label's values", selecting(operator="In", values=["ssd"]), POLICY),
@@ -61,6 +66,7 @@ REFUSED = [
     ("a range from the wrong end", balloons({"Name": "a", "MinCPUs": 3, "MaxCPUs": 2}), POLICY, "MinCPUs is more"),
     ("fewer balloons than at once", balloons({"Name": "a", "MinBalloons": 3, "MaxBalloons": 2}), POLICY, "MinBalloons"),
     ("one name twice", balloons({"Name": "a"}, {"Name": "b"}, {"Name": "a"}), POLICY, "two types of one Name"),
+    ("one load class twice", loads("a", "b", "a"), POLICY, "two classes of one Name"),
     ("a configuration of no policy", node(policy={"config": {}}), NODE, "config needs name and hash"),
     ("a configuration without a hash", node(policy={"name": "p", "config": {}}), NODE, "config needs name and hash"),
 ]  # fmt: skip
