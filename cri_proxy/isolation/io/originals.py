@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Optional
@@ -30,6 +31,8 @@ from cri_proxy.node.cgroups import Cgroups
 
 FILE_NAME = "isolation.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+#: Without a daemon threads are looked at again so often, and after so many seconds: a fork copies memory for 10 ms a GiB.
+THREAD_LOOKS, THREAD_LOOK_S = 20, 0.1
 
 
 class Originals:
@@ -156,7 +159,8 @@ def put_back_values(
     """Write the values of before, what was written last first; what is refused again once others are written.
 
     ``cgroups``: where those of threads are, None = where they are mounted. Returns the places that are
-    done, or gone, and what was refused: place -> sentence. One that is away is neither.
+    done, or gone, and what was refused: place -> sentence. One that is away is neither, nor one whose
+    threads had to be set: others were being forked perhaps, and a later call finds them.
     """
     done: list[str] = []
     refused: dict[str, str] = {}
@@ -198,7 +202,7 @@ def _put_back_place(
         if group == ROOT:  # the others go as a whole
             resctrl.write(group, resource, {number: value})
     elif place.startswith(THREADS):
-        put_back_threads(place, value, cgroups or Cgroups())
+        return put_back_threads(place, value, cgroups or Cgroups())
     return True
 
 
@@ -234,6 +238,17 @@ def put_back(
     originals = Originals(directory, read_text(boot_id_file).strip())
     originals.load()
     done, refused = put_back_values(originals.values, control, cgroups)
+    for _ in range(THREAD_LOOKS):
+        left = _of_threads(originals.values, {*done, *refused})
+        if not left:
+            break
+        time.sleep(THREAD_LOOK_S)
+        more, refused_now = put_back_values(left, control, cgroups)
+        done += more
+        refused.update(refused_now)
+    refused.update(
+        dict.fromkeys(_of_threads(originals.values, {*done, *refused}), "its threads come too fast")
+    )
     refused_groups = remove_groups(control) if originals.has_groups else {}
     with contextlib.suppress(OSError):
         originals.forget(done, groups=not refused_groups)
@@ -242,6 +257,10 @@ def put_back(
         f"{place} is not as it was before: {reason}"
         for place, reason in {**away, **refused, **refused_groups}.items()
     ]
+
+
+def _of_threads(values: Mapping[str, str], but: Collection[str]) -> dict[str, str]:
+    return {place: value for place, value in values.items() if place.startswith(THREADS) and place not in but}
 
 
 def main(directory: str) -> None:

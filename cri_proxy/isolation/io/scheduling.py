@@ -68,7 +68,8 @@ class ThreadAttributes(Protocol):
 @dataclass
 class _Row:
     """A container whose threads are set. ``known``: what they may have that is not their program's. ``threads``: those of
-    the last look; ``own``: those of them that their program has set; ``set``: how many were set so far.
+    the last look; ``own``: those of them that their program has set; ``set``: how many were set so far. ``is_settled``:
+    in the last look none had to be.
     """
 
     pod: str
@@ -79,11 +80,12 @@ class _Row:
     threads: int = 0
     own: int = 0
     set: int = 0
+    is_settled: bool = False
     problem: str = ""
 
     @property
     def is_right(self) -> bool:
-        return self.threads > 0 and not self.problem
+        return self.threads > 0 and self.is_settled and not self.problem
 
 
 class ThreadScheduling:
@@ -166,7 +168,8 @@ class ThreadScheduling:
         row = self._rows.get(key)
         if row is None or (row.pod, row.words, row.known[:1]) != (pod, words, (began,)):
             return _Row(pod, words, cls, cls.over(began), known)
-        row.known = known
+        # What a thread was given before it may have still, whatever is remembered of it.
+        row.known = (*row.known, *(each for each in known if each not in row.known))
         return row
 
     # ------------------------------------------------------------------ a start
@@ -189,10 +192,11 @@ class ThreadScheduling:
             row.threads = 0
             return 0
         setting = _Setting(self._kernel, row.wanted, row.known)
-        for threads in _looks(self._cgroups, path):
-            setting.set(_first(self._cgroups, threads) if row.cls.is_of_first_thread else threads)
-            if row.cls.is_of_first_thread:
-                break
+        if row.cls.is_of_first_thread:
+            setting.set(_first(self._cgroups, self._cgroups.threads(path)))
+        else:
+            _set_all(setting, self._cgroups, path)
+        row.is_settled = not setting.count
         row.threads, row.own, row.set = setting.threads, setting.own, row.set + setting.count
         row.problem = "" if setting.error is None else refusal(row.wanted.cpu.policy, setting.error)
         return setting.count
@@ -244,15 +248,18 @@ class _Setting:
         self.error: Optional[OSError] = None
         self.threads = self.own = self.count = 0
 
-    def set(self, threads: Iterable[int]) -> None:
+    def set(self, threads: Iterable[int]) -> bool:
+        """Set those that are to be. True: there was nothing to do, and none had ended, which may have forked another."""
+        is_right = True
         for thread in sorted(threads):
             try:
                 seen = self._kernel.read(thread)
             except ProcessLookupError:
-                continue  # it has ended
+                is_right = False
+                continue
             except OSError as error:
                 self.error = error
-                return
+                return True
             found = decide(seen, self._wanted, self._known)
             self.threads += 1
             self.own += found.is_own
@@ -262,6 +269,8 @@ class _Setting:
             if found.io is not None:
                 is_set = self._try("io", partial(self._kernel.set_io, thread, found.io)) or is_set
             self.count += is_set
+            is_right = is_right and not is_set
+        return is_right
 
     def _try(self, kind: str, act: Callable[[], None]) -> bool:
         if kind in self._refused:
@@ -277,14 +286,17 @@ class _Setting:
         return True
 
 
-def _looks(cgroups: Cgroups, path: str) -> Iterator[frozenset[int]]:
-    """The threads of a cgroup, and then those that have come meanwhile, until none has."""
+def _set_all(setting: _Setting, cgroups: Cgroups, path: str) -> None:
+    """Set the threads of a cgroup, and then those that have come meanwhile, until all that come are right already.
+
+    A thread that is being forked has what its parent had before, and is not listed until its memory is copied: all is done
+    only where a later call has found nothing to set.
+    """
     done: frozenset[int] = frozenset()
     for _ in range(LOOKS):
         threads = cgroups.threads(path) - done
-        if not threads:
+        if setting.set(threads):
             return
-        yield threads
         done |= threads
 
 
@@ -298,8 +310,10 @@ def _first(cgroups: Cgroups, threads: Iterable[int]) -> tuple[int, ...]:
 
 def put_back_threads(
     place: str, before: str, cgroups: Cgroups, kernel: Optional[ThreadAttributes] = None
-) -> None:
+) -> bool:
     """Have the threads of a place as they began, those that have what the place says; a container that is gone has none.
+
+    False: some were set, and there may be more, which were being forked (``_set_all``): call it again, somewhat later.
 
     :raises OSError: the kernel refuses.
     """
@@ -308,13 +322,14 @@ def put_back_threads(
     try:
         began, cls = read_attributes(before), read_class(words)
     except ValueError:
-        return  # nobody has set it
-    if path:
-        setting = _Setting(kernel or Kernel(), began, (cls.over(began),))
-        for threads in _looks(cgroups, path):
-            setting.set(threads)
-        if setting.error is not None:
-            raise setting.error
+        return True  # nobody has set it
+    if not path:
+        return True
+    setting = _Setting(kernel or Kernel(), began, (cls.over(began),))
+    _set_all(setting, cgroups, path)
+    if setting.error is not None:
+        raise setting.error
+    return not setting.count
 
 
 def refusal(policy: str, error: OSError) -> str:
