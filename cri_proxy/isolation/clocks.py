@@ -454,7 +454,7 @@ class Planning:
         if isinstance(asked, str) and asked != MIN:
             if not policy.base:
                 self._note("the frequency without boost is not known here: base is the highest one", cpus)
-            return policy.base or policy.most
+            return max(policy.least, min(policy.base, policy.most)) if policy.base else policy.most
         if asked == MIN:
             return policy.least
         assert isinstance(asked, int)

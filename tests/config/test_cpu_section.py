@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from cri_proxy.config.config import SettingsSource, read_config
 from cri_proxy.isolation.clocks import CpuClass, CpuSection
 from tests.config.configs import errors_of, read
 
@@ -48,6 +51,27 @@ def test_classes_are_the_same_wherever_they_stand(text: str) -> None:
 def test_a_section_that_is_shown_is_read_as_the_same(text: str) -> None:
     shown = {key: value for key, value, _ in read(text).config.show()}["control.cpu"]
     assert section(f"control: {{cpu: {shown}}}") == section(text)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_a_section_says_it_is_read_back_as_the_same(seed: int) -> None:
+    chance = random.Random(seed)
+    pick, names = chance.choice, ["a", "null", "true", "a: b", "{x}", 'q"', "ä", "- 1", "#", "C,D", "~"]
+    classes = {
+        name: {
+            "minFreq": pick([0, "min", 800_000, ".5GHz"]),
+            "maxFreq": pick(["", "turbo", "3.3 GHz", 3_000_000]),
+            "freqGovernor": pick(["", "performance"]),
+            "energyPerformancePreference": pick(["", "power", 77, 0]),
+            "disabledCstates": pick([[], ["C6", "haltpoll idle"], "C6, C1E"]),
+            "boost": pick([None, True, False]),
+            "turboPriority": pick([0, 7]),
+        }
+        for name in chance.sample(names, chance.randint(1, 5))
+    }
+    values = {"control": {"cpu": {"classes": classes, "idle": pick(list(classes)), "turboDomain": "system"}}}
+    found = read_config([SettingsSource("test", values=values)]).config["control.cpu"]
+    assert section(f"control: {{cpu: {found.written}}}") == found and {*found.classes} == {*classes}
 
 
 def test_topology_awares_classes_of_pools_are_ours() -> None:
@@ -108,6 +132,7 @@ def test_what_is_wrong_in_a_class_is_named_with_its_place(case: str) -> None:
     ("text", "sentence"),
     [
         ("cpuClasses: [{minFreq: 1}]", "cpuClasses has a class without a name, expected one"),
+        ("cpu: {classes: {' ': {}}}", "cpu.classes has a class without a name, expected one"),
         ("cpuClasses: [{name: a}, {name: a}]", "cpuClasses has a twice, expected it once"),
         (
             "cpu: {classes: {a: {minFreq: 2GHz, maxFreq: 1GHz}}}",

@@ -3,6 +3,7 @@ slower than it says, and in the end all is as it was."""
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any, Optional
 import pytest
 
 from cri_proxy.config.config import Config, read_config
-from cri_proxy.isolation.clocks import CpuSection, assign, is_same
+from cri_proxy.isolation.clocks import (
+    ClockInfo,
+    CpuClass,
+    CpuSection,
+    IdleState,
+    Planning,
+    Usage,
+    assign,
+    is_same,
+)
 from cri_proxy.isolation.io.clocks import Clocks, usage_of
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back
 from cri_proxy.isolation.io.subjects import Sight
@@ -21,10 +31,11 @@ from cri_proxy.isolation.plan import NOTHING, Plan
 from cri_proxy.text.sources import SettingsSource
 from policies.machine.topology import Topology
 from policies.model import PlacementPreferences
-from tests.isolation.cpufreq import CpufreqModel
+from tests.isolation.cpufreq import CPU, CpufreqModel
 from tests.isolation.kernel import KernelModel
 from tests.machines import OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO, machine, take_offline
 from tests.scenes import make_container, make_pod, topology
+from tests.vm.guest.clock_rules import differences
 
 NAMES = ("fast", "slow", "plain", "odd")
 GOVERNORS = ("", "performance", "powersave", "schedutil")
@@ -278,12 +289,28 @@ def test_a_policy_whose_cpus_go_offline_is_no_refusal_and_has_its_value_when_the
     assert node.end().is_clean and node.kernel.picture() == before
 
 
+def test_the_model_answers_as_the_kernel_does(tmp_path: Path) -> None:
+    kernel = CpufreqModel(tmp_path, [frozenset((0, 1)), frozenset((2, 3))])
+    here = tmp_path / CPU
+
+    def read(path: str) -> str:
+        kernel.read(path)
+        return Path(path).read_text()
+
+    def set_online(is_online: bool) -> None:
+        kernel.set_online(frozenset((0, 1, 2, 3) if is_online else (0, 1)))
+
+    policy, disable = here / "cpufreq/policy2", here / "cpu2/cpuidle/state3/disable"
+    assert differences(policy, disable, kernel.write, read, set_online) == []
+
+
 def test_no_class_that_is_wanted_reads_nothing_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = node_on(VM_NO_CACHE_INFO, tmp_path, monkeypatch)
     monkeypatch.setattr(node.kernel, "read", lambda path: pytest.fail(path))
-    assert node.round()[0].files == () and node.clocks.notes() == ()
+    assert node.round()[0].files == ()
+    assert node.clocks.notes() == ("clocks: control.cpu has no classes: all CPUs stay as they are",)
 
 
 def test_a_machine_without_cpufreq_or_without_sysfs_says_so(
@@ -334,3 +361,24 @@ def test_the_class_of_a_type_of_balloons_is_that_of_its_containers(
     usage = usage_of(Sight((one, other), {}, here, config, {}, here.online), config["control.cpu"])
     found = {cpu: each.name for cpu, each in assign(config["control.cpu"], usage)[0].items()}
     assert {found.pop(0), found.pop(1)} == {"fast"} and {*found.values()} == {"default"}
+
+
+def test_an_idle_state_of_this_machine_is_disabled_and_comes_back(tmp_path: Path) -> None:
+    """By this machine's own kernel, where it has any that may be written here."""
+    states = sorted(Path("/sys/devices/system/cpu/cpu0/cpuidle").glob("state*"))
+    if not states or not os.access(states[-1] / "disable", os.W_OK):
+        pytest.skip("This machine has no idle states that may be written here.")
+    if os.geteuid() != 0 or (states[-1] / "disable").read_text().strip() != "0":
+        pytest.skip("The idle states of this machine are somebody else's.")
+    disable, name = states[-1] / "disable", (states[-1] / "name").read_text().strip()
+    info = ClockInfo((), {0: (IdleState(name, str(disable)),)})
+    section = CpuSection({"awake": CpuClass(disabled=(name,))}, idle="awake")
+    here = topology(VM_NO_CACHE_INFO)
+    settings = Planning(info, section, Usage((), here.online), here).settings()
+    writer = Writer(KernelModel({}), Originals(tmp_path, "boot"), lambda: 0.0, [Clocks()])
+    try:
+        assert not writer.apply(Plan(files=tuple(settings))).refusals
+        assert disable.read_text() == "1\n"
+    finally:
+        assert writer.apply(NOTHING).is_clean
+    assert disable.read_text() == "0\n"

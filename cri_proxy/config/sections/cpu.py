@@ -105,25 +105,29 @@ class _Reading(SectionReading):
         return name
 
     def classes(self, given: SourceEntry, path: str) -> dict[str, CpuClass]:
-        if not isinstance(given.raw, Table) and given.raw != ():
-            return {
-                entry.key: self.cpu_class(
-                    entry.origin, self.below(entry, f"{path}.{entry.key}"), f"{path}.{entry.key}"
-                )
-                for entry in self.below(given, path)
-            }
+        if isinstance(given.raw, Table) or given.raw == ():
+            listed = [self.named(place, fields) for place, fields in self.items(given, path)]
+        else:
+            listed = [
+                (each.origin, each.key.strip(), self.below(each, f"{path}.{each.key}"))
+                for each in self.below(given, path)
+            ]
         found: dict[str, CpuClass] = {}
-        for place, fields in self.items(given, path):
-            names = [entry for entry in fields if entry.key.lower() == "name"]
-            name = names[-1].raw if names else None
-            if not isinstance(name, str) or not name.strip():
+        for place, name, fields in listed:
+            if not name:
                 self.errors.append(f"{place}: {show_key(path)} has a class without a name, expected one")
                 continue
-            rest = tuple(entry for entry in fields if entry.key.lower() != "name")
-            if name.strip() in found:
+            if name in found:
                 self.errors.append(f"{place}: {show_key(path)} has {show_key(name)} twice, expected it once")
-            found[name.strip()] = self.cpu_class(place, rest, f"{path}.{name.strip()}")
+            found[name] = self.cpu_class(place, fields, f"{path}.{name}")
         return found
+
+    def named(self, place: str, fields: tuple[SourceEntry, ...]) -> tuple[str, str, tuple[SourceEntry, ...]]:
+        """A class of a list: its place, its name ("" = it has none), and what else it says."""
+        names = [entry.raw for entry in fields if entry.key.lower() == "name"]
+        name = names[-1] if names else None
+        rest = tuple(entry for entry in fields if entry.key.lower() != "name")
+        return place, name.strip() if isinstance(name, str) else "", rest
 
     def cpu_class(self, place: str, entries: tuple[SourceEntry, ...], path: str) -> CpuClass:
         found: dict[str, Any] = {}
@@ -163,8 +167,9 @@ class _Reading(SectionReading):
         return word
 
     def states(self, entry: SourceEntry, path: str) -> tuple[str, ...]:
-        """Names of idle states, of a list or of a text with commas."""
-        found = tuple(name for text in self.texts(entry, path) for name in text.replace(",", " ").split())
+        """Names of idle states: a list, or a text with commas. Some have a blank in them ("haltpoll idle")."""
+        listed = entry.raw.split(",") if isinstance(entry.raw, str) else self.texts(entry, path)
+        found = tuple(name for text in listed if (name := text.strip()))
         if not all(name.isascii() and name.isprintable() and len(name) < 16 for name in found):
             self.wrong(entry, path, "names of idle states, such as [C6]")
         return found

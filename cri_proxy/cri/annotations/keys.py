@@ -111,6 +111,7 @@ KEYS: tuple[Key, ...] = (
     _ours("memory-class", "memory_class", read_name),
     _ours("scheduling-class", "scheduling_class", read_name),
     Key(f"scheduling-class.{NRI}", "scheduling_class", read_name),
+    Key(f"cpu-class.{NRI}", "cpu_class", read_name),
     Key(f"require-isolated-cpus.{NRI}", "isolated", bool_as("require", None), _always),
     *_theirs(NRI),
     Key(f"hide-hyperthreads.{NRI}", "smt", bool_as("hide", "")),

@@ -7,6 +7,7 @@ states go, and a cpufreq policy without a CPU answers EBUSY.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -41,6 +42,7 @@ class Clocks:
         section: Optional[CpuSection] = sight.config["control.cpu"]
         self._notes = ()
         if section is None or not section.classes:
+            self._notes = ("clocks: control.cpu has no classes: all CPUs stay as they are",)
             return ()
         root = Path(sight.config["topology.source"])
         if not root.is_dir():
@@ -124,8 +126,9 @@ def with_limits(policy: ClockPolicy) -> Optional[ClockPolicy]:
     governor = _read(path / "scaling_governor")
     if not limits[0] and not governor:
         return None
-    values = {name: getattr(policy, name) for name in ClockPolicy.__dataclass_fields__}
-    return ClockPolicy(**{**values, "limits": limits, "governor": governor})
+    # Its own boost may be another one by now, and with it what is the highest.
+    most = _number(_read(path / "cpuinfo_max_freq")) if policy.boost else policy.most
+    return replace(policy, limits=(limits[0], limits[1]), governor=governor, most=most)
 
 
 def _read_policy(root: Path, path: Path) -> Optional[ClockPolicy]:
@@ -141,13 +144,15 @@ def _read_policy(root: Path, path: Path) -> Optional[ClockPolicy]:
     own = next((name for name in _OWN_BOOST if (path / name).exists()), "")
     table = tuple(sorted(map(_number, _read(path / "scaling_available_frequencies").split())))
     boosted = tuple(map(_number, _read(path / "scaling_boost_frequencies").split()))
+    # Of acpi-cpufreq's table boost is above, and not in it.
+    has_boost = bool(boosted or own or (root / _BOOST).exists())
     policy = ClockPolicy(
         str(path),
         cpus,
         shared,
         _number(_read(path / "cpuinfo_min_freq")),
         most,
-        _base(root, path, cpus, table, bool(boosted or own == "cpb")),
+        _base(root, path, cpus, table, has_boost),
         table=tuple(sorted({*table, *boosted})),
         governors=tuple(_read(path / "scaling_available_governors").split()),
         preferences=_preferences(path),

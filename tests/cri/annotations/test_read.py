@@ -275,6 +275,11 @@ def test_a_class_of_caches_and_bandwidth_is_read_as_others_are_containerds_last(
     assert asked(annotations).get("rdt_class", "") == name
 
 
+@pytest.mark.parametrize("key", [f"cpu-class.{NRI}", "cri-resmgr.io/cpu-class", "cpu-class.cri-resmgr.io"])
+def test_a_class_of_cpus_is_read_as_nri_plugins_have_it(key: str) -> None:
+    assert asked({f"{key}/container.app": "fast", f"{key}/pod": "slow"}) == {"cpu_class": "fast"}
+
+
 def test_what_is_said_of_different_things_adds_up() -> None:
     annotations = {
         "cri-resmgr.io/l3": "require",
