@@ -147,7 +147,7 @@ class PlacementPreferences:
     ``hints_allow``, ``hints_deny``: globs of paths. ``strict_hints``: no container where a hint cannot be met.
     ``balloon``: the type of balloon. ``isolation_class``: protected, standard, batch: what it is to others.
     ``rdt_class``, ``blockio_class``, ``cpu_class``, ``memory_class``, ``scheduling_class``: the class of the configured
-    section of that name that it asks for.
+    section of that name that it asks for. ``quota_turbo``: whether its CPU quota may be raised for a while.
     ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
@@ -172,6 +172,7 @@ class PlacementPreferences:
     cpu_class: str = ""
     memory_class: str = ""
     scheduling_class: str = ""
+    quota_turbo: Optional[bool] = None
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""

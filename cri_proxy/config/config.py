@@ -239,7 +239,7 @@ RECONCILED = (
     "isolation.disks",
     "isolation.memory",
 )
-SUBJECTS = (*RECONCILED, "isolation.monitoring", "isolation.protection")
+SUBJECTS = (*RECONCILED, "isolation.monitoring", "isolation.protection", "isolation.turbo_most")
 
 
 def subjects_on(config: Config) -> dict[str, str]:

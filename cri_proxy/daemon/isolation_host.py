@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from cri_api.waiting import wait_within
 from cri_proxy.config.config import RECONCILED
 from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.services.services import Services
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
     from cri_proxy.isolation.io.protector import Protector
     from cri_proxy.isolation.io.reconciler import Isolation
     from cri_proxy.isolation.io.resctrl import ResourceControl
+    from cri_proxy.isolation.io.turbo import QuotaTurbo
 
+#: How often it is looked whether there are records yet, seconds.
+UNKNOWN_S = 5.0
 #: Where the reconciler has what was there before (``isolation.io.originals``).
 ORIGINALS = "isolation.json"
 
@@ -32,15 +37,24 @@ class IsolationHost:
         """``ask_apart``: has the planner move a batch container away from a domain, by its CPUs; False: it cannot now."""
         self.isolation: Optional[Isolation] = None
         self.protector: Optional[Protector] = None
+        self.turbo: Optional[QuotaTurbo] = None
         self._services = services
         self._boot_id = boot_id
         self._resource_control = resource_control
         self._ask_apart = ask_apart
         self._changed = asyncio.Event()
         self._protects = asyncio.Event()
+        self._raises = asyncio.Event()
 
     async def run(self) -> None:
         """For as long as the daemon runs."""
+        turbo = self._services.supervisor.keep("turbo", self._raise_quotas)
+        try:
+            await self._keep()
+        finally:
+            turbo.cancel()
+
+    async def _keep(self) -> None:
         while True:
             self._changed.clear()
             if await self._has_work():
@@ -107,8 +121,37 @@ class IsolationHost:
                 protector, self.protector = self.protector, None
                 await protector.close()
 
+    async def _raise_quotas(self) -> None:
+        """Have a ``QuotaTurbo`` where it is not off, or a daemon before this one has raised quotas."""
+        services, node_state = self._services, self._services.node_state
+        while True:
+            self._raises.clear()
+            engine = node_state.engine
+            if services.config["isolation.turbo_most"] == "off" and not (
+                engine is not None and engine.raised
+            ):
+                # What was raised before is known once there are records.
+                pause_s = None if node_state.has_compared else UNKNOWN_S
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await wait_within(pause_s, self._raises.wait())
+                continue
+            from cri_proxy.isolation.io.turbo import QuotaTurbo
+
+            self.turbo = QuotaTurbo(services, Path(services.config["topology.cgroup_root"]))
+            try:
+                await self.turbo.run()
+            finally:
+                turbo, self.turbo = self.turbo, None
+                await turbo.close()
+
+    def _raises_anew(self) -> None:
+        self._raises.set()
+        if self.turbo is not None:
+            self.turbo.reconfigured()
+
     def reconfigured(self) -> None:
         """The configuration is another one."""
+        self._raises_anew()
         self._changed.set()
         self._protects.set()
         if self.isolation is not None:
@@ -118,6 +161,7 @@ class IsolationHost:
 
     def mode_changed(self) -> None:
         """The daemon's mode is another one."""
+        self._raises_anew()
         self._changed.set()
         if self.isolation is not None:
             self.isolation.wake()
@@ -135,13 +179,18 @@ class IsolationHost:
         """``Isolation.status``; without one only its subjects."""
         if self.isolation is not None:
             protection = {"mode": "off"} if self.protector is None else self.protector.status()
-            return {**self.isolation.status(files_of), "protection": protection}
+            status = self.isolation.status(files_of)
+            return {**status, "protection": protection, "turbo": self._turbo_status()}
         config = self._services.config
         return {
             "subjects": {
                 key.partition(".")[2]: {"configured": config[key], "mode": "off"} for key in RECONCILED
-            }
+            },
+            "turbo": self._turbo_status(),
         }
+
+    def _turbo_status(self) -> dict[str, Any]:
+        return {"mode": "off"} if self.turbo is None else self.turbo.status()
 
     def summary(self) -> Optional[dict[str, Any]]:
         """What reports on this node are told; None: all of it is off."""
@@ -153,7 +202,7 @@ class IsolationHost:
 
     def explained(self, grant: ContainerRecord) -> list[str]:
         """What is done about a container, a sentence each."""
-        if self.isolation is None:
+        if self.isolation is None and self.turbo is None:
             return []
         from cri_proxy.isolation.report import treatment_lines
 

@@ -22,6 +22,7 @@ from cri_proxy.engine import transitions as requests
 from cri_proxy.engine.model import (
     LARGER_RUNG,
     REFUSED,
+    UNKNOWN_QUOTA,
     UNPLACED,
     Admission,
     ContainerRecord,
@@ -110,7 +111,7 @@ class Engine(State):
 
     def unlimited_pods(self) -> frozenset[str]:
         """The ``cgroup_parent`` of every pod whose quota should be lifted."""
-        pods = {self.grants[key].container.pod.uid for key in self.lifting}
+        pods = {self.grants[key].container.pod.uid for key in self.lifting | self.raised}
         return unlimited_pods(
             self.grants[key] for pod in sorted(pods) for key in self.node.of_pod(pod) if key in self.grants
         )
@@ -341,10 +342,13 @@ class Engine(State):
             # A place that names CPUs this machine does not have was made for another machine: it is made anew.
             if grant.placement.home - known:
                 grant = replace(grant, placement=replace(grant.placement, home=NO_CPUS), displaced=None)
+            # A quota that was raised, or was about to be, is its own again, whatever it is now.
+            quota_us = UNKNOWN_QUOTA if grant.turbo_top_us else 0
+            grant = replace(grant, turbo_us=0) if grant.turbo_us else grant
             self.put(grant)
             self.found[grant.key] = grant
             if grant.life is not Life.CREATING:
-                self.tell(grant.key, told_by(grant))
+                self.tell(grant.key, told_by(grant)._replace(turbo_us=quota_us))
         for pod in [pod for pod in self.pods.values() if pod.size is not None]:
             self.put_pod(pod)
         for ticket in tickets:

@@ -75,6 +75,8 @@ class ContainerRecord:
     when a plan has moved it last, 0 = never. ``isolation``: what it is to others, protected, standard or batch, and
     ``isolation_why`` what says so; "" where no subject of isolation is on. ``asked``: what NRI plugins have asked for in the
     create that isolation does and CRI cannot say, by the names of PlacementPreferences' fields, and scheduling.
+    ``turbo_us``: the CPU quota, in microseconds of its period, that it is to have for a while instead of its own, 0 = its
+    own; ``turbo_top_us``: the most of it that it may still have, 0 = it is known to have its own. Its limit stays.
     """
 
     key: str
@@ -99,6 +101,8 @@ class ContainerRecord:
     isolation: str = ""
     isolation_why: str = ""
     asked: tuple[tuple[str, str], ...] = ()
+    turbo_us: int = 0
+    turbo_top_us: int = 0
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -129,6 +133,25 @@ class ContainerRecord:
         if resources.milli_limit is None or not resources.quota_period_us:
             return None
         return Quota(resources.milli_limit * resources.quota_period_us // 1000, resources.quota_period_us)
+
+    @property
+    def raised_us(self) -> int:
+        """The CPU quota that it should have instead of its own; 0 = its own, or none."""
+        quota = self.quota if self.turbo_us and self.has_turbo and not self.lifted else None
+        return 0 if quota is None or self.turbo_us <= quota.quota_us else self.turbo_us
+
+    @property
+    def has_turbo(self) -> bool:
+        """Whether its quota is, or may still be, another one than its own, and that is ours to say."""
+        return self.turbo_top_us > 0 and self.stance in (Management.PLACED, Management.ADOPTED)
+
+    def is_turbo(self, quota_us: int, period_us: int) -> bool:
+        """Whether a quota that was read is one of those it may have been given. systemd rounds up to hundredths of a CPU."""
+        own = self.quota
+        if own is None or not self.turbo_top_us or period_us != own.period_us:
+            return False
+        rounded_us = own.period_us // 100
+        return own.quota_us + rounded_us <= quota_us <= self.turbo_top_us + rounded_us
 
     @property
     def exclusive(self) -> frozenset[int]:
@@ -183,7 +206,8 @@ class Told(NamedTuple):
     reason that its record had then. ``cause``: why it has not what its record says, where that does not say it.
     ``owned``: what it owned then. ``is_sure`` False: it is on ``cpus``, or on some of them. ``refused``: what the runtime
     has said to the last update since, "" = it has not refused it. ``ignores_mems``: it takes memory nodes and does not set
-    them: they are not told again.
+    them: they are not told again. ``turbo_us``: the quota it was given for a while instead of its own, 0 = it has its own,
+    -1 = which of them is not known.
     """
 
     cpus: Optional[frozenset[int]]
@@ -195,6 +219,11 @@ class Told(NamedTuple):
     is_sure: bool = True
     refused: str = ""
     ignores_mems: bool = False
+    turbo_us: int = 0
+
+
+#: ``Told.turbo_us`` where it is not known.
+UNKNOWN_QUOTA = -1
 
 
 @frozen
@@ -227,7 +256,7 @@ class Ticket:
 class CpusetUpdate:
     """A cpuset (and mems) that a container must get. ``shrink``: it loses CPUs, so it is told first.
 
-    ``give_back``: the CPU quota that we had taken away from it.
+    ``give_back``: the CPU quota that it has by it: its own, which we had taken away or raised, or one for a while.
     """
 
     id: str
@@ -249,7 +278,7 @@ class Begun(NamedTuple):
 class Admission:
     """The answer to ``admit`` and ``resize``. ``placement`` is what to send: empty where the request stays untouched.
 
-    ``give_back``: the CPU quota to send with it, since it had been taken away.
+    ``give_back``: the CPU quota to send with it, since it had been taken away or raised.
     """
 
     ticket: str

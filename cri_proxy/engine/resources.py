@@ -59,7 +59,7 @@ def has_news(grant: ContainerRecord, reading: CgroupReading) -> bool:
     known = grant.container.told
     return not (
         _same_request(known.milli_request, reading)
-        and (_is_ours(grant, reading.quota_us) or _same_quota(known, reading))
+        and (_is_ours(grant, reading.quota_us, reading.period_us) or _same_quota(known, reading))
         and _same_memory(known, reading)
     )
 
@@ -74,7 +74,7 @@ def resources_read(
     """
     known = grant.container.told
     no_quota = reading.quota_us < 0 and (known.milli_limit is None or not known.quota_period_us)
-    is_ours = _is_ours(grant, reading.quota_us)
+    is_ours = _is_ours(grant, reading.quota_us, reading.period_us)
     linux = cri.LinuxContainerResources(
         cpu_shares=_shares(known, reading, told),
         cpu_quota=0 if no_quota or is_ours else reading.quota_us,
@@ -94,7 +94,7 @@ def resources_read(
 
 def resources_told(grant: ContainerRecord, told: cri.LinuxContainerResources) -> Resources:
     """A container's resources as the runtime has them, where there is no cgroup to be read."""
-    if _is_ours(grant, told.cpu_quota):
+    if _is_ours(grant, told.cpu_quota, told.cpu_period):
         ours, told = told, cri.LinuxContainerResources()
         told.CopyFrom(ours)
         told.cpu_quota = 0
@@ -152,8 +152,10 @@ def memory_limit_read(known: int, reading: CgroupReading, limits: Iterable[int])
 # ---------------------------------------------------------------------- what is the same
 
 
-def _is_ours(grant: ContainerRecord, quota_us: int) -> bool:
-    """Whether a quota is away since we have taken it."""
+def _is_ours(grant: ContainerRecord, quota_us: int, period_us: int) -> bool:
+    """Whether a quota is away since we have taken it, or another one since we have raised it."""
+    if grant.is_turbo(quota_us, period_us):
+        return True
     is_taken = grant.quota_taken or (grant.placement.lift_quota and grant.stance is not Management.OBSERVED)
     return quota_us < 0 and is_taken
 
@@ -228,15 +230,23 @@ def unlimited_pods(grants: Iterable[ContainerRecord]) -> frozenset[str]:
     """The ``cgroup_parent`` of every pod whose quota should be lifted.
 
     That is: one of its containers is placed without quota, and so is every other that has a limit. One whose
-    place is held for its next attempt counts only as lifted: the pod's quota does not come and go with it.
+    place is held for its next attempt counts only as lifted: the pod's quota does not come and go with it. Or: the quota of
+    one is raised for a while, and each has one of its own, which still binds it.
     """
     grants = tuple(grants)
     lifted = {g.container.pod.cgroup_parent for g in grants if g.lifted and g.life is not Life.CREATING}
     lifted.discard("")
-    if not lifted:
+    raised = {g.container.pod.cgroup_parent for g in grants if g.has_turbo} - {""}
+    if not lifted and not raised:
         return frozenset()
     limited = {g.container.pod.cgroup_parent for g in grants if _needs_a_limit(g)}
-    return frozenset(lifted - limited)
+    loose = {g.container.pod.cgroup_parent for g in grants if _has_no_quota(g)}
+    return frozenset((lifted - limited) | (raised - loose))
+
+
+def _has_no_quota(grant: ContainerRecord) -> bool:
+    """Whether only its pod's quota binds a container."""
+    return grant.quota is None and grant.life is not Life.HELD
 
 
 def _needs_a_limit(grant: ContainerRecord) -> bool:

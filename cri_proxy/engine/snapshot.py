@@ -81,7 +81,7 @@ class RecordWriter:
 
     def _grant(self, grant: ContainerRecord) -> str:
         asked = grant.constraint.asked
-        fields = {
+        fields: dict[str, Any] = {
             "key": grant.key,
             "stance": grant.stance.value,
             "fence": [_write_set(asked.cpus), _write_set(asked.mems)],
@@ -102,6 +102,8 @@ class RecordWriter:
             "isolation_why": grant.isolation_why,
             "asked": dict(grant.asked),
         }
+        if grant.turbo_top_us:  # few have it
+            fields["turbo"] = [grant.turbo_us, grant.turbo_top_us]
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
         return _joined(fields, placement=placement, displaced=displaced, container=container)
@@ -402,6 +404,8 @@ def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
         isolation=document.get("isolation", ""),
         isolation_why=document.get("isolation_why", ""),
         asked=tuple(sorted((str(key), str(value)) for key, value in document.get("asked", {}).items())),
+        turbo_us=int(document.get("turbo", (0, 0))[0]),
+        turbo_top_us=int(document.get("turbo", (0, 0))[1]),
     )
     return _checked(grant)
 

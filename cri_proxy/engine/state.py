@@ -123,6 +123,8 @@ class State:
         self.held: set[str] = set()
         #: Keys of grants whose placements take the CPU quota away.
         self.lifting: set[str] = set()
+        #: The containers whose quota was raised, or may still be.
+        self.raised: set[str] = set()
         #: Keys of grants that have a place to go back to, and of those whose CPUs kubelet has given to them alone.
         self.displaced: set[str] = set()
         self.kubelets: set[str] = set()
@@ -272,7 +274,13 @@ class State:
             self.unsettled.add(grant.key)
         if grant.lifted and not grant.quota_taken:
             grant = altered(grant, quota_taken=True)
+        if grant.turbo_top_us and grant.life in (Life.CREATING, Life.HELD):
+            grant = altered(grant, turbo_us=0, turbo_top_us=0)
         self.change("grant", self.grants, grant.key, grant)
+        if grant.turbo_top_us:
+            self.raised.add(grant.key)
+        elif self.raised:
+            self.raised.discard(grant.key)
         if grant.life is Life.HELD:
             self.held.add(grant.key)
         elif self.held:
@@ -432,6 +440,7 @@ class State:
             self.node.changed_s.pop(group, None)
         self.held.discard(key)
         self.lifting.discard(key)
+        self.raised.discard(key)
         self.displaced.discard(key)
         self.kubelets.discard(key)
         self.unpinned.pop(key, None)

@@ -10,9 +10,18 @@ comparison with the runtime finds out what is not so.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Optional
 
-from cri_proxy.engine.model import Begun, ContainerRecord, CpusetUpdate, Life, Management, Told
+from cri_proxy.engine.model import (
+    UNKNOWN_QUOTA,
+    Begun,
+    ContainerRecord,
+    CpusetUpdate,
+    Life,
+    Management,
+    Told,
+)
 from cri_proxy.engine.state import State
 from policies.machine.cpus import NO_CPUS
 from policies.model import UNTOUCHED, Placement
@@ -54,11 +63,24 @@ def told_by(grant: ContainerRecord, told: Optional[Told] = None, gives_back: boo
     if place is None:
         if told is None:
             return Told(grant.runs_on)
-        return told._replace(is_lifted=False, why=grant.why, cause="", refused="")
+        # What is taken back in every mode is only a quota that was raised.
+        is_lifted = gives_back and told.is_lifted
+        return told._replace(is_lifted=is_lifted, why=grant.why, cause="", refused="", turbo_us=0)
     mems, ignores = (NO_CPUS, False) if told is None else (told.mems, told.ignores_mems)
     return Told(
-        place.cpus, place.mems or mems, grant.lifted, grant.why, owned=grant.exclusive, ignores_mems=ignores
+        place.cpus,
+        place.mems or mems,
+        grant.lifted,
+        grant.why,
+        owned=grant.exclusive,
+        ignores_mems=ignores,
+        turbo_us=_raised_us(grant, gives_back),
     )
+
+
+def _raised_us(grant: ContainerRecord, gives_back: bool) -> int:
+    """The quota that a container should have instead of its own; 0 = its own, as in mode observe, or off."""
+    return 0 if gives_back else grant.raised_us
 
 
 def update_of(grant: ContainerRecord, told: Told, gives_back: bool = False) -> Optional[CpusetUpdate]:
@@ -69,10 +91,14 @@ def update_of(grant: ContainerRecord, told: Told, gives_back: bool = False) -> O
         and (not place.mems or place.mems == told.mems or told.ignores_mems)
         and told.is_sure
     )
-    if is_there and is_lifted == told.is_lifted:
+    raised_us = _raised_us(grant, gives_back)
+    is_raised = raised_us != told.turbo_us
+    if is_there and is_lifted == told.is_lifted and not is_raised:
         return None
-    give_back = grant.quota if told.is_lifted and not is_lifted else None
-    if place is None and (give_back is None or gives_back):
+    give_back = grant.quota if (told.is_lifted or is_raised) and not is_lifted else None
+    if give_back is not None and raised_us:
+        give_back = replace(give_back, quota_us=raised_us)
+    if place is None and (give_back is None or (gives_back and not is_raised)):
         return None
     place = UNTOUCHED if place is None or (is_there and grant.stance is not Management.PLACED) else place
     has_cpus = told.cpus is not None and told.cpus == place.cpus
@@ -83,6 +109,8 @@ def update_of(grant: ContainerRecord, told: Told, gives_back: bool = False) -> O
         why = "memory nodes came or went" if has_cpus else SHARED_CPUS
         if is_lifted != told.is_lifted:
             why = "its CPU quota is lifted" if is_lifted else "its CPU quota is not lifted any more"
+        elif is_raised:
+            why = "its CPU quota is raised for a while" if raised_us else "its CPU quota is its own again"
     return CpusetUpdate(grant.key, place, bool(place.cpus) and not is_known, why, give_back)
 
 
@@ -327,6 +355,9 @@ def may_have(state: State, key: str, sent: Placement) -> None:
     stays when the kernel refuses a later one.
     """
     now = state.told.get(key)
+    if now is not None and now.turbo_us:
+        now = now._replace(turbo_us=UNKNOWN_QUOTA)  # its own went with the request
+        state.tell(key, now)
     if now is None or not sent.cpus:
         return
     if sent.cpus != now.cpus or (sent.mems and sent.mems != now.mems):
@@ -344,4 +375,5 @@ def _either(one: Told, other: Told) -> Told:
     """What a container may have that has one or the other: it is told again, whatever it should have."""
     cpus = None if one.cpus is None or other.cpus is None else one.cpus | other.cpus
     is_lifted, owned = one.is_lifted or other.is_lifted, one.owned | other.owned
-    return one._replace(cpus=cpus, is_lifted=is_lifted, owned=owned, is_sure=False)
+    turbo_us = one.turbo_us if one.turbo_us == other.turbo_us else UNKNOWN_QUOTA
+    return one._replace(cpus=cpus, is_lifted=is_lifted, owned=owned, is_sure=False, turbo_us=turbo_us)

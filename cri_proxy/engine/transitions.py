@@ -11,7 +11,16 @@ from typing import Any, Optional
 
 from cri_proxy.cri.annotations.keys import FOLLOWED_FIELDS
 from cri_proxy.cri.annotations.read import followed, understood
-from cri_proxy.engine.model import Admission, ContainerRecord, Life, Management, Ticket, TicketKind, Told
+from cri_proxy.engine.model import (
+    UNKNOWN_QUOTA,
+    Admission,
+    ContainerRecord,
+    Life,
+    Management,
+    Ticket,
+    TicketKind,
+    Told,
+)
 from cri_proxy.engine.moves import with_peers
 from cri_proxy.engine.place import (
     calls_for_a_place,
@@ -333,9 +342,11 @@ def resize(
                     found=old.stance)  # fmt: skip
     _book(state, pending, ticket, decision)
     told = state.told.get(container_id)
-    has_no_quota = old.lifted if told is None else told.is_lifted
+    # A request may say nothing of the quota: its own goes with it where it has another one.
+    has_another = old.lifted if told is None else told.is_lifted or told.turbo_us != 0
+    has_another = has_another or old.has_turbo
     return Admission(
-        key, decision, stance, sent, pending.quota if has_no_quota and not pending.lifted else None
+        key, decision, stance, sent, pending.quota if has_another and not pending.lifted else None
     )
 
 
@@ -373,7 +384,8 @@ def _commit(state: State, ticket: Ticket) -> None:
     if old is None:  # it was removed meanwhile
         reconcile(state)
         return
-    bound = replace(old, container=pending.container, constraint=pending.constraint)
+    # Its own quota went with the request, and is the new one.
+    bound = replace(old, container=pending.container, constraint=pending.constraint, turbo_us=0)
     # What was released, given up as foreign or taken under management while the request was on its way stays so.
     is_new = pending.stance is not ticket.found and old.stance not in (
         Management.RELEASED,
@@ -535,7 +547,9 @@ def release(state: State, container_id: str) -> None:
     give_back = grant.quota if was_lifted and grant.life is not Life.HELD else None
     is_ours = grant.stance in (Management.PLACED, Management.ADOPTED, Management.OBSERVED)
     # What it has may be another one than it was told: it is told, whatever that is.
-    told = Told(None, is_lifted=give_back is not None, cause="released")
+    turbo_us = UNKNOWN_QUOTA if grant.turbo_top_us else 0
+    told = Told(None, is_lifted=give_back is not None, cause="released", turbo_us=turbo_us)
+    grant = replace(grant, turbo_us=0)
     if not is_ours and not _keeps_its_place(state, grant):
         state.put(replace(grant, stance=Management.RELEASED, displaced=None, why="released by command"))
         state.tell(container_id, told._replace(cpus=grant.runs_on, mems=grant.runs_on_mems))

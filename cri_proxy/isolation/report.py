@@ -5,7 +5,7 @@ The document is ``Isolation.status()``, with what protection and monitoring say 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, TypeVar
 
 from cri_proxy.isolation.listing import container_lines, files_text, names_text, place_text, value_name
@@ -107,6 +107,7 @@ def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
     ):
         is_done = any(group["state"] == "enforced" for group in document["groups"])
         lines.append(f"batch {'gives' if is_done else 'would give'} way in L3 {', '.join(gives_way)}")
+    lines += [turbo_line(row) for row in _turbo_rows(document) if row["container"] == path]
     here = {
         str(each["l3"])
         for each in document.get("meetings", ())
@@ -122,6 +123,17 @@ def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:
         row for row in document.get("files", ()) if not (is_of_threads(row) and row.get("state") == ENFORCE)
     )
     return lines + container_lines(files, path)
+
+
+def turbo_line(row: Mapping[str, Any]) -> str:
+    """The quota that a container has for a while, or would have, and its own."""
+    own, now, period = row["own_us"], row["quota_us"], row["period_us"]
+    why = f": {row['why']}" if row["why"] else ""
+    return f"its CPU quota is {now / period:g} CPUs for a while, its own {own / period:g}{why}"
+
+
+def _turbo_rows(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [row for row in (document.get("turbo") or {}).get("containers", ()) if row["period_us"]]
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

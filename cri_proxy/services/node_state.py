@@ -268,7 +268,7 @@ class NodeState:
         """Bring the quotas of pods' cgroups in line with the grants; ``changed``: pods to look at (None: all)."""
         if self.engine is not None and self.quotas is not None and self.enforcing:
             engine = self.engine
-            unlimited = engine.unlimited_pods() if engine.lifting else ()
+            unlimited = engine.unlimited_pods() if engine.lifting or engine.raised else ()
             # That a limit was taken from its pod tells of a container whose record is lost that its quota was, too.
             self.quotas.follow(unlimited, changed, gives_back=self.has_compared)
 

@@ -121,6 +121,8 @@ class Updates:
     def switch(self, gives_back: bool) -> None:
         """Send nothing from now on but what gives back; or all again."""
         self.gives_back = gives_back
+        if self.engine is not None:  # what is raised in one mode is not in the other
+            self.engine.unsettled.update(self.engine.raised & self.engine.told.keys())
         self._find_anew()
         self.wake()
 

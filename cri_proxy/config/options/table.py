@@ -307,6 +307,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("isolation.protection", one_of("off", "observe", "enforce"), "off",
            "Whether batch gets less than that, a step at a time, while a protected container beside it measures more than "
            "without batch (fills from memory, or how long it waits), and back when it does not.", cluster=True),
+    Option("isolation.turbo_most",
+           matching('off or a percentage above 100 ("200%")', r"off|(10[1-9]|1[1-9][0-9]|[2-9][0-9]{2}|1000)%", 16), "off",
+           "How far above its limit the CPU quota of a protected container, or one with volcano.sh/quota-turbo, may be "
+           "raised, step by step, while it is throttled and its L3s have idle CPUs; off: never.", cluster=True),
     Option("isolation.protected", selectors(), ("qos/Guaranteed",),
            "Containers that others must not disturb. The annotation cri-resmgr.io/class counts before it.", cluster=True),
     Option("isolation.batch", selectors(), ("qos/BestEffort",),

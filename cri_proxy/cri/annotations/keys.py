@@ -34,6 +34,8 @@ OURS, NRI, INTEL = "cri-resmgr.io", "resource-policy.nri.io", "cri-resource-mana
 RDT = "rdt.resources.beta.kubernetes.io"
 #: The same of block I/O.
 BLOCKIO = "blockio.resources.beta.kubernetes.io"
+#: On a pod whose containers' CPU quotas may be raised for a while, as rubik reads it.
+QUOTA_TURBO = "volcano.sh/quota-turbo"
 
 Demands = Callable[[str], bool]
 
@@ -130,6 +132,7 @@ KEYS: tuple[Key, ...] = (
     Key(f"{INTEL}/memory-type", "memory_types", read_memory_types, by_container=True),
     Key(RDT, "rdt_class", read_name),
     Key(BLOCKIO, "blockio_class", read_name),
+    Key(QUOTA_TURBO, "quota_turbo", read_bool),
 )
 
 #: On a pod of batch jobs, as Volcano and rubik read it: others may take what it uses.
@@ -143,6 +146,7 @@ MEMORY_QOS = ".memory-qos.nri.io"
 #: Fields that hold as they are while a container runs too; all others are asked of its placement once.
 FOLLOWED_FIELDS = (
     "isolation_class",
+    "quota_turbo",
     "rdt_class",
     "blockio_class",
     "cpu_class",

@@ -21,6 +21,7 @@ from cri_proxy.cri.annotations.keys import (
     NOT_DONE,
     NRI,
     OURS,
+    QUOTA_TURBO,
     RDT,
     Key,
     is_stranger,
@@ -43,7 +44,7 @@ from policies.model import AffinityTerm, Container, PlacementPreferences, Pod, Q
 
 #: Against thousands of unknown keys in one pod.
 MAX_NOTES = 20
-_MARKS = (OURS, NRI, INTEL, RDT, BLOCKIO, "koordinator.sh")
+_MARKS = (OURS, NRI, INTEL, RDT, BLOCKIO, QUOTA_TURBO, "koordinator.sh")
 
 
 def understood(container: Container) -> Container:

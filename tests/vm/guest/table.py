@@ -11,6 +11,7 @@ from tests.vm.guest import (
     demand,
     doctor,
     faults,
+    interrupts,
     isolation,
     kubelet,
     load,
@@ -95,7 +96,11 @@ _ISOLATION_ENDS: tuple[Check, ...] = (
     isolation.removal_of_the_package_puts_everything_back,
 )
 #: Isolation beside caches, a file of checks a subject: under cgroup v2, and under v1.
-_SUBJECTS: tuple[Check, ...] = (rights.each_unit_may_write_what_isolation_writes_and_nothing_else,)
+_SUBJECTS: tuple[Check, ...] = (
+    rights.each_unit_may_write_what_isolation_writes_and_nothing_else,
+    interrupts.interrupts_leave_owned_cpus_and_come_back_over_kill_minus_nine,
+    interrupts.a_sink_gathers_all_that_may_be_controlled,
+)
 _SUBJECTS_V1: tuple[Check, ...] = (rights.each_unit_may_write_what_isolation_writes_and_nothing_else,)
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
