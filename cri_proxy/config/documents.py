@@ -119,6 +119,7 @@ They load as they are: Intel's, nri-plugins' own, and the custom resources of nr
 {counterparts}
 | `unlimitedBurstable` | `placement.unlimited`, with levels by our names: {levels} |
 | `rdt`, and `control.rdt` of nri-plugins | `control.rdt`, as it is; Intel's has `usePodQoSAsDefaultClass` |
+| `blockio`, and `control.blockio` of nri-plugins | `control.blockio`, as it is; nri-plugins' names no classes |
 | `logger.Debug`, `log.debug`, if it turns any source on | `log.level: debug` |
 
 NAME is the policy that the same file makes active; sections of others do not count. In nri-plugins' files, which

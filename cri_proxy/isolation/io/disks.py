@@ -76,7 +76,9 @@ class Disks:
         for key, treatment in wanted.items():
             if key not in cgroups:
                 continue  # it has not started, or its cgroup is not known yet
-            folder = f"{seen.root}/{own_cgroup(cgroups[key], key).strip('/')}"
+            # v1 limits those that are in a cgroup, and none below it.
+            path = own_cgroup(cgroups[key], key) if seen.is_v2 else cgroups[key]
+            folder = f"{seen.root}/{path.strip('/')}"
             files = [name for name in names if os.path.exists(f"{folder}/{name}")] if seen.root else []
             if any(name in files for name in CONTROLLED):
                 yield from settings_of(treatment, folder, files, seen, notes)

@@ -48,7 +48,8 @@ SLACK = RATE // 2
 READER = """
 import mmap, os, sys, time
 device, procs, size = sys.argv[1:]
-open(procs, "w").write("0")
+with open(procs, "w") as file:
+    file.write("0")
 block, file = mmap.mmap(-1, 4096), os.open(device, os.O_RDONLY | os.O_DIRECT)
 begun = time.monotonic()
 for at in range(0, int(size), 4096):
@@ -174,8 +175,8 @@ class Node:
     def read_bytes(self, number: str) -> int:
         """What the kernel has counted."""
         if self.is_v2:
-            words = self.lines("io.stat").get(number, "rbytes=0").split()
-            return next(int(word[7:]) for word in words if word.startswith("rbytes="))
+            words = self.lines("io.stat").get(number, "").split()
+            return sum(int(word[7:]) for word in words if word.startswith("rbytes="))
         text = (self.root / self.cgroup[1:] / "blkio.throttle.io_service_bytes").read_text()
         return sum(int(line.split()[2]) for line in text.splitlines() if line.startswith(f"{number} Read"))
 
