@@ -187,13 +187,31 @@ class BalloonCpus:
             # 2. CPUs that no other has a better claim to, in the smallest region that has enough of them.
             for pool, more in self._pools(kind, have, count, free, kept_for_others):
                 keep = have | more if more else have
-                if kind.loads:
-                    keep, pool = self.loads.preferred(kind, keep, pool, count, loaded)
-                for region in self._regions(kind, keep, pool, count, container):
-                    found = self._pick((pool & region) | keep, count, smt, keep, cost)
-                    if found and len(found) == kind.within_limit(len(found)):
-                        return found
+                choices = (
+                    self._apart(kind, keep, pool, count, loaded, container) if kind.loads else ((keep, pool),)
+                )
+                for held, left in choices:
+                    for region in self._regions(kind, held, left, count, container):
+                        found = self._pick((left & region) | held, count, smt, held, cost)
+                        if found and len(found) == kind.within_limit(len(found)):
+                            return found
         return have
+
+    def _apart(
+        self,
+        kind: BalloonType,
+        have: frozenset[int],
+        pool: frozenset[int],
+        count: int,
+        loaded: Loaded,
+        container: Optional[Container],
+    ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+        """The CPUs it must take and those it chooses from, apart from what others load; near its devices first."""
+        regions = self._around_devices(kind, container)
+        near = next((pool & each for each in regions if len(have | (pool & each)) >= count), pool)
+        yield self.loads.preferred(kind, have, near, count, loaded)
+        if near != pool:
+            yield self.loads.preferred(kind, have, pool, count, loaded)
 
     def _grown_by_parts(
         self,
@@ -308,11 +326,7 @@ class BalloonCpus:
             yield frozenset().union(*touched)
             yield from (domain.cpus for domain in reversed(self.topology.domains) if have <= domain.cpus)
             return
-        for device in kind.prefer_close_to_devices:
-            if device.startswith(POD_RESOURCE):
-                yield from self._around_nodes(_given(container, device[len(POD_RESOURCE) :]))
-            else:
-                yield from self._around_device(device)
+        yield from self._around_devices(kind, container)
         if kind.allocator_topology_balancing:
             yield self._emptiest(kind, pool, count).cpus
         yield self.topology.root.cpus
@@ -385,6 +399,14 @@ class BalloonCpus:
             yield part, theirs
 
     # ------------------------------------------------------------------ devices
+
+    def _around_devices(self, kind: BalloonType, container: Optional[Container]) -> Iterator[frozenset[int]]:
+        """The CPUs near its devices, the first device first."""
+        for device in kind.prefer_close_to_devices:
+            if device.startswith(POD_RESOURCE):
+                yield from self._around_nodes(_given(container, device[len(POD_RESOURCE) :]))
+            else:
+                yield from self._around_device(device)
 
     def _around_device(self, device: str) -> Iterator[frozenset[int]]:
         """The CPUs near a device, then those of ever more NUMA nodes around it; nothing where it is not known."""

@@ -111,6 +111,16 @@ def test_of_two_loads_the_first_counts_most() -> None:
     assert parse_cpus(own) <= topology(HYGON_7285_2S).at("socket")[1].cpus
 
 
+def test_it_is_near_its_device_rather_than_apart_from_a_load_and_apart_there() -> None:
+    device = "/sys/devices/system/node/node0"
+    other = BalloonType("other", namespaces=("web",), prefer_close_to_devices=(device,), loads=("avx",))
+    near = replace(BUSY, prefer_close_to_devices=(device,))
+    pools = Pools(HYGON_7285_2S, near, other, loads=avx("l3cache"))
+    assert owns(pools, 1, namespace="web") == ["0,64"]
+    # Of the two L3s of the node first the other one, then those of the node all the same.
+    assert owns(pools, 3) == ["4,68", "1,65", "5,69"]
+
+
 # ---------------------------------------------------------------------- where that is not to be had
 
 
