@@ -471,7 +471,7 @@ class Planning:
         low, high = rounded(policy.table, want.low, want.high)
         is_low, is_high = policy.limits
         there_low, there_high = (
-            int(self._without_us(policy, name, str(khz)))
+            int(text) if (text := self._without_us(policy, name, "")).isdecimal() else khz
             for name, khz in zip((_MINIMUM, _MAXIMUM), policy.limits)
         )
         if low is None and high is not None and there_low >= high:

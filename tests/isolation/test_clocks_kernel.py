@@ -37,6 +37,8 @@ from tests.machines import OFFLINE_CPUS, ONE_CPU, UNEVEN_CCX, VM_NO_CACHE_INFO, 
 from tests.scenes import make_container, make_pod, topology
 from tests.vm.guest.clock_rules import differences
 
+#: By hand more: CRI_RESMGR_SEEDS=200.
+SEEDS = int(os.environ.get("CRI_RESMGR_SEEDS", "16"))
 NAMES = ("fast", "slow", "plain", "odd")
 GOVERNORS = ("", "performance", "powersave", "schedutil")
 LIMITS = (
@@ -241,7 +243,7 @@ def _khz(asked: object, nothing: int) -> int:
     return 0 if asked is not None else nothing
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_seen_is_wanted_and_all_is_put_back(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
