@@ -86,14 +86,16 @@ def lowered(quota_us: int, burst_us: int) -> Optional[int]:
     return quota_us if 0 < quota_us < burst_us else None
 
 
-def pod_quota(old_us: int, container_old_us: int, container_new_us: int) -> int:
-    """The quota that kubelet writes to a pod's cgroup after a container's went down; -1: none.
+def pod_quota(pod_us: int, changes: Iterable[tuple[int, int]]) -> int:
+    """The quota that kubelet writes to a pod's cgroup after those of its containers; -1: none.
 
-    Kubelet resizes containers first where the sum goes down (doPodResizeAction).
+    ``changes``: of each container that is resized the quota of before and the new one; below 1 = none. Kubelet resizes
+    containers first where the sum goes down (doPodResizeAction); what goes up is not counted, as it may come later.
     """
-    if old_us <= 0 or container_old_us <= 0 or container_new_us <= 0:
-        return old_us
-    return max(old_us - max(container_old_us - container_new_us, 0), 1)
+    if pod_us <= 0:
+        return pod_us
+    falls = (max(old_us - new_us, 0) for old_us, new_us in changes if old_us > 0 and new_us > 0)
+    return max(pod_us - sum(falls), 1)
 
 
 # ---------------------------------------------------------------------- batch

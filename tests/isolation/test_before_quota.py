@@ -28,7 +28,7 @@ class Follower:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.told: list[tuple[str, int, bool, str]] = []
+        self.told: list[tuple[str, int, str, str]] = []
         self.is_inside, self.may_end = False, threading.Event()
         self.may_end.set()
         self.error: Optional[Exception] = None
@@ -39,8 +39,8 @@ class Follower:
         self.is_inside = False
         yield Setting(self.name, f"file:{self.file}", "100")
 
-    def before_quota(self, path: str, quota_us: int, ours: Collection[str], is_pod: bool = False) -> None:
-        self.told.append((path, quota_us, is_pod, self.file.read_text().split()[0]))
+    def before_quota(self, path: str, quota_us: int, ours: Collection[str], pod: str = "") -> None:
+        self.told.append((path, quota_us, pod, self.file.read_text().split()[0]))
         if self.error is not None:
             raise self.error
 
@@ -90,17 +90,18 @@ async def ended(task: asyncio.Future[None]) -> None:
 async def test_the_cgroup_of_the_container_or_of_the_pod_is_told(make: Make) -> None:
     node = make()
     key = node.start(Qos.GUARANTEED)
-    pod = node.engine.grants[key].container.pod
-    pod = replace(pod, cgroup_parent="/kubepods/pod1")
+    grant = node.engine.grants[key]
+    pod = replace(grant.container.pod, cgroup_parent="/kubepods/pod1")
     node.engine.add_pod(pod)
+    node.engine.put(replace(grant, container=replace(grant.container, pod=pod)))
     node.services.reconciler._paths[key] = "/kubepods/pod1/c"
     task = await running(node)
     await node.isolation.before_quota(key, 50)
     await node.isolation.before_quota(pod.id, 70)
     await node.isolation.before_quota("another", 50)
     assert follower_of(node).told == [
-        ("/kubepods/pod1/c", 50, False, "100"),
-        ("/kubepods/pod1", 70, True, "100"),
+        ("/kubepods/pod1/c", 50, "/kubepods/pod1", "100"),
+        ("/kubepods/pod1", 70, "", "100"),
     ]
     await ended(task)
 
@@ -120,7 +121,7 @@ async def test_a_round_that_is_under_way_ends_first(make: Make) -> None:
     assert not follower.told and not told.done()
     follower.may_end.set()
     await told
-    assert follower.told == [("/c", 50, False, "100")]
+    assert follower.told == [("/c", 50, "", "100")]
     await ended(task)
 
 

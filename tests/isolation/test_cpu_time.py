@@ -180,13 +180,21 @@ def test_a_burst_goes_down_only_for_a_smaller_quota(
 
 
 @pytest.mark.parametrize(
-    ("pod_us", "old_us", "new_us", "wanted"),
-    [(300, 200, 50, 150), (300, 200, 250, 300), (-1, 200, 50, -1), (300, -1, 50, 300), (100, 200, 50, 1)],
+    ("pod_us", "changes", "wanted"),
+    [
+        (300, [(200, 50)], 150),
+        (300, [(100, 50), (200, 100)], 150),
+        (300, [(100, 50), (200, 290)], 250),
+        (300, [(200, 250)], 300),
+        (-1, [(200, 50)], -1),
+        (300, [(-1, 50), (100, -1)], 300),
+        (100, [(200, 50)], 1),
+    ],
 )
-def test_the_pods_quota_goes_down_by_as_much_as_the_containers(
-    pod_us: int, old_us: int, new_us: int, wanted: int
+def test_the_pods_quota_goes_down_by_as_much_as_those_of_its_containers(
+    pod_us: int, changes: list[tuple[int, int]], wanted: int
 ) -> None:
-    assert pod_quota(pod_us, old_us, new_us) == wanted
+    assert pod_quota(pod_us, changes) == wanted
 
 
 def test_containers_that_are_not_described_are_left_alone() -> None:

@@ -27,6 +27,7 @@ from cri_proxy.isolation.memory_classes import (
     within,
 )
 from cri_proxy.isolation.model import BATCH, PROTECTED, STANDARD, IsolatedContainer, Setting
+from cri_proxy.isolation.notes import MOST, some
 from policies.model import PlacementPreferences, Qos
 from tests.scenes import make_container, make_pod
 
@@ -213,3 +214,8 @@ def test_an_amount_is_a_part_or_bytes_or_everything(text: str, wanted: Amount) -
 def test_other_texts_are_no_amount(text: str) -> None:
     with pytest.raises(ValueError, match="a percentage such as"):
         read_amount(text)
+
+
+def test_of_many_sentences_some_are_told() -> None:
+    assert some(["a", "b", "a"]) == ("a", "b")
+    assert some(map(str, range(MOST + 2))) == (*map(str, range(MOST)), "and 2 more like these")

@@ -29,6 +29,7 @@ from cri_proxy.isolation.io.readings import Readings
 from cri_proxy.isolation.io.subjects import Sight
 from cri_proxy.isolation.io.tasks import is_own, pod_of
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
+from cri_proxy.isolation.notes import some
 from cri_proxy.node.cgroups import Cgroups
 
 #: How long a smaller quota that was announced is waited for, seconds; kubelet tries a refused resize again much later.
@@ -47,6 +48,8 @@ class CpuTime:
         #: By the file of a burst: a smaller quota that is on its way, and until when it is waited for.
         self._announced: dict[str, tuple[int, float]] = {}
         self._readings = Readings[CpuCgroup](clock)
+        #: By pod: its quota before its containers were resized, and theirs before and after.
+        self._changes: dict[str, tuple[int, dict[str, tuple[int, int]]]] = {}
         #: The cgroups whose quotas are on their way: they are read each round.
         self._watched: set[str] = set()
 
@@ -55,7 +58,7 @@ class CpuTime:
         self._readings.forget(*self._watched)
         pods = list(self._pods(sight))
         found, notes = cpu_settings(pods, self._ceilings(pods))
-        self._notes = tuple(notes)
+        self._notes = some(notes)
         return found
 
     def is_same(self, place: str, seen: str, value: str) -> bool:
@@ -66,16 +69,23 @@ class CpuTime:
 
     # ------------------------------------------------------------------ a smaller quota
 
-    def before_quota(self, path: str, quota_us: int, ours: Collection[str], is_pod: bool = False) -> None:
+    def before_quota(self, path: str, quota_us: int, ours: Collection[str], pod: str = "") -> None:
         """Have a burst of ours allow a quota that is about to be written, and with a container's its pod's as well.
 
-        ``path``: the cgroup of a container, or of a pod. ``ours``: the places that were written. ``quota_us`` below 1: none.
+        ``path``: the cgroup of a container, and ``pod`` that of its pod; or a pod's, and ``pod`` "". ``ours``: the places
+        that were written. ``quota_us`` below 1: none.
         """
-        cgroup, parent = self._cgroup(path), path.rpartition("/")[0]
-        self._watched |= {path} if is_pod else {path, parent}
-        if not is_pod and quota_us > 0:
-            pod = self._cgroup(parent)
-            self._announce(pod, pod_quota(pod.quota_us, cgroup.quota_us, quota_us), ours)
+        cgroup = self._cgroup(path)
+        self._watched |= {path, pod} - {""}
+        if pod:
+            of_pod = self._cgroup(pod)
+            first_us, changes = self._changes.setdefault(pod, (of_pod.quota_us, {}))
+            changes[path] = changes.get(path, (cgroup.quota_us, 0))[0], quota_us
+            wanted_us = pod_quota(first_us, changes.values())
+            if wanted_us < first_us:
+                self._announce(of_pod, wanted_us, ours)
+        else:
+            self._changes.pop(path, None)
         self._announce(cgroup, quota_us, ours)
 
     def _announce(self, cgroup: CpuCgroup, quota_us: int, ours: Collection[str]) -> None:
@@ -102,6 +112,7 @@ class CpuTime:
         }
         if not self._announced:
             self._watched.clear()
+            self._changes.clear()
         return {file: quota_us for file, (quota_us, _) in self._announced.items()}
 
     # ------------------------------------------------------------------ what is there

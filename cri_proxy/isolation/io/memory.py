@@ -24,6 +24,7 @@ from cri_proxy.isolation.memory_classes import (
     memory_wishes,
 )
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
+from cri_proxy.isolation.notes import some
 from cri_proxy.node.cgroups import Cgroups
 from policies.machine.topology import Topology
 
@@ -59,7 +60,7 @@ class Memory:
             notes,
         )
         self._readings.keep({cgroup.path for _, _, cgroup in containers} | parents)
-        self._notes = tuple(dict.fromkeys(notes))
+        self._notes = some(notes)
         return found
 
     def is_same(self, place: str, seen: str, value: str) -> bool:

@@ -260,7 +260,7 @@ class Isolation:
             path = parent if grant is None else known or (cgroups.below(parent, key) if parent else "")
             for each in followers if path else ():
                 try:
-                    each.before_quota(path, quota_us, self._originals.values.keys(), is_pod=grant is None)
+                    each.before_quota(path, quota_us, self._originals.values.keys(), parent if grant else "")
                 except Exception:
                     self._services.log.error("a burst was not changed", cgroup=path, exc_info=True)
 

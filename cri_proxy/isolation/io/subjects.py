@@ -78,10 +78,11 @@ class QuotaFollower(Protocol):
 
     name: str
 
-    def before_quota(self, path: str, quota_us: int, ours: Collection[str], is_pod: bool = False) -> None:
+    def before_quota(self, path: str, quota_us: int, ours: Collection[str], pod: str = "") -> None:
         """A container or a pod (``path``: its cgroup) is about to get a quota in microseconds; below 1 = none.
 
-        ``ours``: the places that were written. Called in the round's thread; it may block.
+        ``pod``: of a container the pod's cgroup, else "". ``ours``: the places that were written. Called in the round's
+        thread; it may block.
 
         :raises OSError: the kernel refuses.
         """

@@ -97,11 +97,14 @@ class RuncNode:
     def resize(self, each: IsolatedContainer, quota_us: int) -> None:
         """A CPU limit is resized through the daemon: what is before it, then runc, then the pod's cgroup by kubelet."""
         old_us, pod_us = self.cgroups.quota_us(self.path(each)), self.cgroups.quota_us(self.pod)
-        self.subject.before_quota(self.path(each), quota_us, self.originals.values.keys())
+        self.announce(each, quota_us)
         self.round()  # one that was begun before, and one that comes before the runtime is there
         self.update(each, "--cpu-quota", str(quota_us))
         if pod_us > 0:
             self.pod_quota(pod_us - (old_us - quota_us))
+
+    def announce(self, each: IsolatedContainer, quota_us: int) -> None:
+        self.subject.before_quota(self.path(each), quota_us, self.originals.values.keys(), self.pod)
 
     def pod_quota(self, quota_us: int) -> None:
         if self.cgroups.is_v1:
@@ -230,11 +233,28 @@ def test_a_pods_burst_goes_down_by_one_of_its_containers(node: RuncNode) -> None
     assert (node.value(node.burst), node.value(node.burst, other.key)) == ("130000", "100000")
 
 
+def test_kubelet_may_resize_all_containers_of_a_pod_before_the_pod(node: RuncNode) -> None:
+    one, other, third = (node.start(name, PROTECTED, Qos.GUARANTEED, 100_000) for name in "abc")
+    node.pod_quota(300_000)
+    node.round()
+    for each, quota_us in ((one, 40_000), (other, 70_000), (one, 40_000), (third, 110_000)):
+        node.announce(each, quota_us)
+        node.round()
+    node.update(one, "--cpu-quota", "40000")
+    node.update(other, "--cpu-quota", "70000")
+    node.round()
+    node.pod_quota(210_000)
+    node.update(third, "--cpu-quota", "100000")
+    node.subject.before_quota(node.pod, 150_000, node.originals.values.keys())
+    node.pod_quota(150_000)
+    assert not node.round().refusals and node.value(node.burst) == "150000"
+
+
 def test_a_resize_that_does_not_come_leaves_the_burst_down_for_a_while_only(node: RuncNode) -> None:
     each = node.start("a", PROTECTED, Qos.GUARANTEED, 100_000)
     node.round()
     assert isinstance(node.subject, QuotaFollower)
-    node.subject.before_quota(node.path(each), 40_000, node.originals.values.keys())
+    node.announce(each, 40_000)
     for _ in range(2):
         node.round()
         assert node.value(node.burst, each.key) == "40000"
@@ -246,7 +266,7 @@ def test_a_burst_of_another_program_is_left_alone(node: RuncNode) -> None:
     each = node.start("a", STANDARD, Qos.GUARANTEED, 100_000)
     (node.cpu / each.key / node.burst).write_text("70000")
     node.round()
-    node.subject.before_quota(node.path(each), 40_000, node.originals.values.keys())
+    node.announce(each, 40_000)
     assert node.value(node.burst, each.key) == "70000"
 
 
