@@ -33,6 +33,7 @@ from cri_proxy.isolation.scheduling import (
     THREADS,
     Attributes,
     CpuAttributes,
+    Decision,
     IoAttributes,
     SchedulingClass,
     SchedulingSection,
@@ -132,7 +133,9 @@ class ThreadScheduling:
             parent = self._parent_of(path)
             if parent:
                 try:
-                    return write_attributes(self._kernel.read(parent))
+                    words = write_attributes(self._kernel.read(parent))
+                    read_attributes(words)  # of a policy that this version knows
+                    return words
                 except (OSError, ValueError):
                     continue
         return write_attributes(Attributes())
@@ -245,6 +248,7 @@ class _Setting:
         self._wanted = wanted
         self._known = known
         self._refused: set[str] = set()
+        self._decided: dict[Attributes, Decision] = {}
         self.error: Optional[OSError] = None
         self.threads = self.own = self.count = 0
 
@@ -260,7 +264,9 @@ class _Setting:
             except OSError as error:
                 self.error = error
                 return True
-            found = decide(seen, self._wanted, self._known)
+            found = self._decided.get(seen)
+            if found is None:
+                found = self._decided[seen] = decide(seen, self._wanted, self._known)
             self.threads += 1
             self.own += found.is_own
             is_set = False

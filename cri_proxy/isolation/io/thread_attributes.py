@@ -51,6 +51,8 @@ _ATTR, _READ_BYTES = struct.Struct("=IIQiIQQQ"), 56
 #: ioprio_set(2): what is meant is a thread, and where the class is in the number.
 _WHO_PROCESS, _CLASS_SHIFT = 1, 13
 _NS_PER_US = 1000
+#: As many different attributes are kept as they were read.
+_KEPT = 256
 _POLICY_OF = {number: name for name, number in POLICIES.items()}
 _IO_CLASS_OF = {number: name for name, number in IO_CLASSES.items()}
 
@@ -60,29 +62,21 @@ class Kernel:
 
     def __init__(self, machine: str = os.uname().machine) -> None:
         self._numbers = _CALLS.get(machine)
+        self._read: dict[tuple[bytes, int], Attributes] = {}
         self._call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).syscall
 
     def read(self, thread: int) -> Attributes:
-        """What a thread has."""
-        numbers = self._known()
-        buffer = ctypes.create_string_buffer(_READ_BYTES)
+        """What a thread has; most have the same, which is one object then."""
+        numbers, buffer = self._known(), ctypes.create_string_buffer(_READ_BYTES)
         self._checked(numbers.sched_getattr, thread, buffer, _READ_BYTES, 0)
-        _, policy, flags, nice, priority, runtime, deadline, period = _ATTR.unpack_from(buffer.raw)
-        name = _POLICY_OF.get(policy, f"policy {policy}")
-        is_deadline = policy == POLICIES["deadline"]
-        cpu = CpuAttributes(
-            name,
-            nice if name in NICE else 0,
-            priority,
-            # Of other policies newer kernels tell the length of a slice there.
-            runtime // _NS_PER_US if is_deadline else 0,
-            deadline // _NS_PER_US if is_deadline else 0,
-            period // _NS_PER_US if is_deadline else 0,
-            frozenset(each for each, number in FLAGS.items() if flags & number),
-        )
         number = self._checked(numbers.ioprio_get, _WHO_PROCESS, thread)
-        cls = _IO_CLASS_OF.get(number >> _CLASS_SHIFT, "none")
-        return Attributes(cpu, IoAttributes(cls, number & 7 if cls in ("rt", "be") else 0))
+        key = buffer.raw, number
+        found = self._read.get(key)
+        if found is None:
+            if len(self._read) >= _KEPT:
+                self._read.clear()
+            found = self._read[key] = _attributes(buffer.raw, number)
+        return found
 
     def set_cpu(self, thread: int, cpu: CpuAttributes, seen: CpuAttributes) -> None:
         """Give a thread other attributes of CPUs than those it was seen with."""
@@ -117,3 +111,22 @@ class Kernel:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return result
+
+
+def _attributes(raw: bytes, number: int) -> Attributes:
+    """Of struct sched_attr, and an I/O priority as a number."""
+    _, policy, flags, nice, priority, runtime, deadline, period = _ATTR.unpack_from(raw)
+    name = _POLICY_OF.get(policy, f"policy {policy}")
+    is_deadline = policy == POLICIES["deadline"]
+    cpu = CpuAttributes(
+        name,
+        nice if name in NICE else 0,
+        priority,
+        # Of other policies newer kernels tell the length of a slice there.
+        runtime // _NS_PER_US if is_deadline else 0,
+        deadline // _NS_PER_US if is_deadline else 0,
+        period // _NS_PER_US if is_deadline else 0,
+        frozenset(each for each, bit in FLAGS.items() if flags & bit),
+    )
+    cls = _IO_CLASS_OF.get(number >> _CLASS_SHIFT, "none")
+    return Attributes(cpu, IoAttributes(cls, number & 7 if cls in ("rt", "be") else 0))
