@@ -169,6 +169,7 @@ def read_config(
     errors += _shared_sockets(config)
     remarks += _unused_classes(config)
     remarks += _unknown_loads(config)
+    remarks += _unknown_scheduling(config)
     if topology_cpus is not None:
         _compare_cpus(config, topology_cpus, errors, remarks)
     if strict:
@@ -413,6 +414,20 @@ def _unknown_loads(config: Config) -> list[Remark]:
         for spec in config[_TYPES]
         for load in spec.type.loads
         if load not in classes
+    ]
+
+
+def _unknown_scheduling(config: Config) -> list[Remark]:
+    """Scheduling classes of balloon types that there are none of; where there is no section at all nothing is looked for."""
+    section, place = config["control.scheduling"], config.origins[_TYPES]
+    asked = {spec.type.name: spec.type.scheduling_class for spec in config[_TYPES]}
+    return [
+        Remark(
+            f"{place}: type {name} has the scheduling class {show_key(cls)}, expected one of control.scheduling; it counts for "
+            "nothing"
+        )
+        for name, cls in asked.items()
+        if section is not None and cls and cls not in section.classes
     ]
 
 

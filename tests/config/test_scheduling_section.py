@@ -114,3 +114,11 @@ def test_what_has_no_effect_is_said() -> None:
     assert read(one("policy: deadline, runtime: 1, period: 9") + ON).warnings == (
         'c.yaml:1: schedulingClasses "a" has the policy deadline without the flag reset-on-fork; what has it cannot fork',
     )
+
+
+def test_a_balloon_type_that_names_no_class_of_the_section_is_told() -> None:
+    text = f"{one('nice: 1')}{ON}\nballoonTypes: [{{name: x, schedulingClass: a}}, {{name: y, schedulingClass: b}}]"
+    (said,) = read(text).warnings
+    assert said.endswith(
+        "type y has the scheduling class b, expected one of control.scheduling; it counts for nothing"
+    )
