@@ -423,8 +423,8 @@ def _unknown_scheduling(config: Config) -> list[Remark]:
     asked = {spec.type.name: spec.type.scheduling_class for spec in config[_TYPES]}
     return [
         Remark(
-            f"{place}: type {name} has the scheduling class {show_key(cls)}, expected one of control.scheduling; it counts for "
-            "nothing"
+            f"{place}: type {name} has the scheduling class {show_key(cls)}, expected one of control.scheduling; it counts "
+            "for nothing"
         )
         for name, cls in asked.items()
         if section is not None and cls and cls not in section.classes
