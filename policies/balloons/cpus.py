@@ -103,9 +103,8 @@ class BalloonCpus:
             for number in range(self.first(plain) if not self.composites.banned(plain) else 0):
                 kind = self.composites.kind(plain, number)
                 region = self.region(kind, number)
-                least = kind.size_for(0) if any(p.kind.min_cpus for p in kind.parts) else kind.min_cpus
                 cpus = self.grown(
-                    kind, NO_CPUS, least, free if region is None else free & region, loaded=loaded
+                    kind, NO_CPUS, self.least(kind), free if region is None else free & region, loaded=loaded
                 )
                 if cpus:
                     found[name_of(kind, number)] = cpus
@@ -357,6 +356,10 @@ class BalloonCpus:
         return (len(self.topology.nodes_of(cpus)), touched) if cpus else (len(self.topology.cpus), 0)
 
     # ------------------------------------------------------------------ parts
+
+    def least(self, kind: BalloonType) -> int:
+        """The CPUs without which a balloon does not begin."""
+        return kind.size_for(0) if any(part.kind.min_cpus for part in kind.parts) else kind.min_cpus
 
     def shares(self, kind: BalloonType, count: int) -> tuple[int, ...]:
         """How many of a composite balloon's CPUs are of each part: evenly, but for the limits of the parts. No part of more

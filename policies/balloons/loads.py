@@ -22,16 +22,15 @@ class Loads:
     """The load classes on one machine. A class that is not there is no load of anything."""
 
     def __init__(self, topology: Topology, classes: tuple[LoadClass, ...]) -> None:
+        self._topology = topology
         self._classes = {load.name: load for load in classes}
         self._domains = {level: _domains(topology, level) for level in {load.level for load in classes}}
 
     def overloads(self, kind: BalloonType) -> bool:
-        """Whether CPUs of one balloon are to be of different domains. Of a core with a hidden thread only one runs."""
-        return bool(kind.loads) and any(
-            self._classes[name].overloads and not (kind.hide_hyperthreads and self._classes[name].level == "core")
-            for name in kind.loads
-            if name in self._classes
-        )  # fmt: skip
+        """Whether the CPUs of a balloon are to be of different domains, and not whole cores: it hides no threads."""
+        if kind.hide_hyperthreads:
+            return False
+        return any(self._classes[name].overloads for name in kind.loads if name in self._classes)
 
     def around(self, name: str, cpus: Iterable[int]) -> frozenset[int]:
         """All CPUs of the domains that some CPUs load."""
@@ -67,7 +66,7 @@ class Loads:
             if len(taken) + len(group) >= count:
                 return taken, taken | group
             taken |= group
-        return have, have | pool
+        return have, pool
 
     def _overloaded(
         self, name: str, kind: BalloonType, have: frozenset[int], pool: frozenset[int], loaded: Loaded
@@ -82,6 +81,8 @@ class Loads:
         first: dict[frozenset[int], int] = {}
         for cpu in (*sorted(pool - others - beside), *sorted((pool & others) - beside)):
             first.setdefault(domain_of[cpu], cpu)
+        if kind.hide_hyperthreads:  # whole cores, of which one thread runs
+            return (pool.difference(*[self._topology.core_mates(cpu) for cpu in first.values()]),)
         return (pool.difference(first.values()),)
 
 

@@ -262,7 +262,10 @@ class Balloons(Policy):
             number = self._cpus.composites.number(kind, numbers, there)
             fresh = Balloon(self._cpus.composites.kind(kind, number), number, NO_CPUS)
         # 3. One that cannot have its least number of CPUs does not begin.
-        if len(ask.idle) < kind.min_cpus:
+        if kind.components:
+            of_kind = [b for b in of_kind if b.group or self._cpus.least(b.kind) <= len(ask.idle)]
+            fresh = fresh if fresh and self._cpus.least(fresh.kind) <= len(ask.idle) else None
+        elif len(ask.idle) < kind.min_cpus:
             of_kind, fresh = [b for b in of_kind if b.group], None
         may_join = [
             b for b in of_kind if not b.cpus or self._lets_run(b.kind, b.cpus, ask.container, ask.inside)

@@ -120,6 +120,14 @@ def test_where_too_few_cpus_are_left_the_parts_have_what_there_is_and_it_says_so
     assert not decision.fits and len(decision.placement.cpus) == 8
 
 
+def test_one_whose_parts_cannot_have_their_least_cpus_does_not_begin() -> None:
+    kinds = (replace(BOTH, components=("least", "least")), BalloonType("least", min_cpus=4))
+    pools = Pools(VM_NO_CACHE_INFO, *kinds, replace(PLAIN, namespaces=("plain",)))
+    pools.put(asks("other", 1, "plain"))
+    decision = pools.put(asks("a", 1))
+    assert decision.why.startswith("no balloon of type both has a CPU it may use") and not decision.fits
+
+
 def test_a_component_is_a_type_of_its_own_besides(pools) -> None:
     pools.put(asks("a", 4))
     annotated = asks("b", 2, "elsewhere")

@@ -13,6 +13,7 @@ from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from tests.machines import (
     ALL_MACHINES,
     ALTRA_1S,
+    CACHE_IDS_ODD,
     E_CORES_1S,
     EPYC_NPS1_1S,
     HYGON_7285_2S,
@@ -121,6 +122,15 @@ def test_it_is_near_its_device_rather_than_apart_from_a_load_and_apart_there() -
     assert owns(pools, 3) == ["4,68", "1,65", "5,69"]
 
 
+def test_of_a_domain_that_it_has_one_cpu_of_that_is_one_without_its_other_loads() -> None:
+    kind = replace(BUSY, loads=("memory", "avx"))
+    other = BalloonType("other", namespaces=("web",), loads=("avx",), prefer_spread_on_physical_cores=True)
+    classes = (LoadClass("memory", "package", overloads=True), *avx("core"))
+    pools = Pools(CACHE_IDS_ODD, kind, other, loads=classes)
+    (loading,), (own,) = owns(pools, 1, request=1, namespace="web"), owns(pools, 1, request=1)
+    assert (loading, own) == ("0", "2")
+
+
 # ---------------------------------------------------------------------- where that is not to be had
 
 
@@ -167,6 +177,19 @@ def test_a_balloon_that_shrinks_leaves_the_domains_that_others_load() -> None:
     pools.remove("db0")
     l3s = [domain.cpus & parse_cpus(pools.own("db1")) for domain in pools.node.topology.at("l3")]
     assert len(whole) == 24 and max(map(len, l3s)) == 1
+
+
+@pytest.mark.parametrize(
+    ("level", "hides", "size"),
+    [("core", False, 3), ("core", True, 4), ("l3cache", False, 3), ("l3cache", True, 4)],
+)
+def test_one_that_overloads_grows_by_cpus_unless_threads_are_hidden(
+    level: str, hides: bool, size: int
+) -> None:
+    pools = Pools(HYGON_7285_2S, replace(BUSY, hide_hyperthreads=hides), loads=avx(level, overloads=True))
+    own = pools.put(asks("a", 3)).placement.exclusive
+    cores = {pools.node.topology.core_of[cpu] for cpu in own}
+    assert (len(own), len(cores)) == (size, 2 if hides else 3)
 
 
 def test_hidden_threads_load_no_core() -> None:
