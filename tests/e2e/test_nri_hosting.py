@@ -209,7 +209,7 @@ async def test_a_block_io_class_that_the_runtime_has_not_fails_the_create(hostin
         _, details = await problem_of(node.kubelet.create(pod, "main"))
         ours = (
             'cri-resmgr: plugin "10-foo" asked for BlockioClass: the runtime has no annotation for "slow", and CRI '
-            "no field"
+            "no field; isolation.disks: enforce, with a class of that name in control.blockio, does it"
         )
         assert ("refusing to set blockio class" in details) if knows else (details == ours)
         assert await node.direct.list_containers() == []
