@@ -190,10 +190,10 @@ class Engine(State):
 
     @_transition
     def heard(self, container_id: str, asked: Mapping[str, str]) -> None:
-        """NRI plugins have asked for this in the create of a container (``ContainerRecord.asked``)."""
+        """NRI plugins have asked for this of a container (``ContainerRecord.asked``), beside what they have before."""
         grant = self.grants.get(container_id)
         if grant is not None:
-            self.put(replace(grant, asked=tuple(sorted(asked.items()))))
+            self.put(replace(grant, asked=tuple(sorted({**dict(grant.asked), **asked}.items()))))
 
     @_transition
     def started(self, container_id: str) -> None:

@@ -73,8 +73,8 @@ class ContainerRecord:
     not ``placement.mems``, as far as it was looked at; ``memory_charge``, bytes by NUMA node, is what it is charged when
     that is not ``placement.memory_charge``: its limit there, or without one what it was last seen to hold. ``moved_s``:
     when a plan has moved it last, 0 = never. ``isolation``: what it is to others, protected, standard or batch, and
-    ``isolation_why`` what says so; "" where no subject of isolation is on. ``asked``: what NRI plugins have asked for in the
-    create that isolation does and CRI cannot say, by the names of PlacementPreferences' fields, and scheduling.
+    ``isolation_why`` what says so; "" where no subject of isolation is on. ``asked``: what NRI plugins have asked for
+    that isolation does and CRI cannot say, by the names of PlacementPreferences' fields, and scheduling.
     ``turbo_us``: the CPU quota, in microseconds of its period, that it is to have for a while instead of its own, 0 = its
     own; ``turbo_top_us``: the most of it that it may still have, 0 = it is known to have its own. Its limit stays.
     """

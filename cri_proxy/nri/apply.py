@@ -398,15 +398,22 @@ def resources_of(
     site: NodeCapabilities,
     report: Report,
     current: Optional[nri.LinuxResources] = None,
+    heard: Optional[dict[str, str]] = None,
 ) -> cri.LinuxContainerResources:
     """What an UpdateContainerResources must set for an update; numbers of 0 change nothing.
 
     Lay it over the container's resources, or append it to the caller's own request. ``current``: as for ``translate``.
+    ``heard``: gets what isolation does of it (``ContainerRecord.asked``).
     """
     asked, had = update.linux.resources, nri.LinuxResources() if current is None else current
     for name, field in (("blockio_class", nri.BlockioClass), ("rdt_class", nri.RdtClass)):
-        if asked.HasField(name) and getattr(asked, name) != getattr(had, name):
-            report(name, field, "", "CRI can set a class only when a container is created")
+        if not asked.HasField(name) or getattr(asked, name) == getattr(had, name):
+            continue
+        if heard is not None and site.hears(name, getattr(asked, name).value):
+            heard[name] = getattr(asked, name).value
+        else:
+            why = f"CRI can set a class only when a container is created; {ISOLATED[name]}"
+            report(name, field, "", why)
     if any(rule not in had.devices for rule in asked.devices):
         report("device_rules", nri.Devices, "", "CRI cannot change the rules for devices")
     return translate(asked, site, report, current).linux

@@ -263,7 +263,7 @@ class UpdateContainer(HostedCall):
         await self.context.dispatcher.apply_others(others)
         if not own:
             return b""
-        linux = pod_view.expression.resources(own[-1], container.message)
+        linux = pod_view.expression.resources(own[-1], container.message, container_id=self.container_id)
         return bytes(cri.UpdateContainerResourcesRequest(linux=linux).SerializeToString())
 
     async def after(self, end: CallEnd, code: int) -> None:

@@ -27,6 +27,7 @@ from cri_proxy.config.options.nri_capabilities import (
     is_rejected,
 )
 from cri_proxy.config.options.table import BY_KEY
+from cri_proxy.engine.model import LEFT_ALONE, ContainerRecord
 from cri_proxy.node.mounts import Mounts
 from cri_proxy.nri.apply import Applied, apply, resources_of
 from cri_proxy.nri.draft import MergedAdjustment
@@ -168,11 +169,16 @@ class Capabilities:
         return applied
 
     def resources(
-        self, update: nri.ContainerUpdate, container: Optional[nri.Container] = None, plugin: str = ""
+        self,
+        update: nri.ContainerUpdate,
+        container: Optional[nri.Container] = None,
+        plugin: str = "",
+        container_id: str = "",
     ) -> cri.LinuxContainerResources:
         """An update as CRI resources. ``plugin``: which has asked for it, "" where that is not known.
 
-        ``container``: as plugins know it; a value that it has already passes.
+        ``container``: as plugins know it; a value that it has already passes. ``container_id``: the runtime's; what
+        isolation does of the update is in the container's record then.
 
         :raises PluginRefused: CRI cannot express a value that must not be left out.
         """
@@ -182,10 +188,22 @@ class Capabilities:
             found.append(Unsupported(name, plugin, field_text(field, key), why))
 
         current = None if container is None else container.linux.resources
-        linux = resources_of(update, site, report, current)
+        heard: dict[str, str] = {}
+        grant = self._isolated(container_id)
+        linux = resources_of(update, site, report, current, None if grant is None else heard)
         rejected = [each for each in found if is_rejected(each, site)]
         self._refuse(update.container_id, rejected, [each for each in found if each not in rejected])
+        engine = self._services.node_state.active()
+        if heard and engine is not None:
+            engine.heard(container_id, heard)
+            self._services.node_state.save()
         return linux
+
+    def _isolated(self, container_id: str) -> Optional[ContainerRecord]:
+        """The record of a container that isolation treats."""
+        engine = self._services.node_state.active()
+        grant = None if engine is None else engine.grants.get(container_id)
+        return None if grant is None or grant.stance in LEFT_ALONE else grant
 
     def _refuse(self, key: str, rejected: Sequence[Unsupported], warned: Sequence[Unsupported]) -> None:
         for lacking in warned:

@@ -284,7 +284,9 @@ class PodView:
         :raises AnswerFailed: the runtime's error, or the engine's refusal; the runtime is asked for nothing then.
         """
         known = self.pod_cache.containers.get(container_id)
-        linux = self.expression.resources(update, None if known is None else known.message, plugin)
+        linux = self.expression.resources(
+            update, None if known is None else known.message, plugin, container_id
+        )
         request = cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         message = request.SerializeToString()
         if not self._runtime.api:

@@ -7,8 +7,23 @@ from pathlib import Path
 import pytest
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_proxy.config.config import read_config
 from cri_proxy.config.options.nri_capabilities import CLASSES, REACTIONS, Cdi, Reaction
-from cri_proxy.nri.io.host.capabilities import DEV, SYS_DEV, HostFiles, cdi_of, classes_of, reactions
+from cri_proxy.nri.io.host.capabilities import (
+    DEV,
+    SYS_DEV,
+    Capabilities,
+    HostFiles,
+    cdi_of,
+    classes_of,
+    isolated_by,
+    reactions,
+)
+from cri_proxy.nri.io.host.host import PluginRefused
+from cri_proxy.text.sources import SettingsSource
+from policies.model import NO_CONSTRAINT
+from tests.daemon.parts import parts
+from tests.scenes import make_container
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="Only root makes devices.")
 NULL = nri.LinuxDevice(path="/dev/zilch", type="c", major=1, minor=3)
@@ -104,3 +119,42 @@ def test_what_is_set_to_be_warned_of_goes_before_the_default() -> None:
     assert reactions([]) == REACTIONS
     found = reactions(["rlimits"])
     assert (found["rlimits"], found["hooks"]) == (Reaction.WARN, Reaction.REJECT)
+
+
+CLASSES_OF_ALL = """\
+control:
+  rdt: {enable: true, partitions: {p: {l3Allocation: 100%, classes: {gold: {l3Allocation: 50%}}}}}
+  blockio: {classes: {slow: [{Weight: 10}]}}
+"""
+
+
+def test_isolation_does_what_is_enforced_and_of_classes_those_that_are_configured() -> None:
+    def of(isolation: str) -> set[str]:
+        loaded = read_config([SettingsSource("c.yaml", f"{CLASSES_OF_ALL}isolation: {{{isolation}}}")])
+        found = isolated_by(loaded.config)
+        return {*found, *(cls for classes in found.values() for cls in classes)}
+
+    assert of("caches: observe, disks: observe, scheduling: observe") == set()
+    assert of("bandwidth: enforce") == {"rdt_class", "gold", "system/default"}
+    assert of("disks: enforce, scheduling: enforce") == {"blockio_class", "slow", "scheduler", "io_priority"}
+
+
+async def test_a_class_that_an_update_asks_for_is_the_containers_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = parts(tmp_path, monkeypatch)
+    settings = f"{CLASSES_OF_ALL}isolation: {{disks: enforce}}\nstate: {{directory: {tmp_path}}}"
+    services.config = read_config([SettingsSource("c.yaml", settings)]).config
+    engine = services.node_state.engine
+    assert engine is not None and services.node_state.enforcing
+    engine.bind(engine.admit(make_container("c"), NO_CONSTRAINT, 0.0).ticket, "key", 0.0)
+    update = nri.ContainerUpdate(container_id="as plugins know it")
+    update.linux.resources.blockio_class.value = "slow"
+    capabilities = Capabilities(services)
+    assert capabilities.resources(update, container_id="key").ByteSize() == 0
+    assert engine.grants["key"].asked == (("blockio_class", "slow"),)
+    for cls, key in (("fast", "key"), ("slow", "of no record")):
+        update.linux.resources.blockio_class.value = cls
+        with pytest.raises(PluginRefused, match="only when a container is created; isolation.disks: enforce"):
+            capabilities.resources(update, container_id=key)
+    assert engine.grants["key"].asked == (("blockio_class", "slow"),)
