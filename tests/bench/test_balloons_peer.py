@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -204,33 +203,47 @@ def chance_loads(random: Random) -> tuple[list[dict[str, Any]], list[dict[str, A
     return [{**kind, "loads": ["heavy"]} if kind["name"] != "c" else kind for kind in types], [heavy]
 
 
-def shared_cores(given: Mapping[int, Given], loading: set[int]) -> int:
-    """How many cores two balloons of the load share, and, of each balloon, cores that it has twice."""
+def beside(
+    before: Mapping[int, Given], after: Mapping[int, Given], loading: set[int], new: int
+) -> tuple[int, int]:
+    """Of a new balloon with the load: its CPUs on cores that others load, and as many as there must be."""
     tree = THREADS.topology()
-    cores = {number: {tree.core_of[cpu] for cpu in given[number].cpus} for number in loading & given.keys()}
-    return sum(len(cores[a] & cores[b]) for a, b in combinations(cores, 2))
+    loaded = {tree.core_of[cpu] for number in loading & before.keys() for cpu in before[number].cpus}
+    taken = tree.core_mates(0).union(*[given.cpus for given in before.values()])
+    free = [cpu for cpu in tree.online - taken if tree.core_of[cpu] not in loaded]
+    own = after[new].cpus
+    return sum(tree.core_of[cpu] in loaded for cpu in own), max(0, len(own) - len(free))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_balloons_of_a_load_share_no_more_cores_than_theirs(
+async def test_balloons_of_a_load_share_no_core_that_they_need_not(
     program: Path, tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)
     types, loads = chance_loads(random)
     loading: set[int] = set()
+    requests: dict[int, int] = {}
     async with both(program, tmp_path, THREADS, types, loads) as placers:
         room = 2 * len(THREADS.topology().cores) - 2
         for one in chance_steps(random, "abc"):
             if isinstance(one, Create):
-                room -= one.cpus
-                if room < 0:
+                if sum(requests.values()) + one.cpus > room:
                     break
-                loading |= {one.number} if one.namespace != "c" else set()
+                requests[one.number] = one.cpus
+            else:
+                del requests[one.number]
+            befores = [dict(placer.given()) for placer in placers]
             for placer in placers:
                 await step(placer, one)
             theirs, ours = (placer.given() for placer in placers)
             assert sizes(ours) == sizes(theirs), (one, loads)
-            assert shared_cores(ours, loading) <= shared_cores(theirs, loading), (one, loads)
+            if isinstance(one, Create) and one.namespace != "c":
+                (their_shared, their_least), (shared, least) = (
+                    beside(before, placer.given(), loading, one.number)
+                    for before, placer in zip(befores, placers)
+                )
+                assert shared == least and their_shared >= their_least, (one, loads)
+                loading.add(one.number)
 
 
 async def test_what_differs_of_loads(program: Path, tmp_path: Path) -> None:
