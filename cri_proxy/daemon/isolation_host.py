@@ -135,9 +135,10 @@ class IsolationHost:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await wait_within(pause_s, self._raises.wait())
                 continue
-            from cri_proxy.isolation.io.turbo import QuotaTurbo
+            from cri_proxy.isolation.io.turbo import QuotaTurbo, machine_proc
 
-            self.turbo = QuotaTurbo(services, Path(services.config["topology.cgroup_root"]))
+            root = Path(services.config["topology.cgroup_root"])
+            self.turbo = QuotaTurbo(services, root, machine_proc())
             try:
                 await self.turbo.run()
             finally:

@@ -33,6 +33,9 @@ def isolation_text(document: Mapping[str, Any]) -> str:
     lines += files_text(row for row in document.get("files", ()) if not is_of_threads(row))
     lines += _section("threads", _thread_lines(document))
     lines += _section("threads scheduled by class", _scheduling_lines(document))
+    lines += _section(
+        "CPU quotas raised", (f"{row['container']}: {turbo_line(row)}" for row in _turbo_rows(document))
+    )
     lines += _section("refused", _refusal_lines(document))
     lines += _section("changed by others, and written again", _drift_lines(document.get("drift") or {}))
     lines += _section("to know", _notes(document))
@@ -80,7 +83,9 @@ def isolation_summary(document: Mapping[str, Any]) -> Optional[dict[str, Any]]:
 
 def is_off(document: Mapping[str, Any]) -> bool:
     """Whether no subject is configured, and none is at work."""
-    return all(row["configured"] == row["mode"] == OFF for row in (document.get("subjects") or {}).values())
+    rows = (document.get("subjects") or {}).values()
+    is_raising = (document.get("turbo") or {}).get("mode", OFF) != OFF
+    return not is_raising and all(row["configured"] == row["mode"] == OFF for row in rows)
 
 
 def treatment_lines(document: Mapping[str, Any], path: str) -> list[str]:

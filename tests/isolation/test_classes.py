@@ -149,7 +149,7 @@ def settings(text: str) -> Any:
 def test_containers_have_classes_where_a_subject_is_on() -> None:
     assert class_selectors(settings("")) is None
     for key in SUBJECTS:
-        on = "true" if key == "isolation.monitoring" else "observe"
+        on = {"isolation.monitoring": "true", "isolation.turbo_most": "200%"}.get(key, "observe")
         assert class_selectors(settings(f"{key}: {on}")) == ClassSelectors()
     given = 'isolation: {caches: enforce, batch: ["namespace/ci-*", qos/BestEffort], protected: []}'
     assert class_selectors(settings(given)) == ClassSelectors((), ("namespace/ci-*", "qos/BestEffort"))

@@ -36,6 +36,7 @@ from cri_proxy.isolation.turbo import (
     read_most,
 )
 from cri_proxy.job_thread import JobThread
+from cri_proxy.machine_root import below, machine_root
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
 
@@ -264,6 +265,12 @@ class QuotaTurbo:
             "period_us": 0 if quota is None else quota.period_us,
             "why": self._whys.get(record.key, ""),
         }
+
+
+def machine_proc() -> Path:
+    """The folder with the times of this machine's CPUs; that of a daemon of the tests may be another one."""
+    own = below(machine_root(), "/proc")
+    return own if (own / "stat").exists() else Path("/proc")
 
 
 def _is_able(record: ContainerRecord) -> bool:
