@@ -10,7 +10,8 @@ import pytest
 
 from cri_proxy import effects
 from cri_proxy.bounded_files import read_text
-from cri_proxy.isolation.io import writer
+from cri_proxy.isolation.io import originals, writer
+from cri_proxy.isolation.io import writer as writer_module
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals
 from cri_proxy.isolation.io.writer import FIRST_PAUSE_S, Outcome, Writer
 from cri_proxy.isolation.model import Group, Setting, Wanted
@@ -315,3 +316,24 @@ def test_a_round_between_two_looks_reads_what_has_changed_alone(
     read.clear()
     assert node.writer.apply(Plan(files=changed)).drift == {f"file:{files[7]}": 1}
     assert len(read) == 500
+
+
+def test_a_value_that_shows_a_moment_later_is_no_refusal(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limits of cpufreq are taken over by a worker of the kernel's."""
+    clock, said = tmp_path / "scaling_max_freq", ["3300000", "3300000", "3300000"]
+    clock.write_text("3300000\n")
+    monkeypatch.setattr(originals, "read_text", lambda path: said.pop() if said else clock.read_text())
+    assert node.bring(files=(setting(clock, "2500000"),)).refusals == () and not said
+
+
+def test_a_refusal_is_over_once_the_value_is_there(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = tmp_path / "scaling_max_freq"
+    clock.write_text("3300000\n")
+    monkeypatch.setattr(writer_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(originals, "read_text", lambda path: "3300000")
+    assert len(node.bring(files=(setting(clock, "2500000"),)).refusals) == 1
+    assert node.bring(files=(setting(clock, "2500000"),)).refusals == ()

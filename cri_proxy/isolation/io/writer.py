@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
@@ -56,6 +57,8 @@ from policies.frozen import frozen
 
 #: Seconds until a refusal is tried again, at first and at most.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+#: Seconds that a round waits in all for values to show that were taken, and how long at a time.
+PATIENCE_S, _PAUSE_S = 0.5, 0.005
 #: How often another program must change a value of ours until that is a warning.
 DRIFT_TOLD = 3
 #: What of values is written: as wanted, as it was before us, or nothing as it was refused.
@@ -121,6 +124,7 @@ class Writer:
         self._held: dict[str, str] = {}
         #: Of files' places that were written.
         self._subject_of: dict[str, str] = {}
+        self._patience_s = 0.0
         self._drift: Counter[str] = Counter()
         self._writes: Counter[tuple[str, str]] = Counter()
         #: Places that others share, and have written since our last write.
@@ -281,6 +285,10 @@ class Writer:
         settings = [each for each in files if is_look or self._held.get(each.place) != each.value]
         there, gone = self._read_places(settings)
         self._gone = self._originals.values.keys() & gone
+        for each in settings:  # what was refused before, and is there by now
+            if each.place in there and self._is_same(each.subject, each.place, there[each.place], each.value):
+                self._refused.pop(each.place, None)
+        self._patience_s = PATIENCE_S
         differing = [
             each
             for each in settings
@@ -365,14 +373,26 @@ class Writer:
         return found
 
     def _note_file(self, setting: Setting, before: str) -> None:
-        """What a file says after a write: the kernel may have rounded, or not have taken it."""
+        """What a file says after a write: the kernel may have rounded, or not have taken it.
+
+        Some show a value a moment later: limits of cpufreq, which a worker of the kernel's takes over.
+        """
         try:
             now = read_place(file_place(setting.place))
+            while is_still := self._is_still(setting, before, now):
+                if self._patience_s <= 0:
+                    break
+                self._patience_s -= _PAUSE_S
+                time.sleep(_PAUSE_S)
+                now = read_place(file_place(setting.place))
         except OSError:
             return  # one that can be written only
         self._set[setting.place] = setting.value, now
-        if now == before and not self._is_same(setting.subject, setting.place, now, setting.value):
+        if is_still:
             self._refuse(setting.subject, setting.place, setting.value, f"it was written, and is still {now}")
+
+    def _is_still(self, setting: Setting, before: str, now: str) -> bool:
+        return now == before and not self._is_same(setting.subject, setting.place, now, setting.value)
 
     def _refuse_once(self, setting: Setting, sentence: str) -> None:
         if self._may_try(setting.place, setting.value):

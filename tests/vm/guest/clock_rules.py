@@ -7,11 +7,14 @@ machine (clocks.py). The frequencies are those of tests/vm/acpi.py.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 _LOW, _HIGH, _GOVERNOR = "scaling_min_freq", "scaling_max_freq", "scaling_governor"
 _OK, _EINVAL, _EBUSY = "ok", "EINVAL", "EBUSY"
+#: A kernel shows limits when a worker of its own has come to them (cpufreq_notifier_max); waited for so long, seconds.
+WORKER_S = 5.0
 
 #: File, text, answer, and then the two limits and the governor.
 RULES = (
@@ -65,10 +68,9 @@ def differences(
 
     for number, (name, text, answer, state) in enumerate(RULES):
         asked(policy / name, text, answer, f"rule {number}, {name}={text}")
-        there = (
-            *(int(read(str(policy / each))) for each in (_LOW, _HIGH)),
-            read(str(policy / _GOVERNOR)).strip(),
-        )
+        end_s = time.monotonic() + WORKER_S
+        while (there := _state(policy, read)) != state and time.monotonic() < end_s:
+            time.sleep(0.01)
         if there != state:
             told.append(f"rule {number}, after {name}={text}: {there}, expected {state}")
     for text, answer, value in IDLE_RULES:
@@ -86,6 +88,11 @@ def differences(
         told.append(f"online again: {seen}, expected 2000000")
     asked(policy / _HIGH, "3000000", _OK, "online again")
     return told
+
+
+def _state(policy: Path, read: Callable[[str], str]) -> tuple[int, int, str]:
+    low, high, governor = (read(str(policy / name)).strip() for name in (_LOW, _HIGH, _GOVERNOR))
+    return int(low), int(high), governor
 
 
 def _answer(act: Callable[[], object]) -> str:
