@@ -112,7 +112,8 @@ def write_file(path: str, text: str) -> None:
     :raises OSError: the kernel refuses.
     """
     effects.before(effects.SYSTEM, path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    # With O_NONBLOCK a smaller memory.high is written at once, and what is over it is reclaimed by those that allocate.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.write(descriptor, text.encode())
     finally:
