@@ -243,6 +243,7 @@ OTHER_VALUES = {
 #: Those that say something only beside a balloon type, and those that the daemon reads itself.
 OTHERS = {
     "policy.balloons.AllocatorTopologyBalancing",
+    "policy.balloons.LoadClasses",
     "policy.balloons.PreferSpreadOnPhysicalCores",
     "placement.fail_closed_namespaces",
 }
