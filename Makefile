@@ -51,7 +51,7 @@ CRIO := conmon skopeo
 # What packages are built, looked at and installed with.
 PACKAGING := debootstrap rpm cpio rpmlint lintian e2fsprogs
 
-.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-crio e2e-cluster e2e-kubelet e2e-cri-tools resctrl-qemu e2e-vm e2e-vm-resctrl e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
+.PHONY: help setup proto compiled source demo say-demo demo-affinity demo-cluster test test-source test-39 test-arm test-long test-mutations lint peers e2e e2e-crio e2e-cluster e2e-kubelet e2e-cri-tools resctrl-qemu e2e-vm e2e-vm-resctrl e2e-vm-isolation e2e-vm-arm e2e-vm-life e2e-vm-shown e2e-vm-old bench bench-short bench-placement bench-peers bench-observer bench-affinity bench-cache-model bench-cache bench-cache-long bench-soak bench-cluster run docs packages deb rpm image chart clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -149,7 +149,7 @@ e2e-cluster: peers ## A real control plane 1.36, nodes, agents and the operator 
 
 e2e-vm: setup ## The package on a virtual Hygon machine: kernel 6.1, cgroup v2 (root)
 	@tools/debian-packages $(VIRTUAL)
-	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not places- and not shown- and not arm- and not resctrl-"
+	$(BIN)/python -m pytest -v --vm --durations=0 --durations-min=5 tests/vm -k "not old-cgroup and not life and not places- and not shown- and not arm- and not resctrl- and not subjects- and not together- and not clocks-"
 
 resctrl-qemu: setup ## A QEMU whose guests have resctrl, from Debian's source; kept in .cache (a quarter of an hour, once)
 	@tools/debian-packages $(VIRTUAL) $(QEMU)
@@ -158,6 +158,10 @@ resctrl-qemu: setup ## A QEMU whose guests have resctrl, from Debian's source; k
 e2e-vm-resctrl: setup ## On that QEMU: the kernel's resctrl as Hygon has it, and what the daemon does there; RESCTRL=ends, amd, intel: others (root)
 	@tools/debian-packages $(VIRTUAL)
 	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k "resctrl-$(RESCTRL)-"
+
+e2e-vm-isolation: setup ## Isolation beside caches: each subject, on cgroup v2 and v1, and all at once (root)
+	@tools/debian-packages $(VIRTUAL)
+	$(BIN)/python -m pytest -v --vm --long --durations=0 --durations-min=5 tests/vm -k "test_on_the_virtual_node and (subjects- or together- or clocks-)"
 
 e2e-vm-life: setup ## On that machine: places and nesting; upgrade under load, out of memory, no runtime (root)
 	@tools/debian-packages $(VIRTUAL)

@@ -22,6 +22,7 @@ from tests.vm.guest import (
     resctrl,
     restarts,
     rights,
+    subjects,
 )
 from tests.vm.guest.node import Node
 
@@ -102,6 +103,11 @@ _SUBJECTS: tuple[Check, ...] = (
     interrupts.a_sink_gathers_all_that_may_be_controlled,
 )
 _SUBJECTS_V1: tuple[Check, ...] = (rights.each_unit_may_write_what_isolation_writes_and_nothing_else,)
+#: All subjects at once.
+_TOGETHER: tuple[Check, ...] = (
+    subjects.all_subjects_at_once_are_as_wanted_after_kill_minus_nine_and_off_again,
+    subjects.kubelet_disable_puts_every_file_and_thread_back,
+)
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
     removal.the_runtime_goes_on_without_us,
@@ -210,6 +216,7 @@ RUNS: Mapping[str, Run] = {
     "subjects-v1": Run(
         "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1, _SUBJECTS_V1, is_installed=True
     ),
+    "together": Run("smt-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _TOGETHER, is_installed=True),
     # Each vendor's resctrl; on Hygon's what the daemon does with it as well.
     "resctrl-hygon": Run(
         "resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", (), (*_RESCTRL, *_ISOLATION), is_installed=True
