@@ -15,7 +15,7 @@ from pathlib import Path
 INIT = Path(__file__).parent / "guest" / "init"
 #: Disk, folders of the host, root in memory; pods' network; what iptables and kubelet's like ask for.
 MODULES = (
-    *("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "crc32c_generic", "ext4", "overlay"),
+    *("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "crc32c_generic", "ext4", "overlay", "bfq"),
     *("veth", "bridge", "inet_diag", "tcp_diag", "udp_diag", "unix_diag"),
 )
 APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root", "echo", "ln")

@@ -140,6 +140,9 @@ class VirtualMachine:
         return [
             *(program, "-accel", self.accelerator, *self.more, *processors),
             *("-drive", disk, "-device", "virtio-blk-pci,drive=disk", "-virtfs", job),
+            # A disk of zeros, for what is done to disks.
+            *("-blockdev", "driver=null-co,node-name=spare,size=67108864,read-zeroes=on"),
+            *("-device", "virtio-blk-pci,drive=spare"),
             *(
                 "-kernel",
                 str(self.image.kernel),

@@ -9,6 +9,7 @@ from typing import Callable
 from tests.vm.guest import (
     affinity,
     demand,
+    disks,
     doctor,
     faults,
     interrupts,
@@ -97,12 +98,24 @@ _ISOLATION_ENDS: tuple[Check, ...] = (
     isolation.removal_of_the_package_puts_everything_back,
 )
 #: Isolation beside caches, a file of checks a subject: under cgroup v2, and under v1.
+_DISKS: tuple[Check, ...] = (
+    disks.a_batch_container_reads_no_more_than_its_class_lets_it,
+    disks.a_disk_that_goes_leaves_nothing_and_one_that_comes_is_limited,
+    disks.block_io_is_as_before_after_kill_minus_nine_and_off,
+    disks.bfq_weighs_by_class,
+)
 _SUBJECTS: tuple[Check, ...] = (
     rights.each_unit_may_write_what_isolation_writes_and_nothing_else,
     interrupts.interrupts_leave_owned_cpus_and_come_back_over_kill_minus_nine,
     interrupts.a_sink_gathers_all_that_may_be_controlled,
+    *_DISKS,
+    disks.iocost_has_the_costs_of_a_disk_and_weights_count,
 )
-_SUBJECTS_V1: tuple[Check, ...] = (rights.each_unit_may_write_what_isolation_writes_and_nothing_else,)
+_SUBJECTS_V1: tuple[Check, ...] = (
+    rights.each_unit_may_write_what_isolation_writes_and_nothing_else,
+    disks.a_batch_container_reads_no_more_than_its_class_lets_it,
+    disks.a_disk_that_goes_leaves_nothing_and_one_that_comes_is_limited,
+)
 #: All subjects at once.
 _TOGETHER: tuple[Check, ...] = (
     subjects.all_subjects_at_once_are_as_wanted_after_kill_minus_nine_and_off_again,
