@@ -113,8 +113,7 @@ _SUBJECTS: tuple[Check, ...] = (
 )
 _SUBJECTS_V1: tuple[Check, ...] = (
     rights.each_unit_may_write_what_isolation_writes_and_nothing_else,
-    disks.a_batch_container_reads_no_more_than_its_class_lets_it,
-    disks.a_disk_that_goes_leaves_nothing_and_one_that_comes_is_limited,
+    *_DISKS,
 )
 #: All subjects at once.
 _TOGETHER: tuple[Check, ...] = (
