@@ -17,6 +17,8 @@ INIT = Path(__file__).parent / "guest" / "init"
 MODULES = (
     *("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "crc32c_generic", "ext4", "overlay", "bfq"),
     *("veth", "bridge", "inet_diag", "tcp_diag", "udp_diag", "unix_diag"),
+    # Clocks, where the firmware has some (tests/vm/acpi.py); their governors.
+    *("cpufreq_powersave", "acpi_cpufreq"),
 )
 APPLETS = ("sh", "mount", "mkdir", "insmod", "switch_root", "echo", "ln")
 FOLDERS = ("bin", "dev", "proc", "sys", "disk", "memory", "root", "modules")

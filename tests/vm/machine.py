@@ -46,6 +46,8 @@ class Shape:
     #: As Debian calls it. Below: into how many clusters an L3's cores fall; 0 = the kernel is told of none.
     architecture: str = "amd64"
     clusters_per_ccx: int = 0
+    #: Whether its firmware tells the kernel of frequencies and idle states (tests/vm/acpi.py).
+    has_clocks: bool = False
 
     @property
     def has_resctrl(self) -> bool:
@@ -108,6 +110,9 @@ RESCTRL_INTEL_8 = replace(
     RESCTRL_8, name="resctrl-intel-8", model="Icelake-Server-v1", features=RESCTRL_LEAVES
 )
 
+#: CPUs whose clocks the kernel's cpufreq and cpuidle have.
+CLOCKS_8 = replace(SMT_8, name="clocks-8", has_clocks=True)
+
 #: What docs/vm.md asks for, on one socket: two CCXs of four cores with two threads, a NUMA node each.
 DOCUMENTED = Shape(
     "documented", sockets=1, nodes_per_socket=2, ccx_per_node=1, cores_per_ccx=4, threads=2,
@@ -128,7 +133,7 @@ KUNPENG_8_OLD = replace(KUNPENG_8, name="kunpeng-8-old", clusters_per_ccx=0)
 SHAPES = {
     shape.name: shape
     for shape in (
-        *(SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS),
+        *(CLOCKS_8, SMT_8, CORES_8, SMT_16, CORES_4, DOCUMENTED, NO_TOPOEXT, NO_TOPOLOGY, NO_THREADS),
         *(KUNPENG_8, KUNPENG_8_OLD, RESCTRL_8, RESCTRL_AMD_8, RESCTRL_INTEL_8),
     )
 }
@@ -155,7 +160,8 @@ def kernel_words(shape: Shape) -> list[str]:
     """What the kernel's command line must say: the places without a CPU are no CPUs to come."""
     if shape.smp or shape.architecture != "amd64":
         return []
-    return [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}"]
+    # On a busy machine an emulated timer can be too late for the kernel's check of it, which is a panic.
+    return [f"possible_cpus={max(shape.cpus, LEAST_POSSIBLE_CPUS)}", "no_timer_check"]
 
 
 def memory(shape: Shape) -> list[str]:

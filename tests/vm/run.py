@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.vm import arm
+from tests.vm.acpi import clocks_table
 from tests.vm.image import Image
 from tests.vm.machine import Shape, cpu_arguments, kernel_words
 from tests.vm.qemu.build import kept
@@ -137,8 +138,12 @@ class VirtualMachine:
         ]
         disk = f"file={self.image.disk},if=none,id=disk,format=raw,readonly=on,cache=unsafe"
         job = f"local,path={self.job},mount_tag=job,security_model=none,readonly=on,multidevs=remap"
+        firmware: tuple[str, ...] = ()
+        if self.shape.has_clocks:
+            (self._folder / "clocks").write_bytes(clocks_table(self.shape))
+            firmware = "-acpitable", f"file={self._folder / 'clocks'}"
         return [
-            *(program, "-accel", self.accelerator, *self.more, *processors),
+            *(program, "-accel", self.accelerator, *self.more, *processors, *firmware),
             *("-drive", disk, "-device", "virtio-blk-pci,drive=disk", "-virtfs", job),
             # A disk of zeros, for what is done to disks.
             *("-blockdev", "driver=null-co,node-name=spare,size=67108864,read-zeroes=on"),

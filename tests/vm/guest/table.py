@@ -8,6 +8,7 @@ from typing import Callable
 
 from tests.vm.guest import (
     affinity,
+    clocks,
     demand,
     disks,
     doctor,
@@ -120,6 +121,10 @@ _TOGETHER: tuple[Check, ...] = (
     subjects.all_subjects_at_once_are_as_wanted_after_kill_minus_nine_and_off_again,
     subjects.kubelet_disable_puts_every_file_and_thread_back,
 )
+_CLOCKS: tuple[Check, ...] = (
+    clocks.the_kernel_keeps_the_rules_that_the_model_of_clocks_has,
+    clocks.the_kernel_has_what_classes_say_and_all_of_it_comes_back,
+)
 _REMOVAL: tuple[Check, ...] = (
     removal.removal_gives_every_container_its_cpus_back,
     removal.the_runtime_goes_on_without_us,
@@ -229,6 +234,7 @@ RUNS: Mapping[str, Run] = {
         "cores-8", "bullseye", "3.9", "cgroupfs", "runtime.v1alpha2", _V1, _SUBJECTS_V1, is_installed=True
     ),
     "together": Run("smt-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _TOGETHER, is_installed=True),
+    "clocks": Run("clocks-8", "bookworm", "3.11", "systemd", "runtime.v1", (), _CLOCKS, is_installed=True),
     # Each vendor's resctrl; on Hygon's what the daemon does with it as well.
     "resctrl-hygon": Run(
         "resctrl-8", "bookworm", "3.11", "systemd", "runtime.v1", (), (*_RESCTRL, *_ISOLATION), is_installed=True
