@@ -9,6 +9,7 @@ from typing import Callable
 from tests.vm.guest import (
     affinity,
     clocks,
+    cpu_time,
     demand,
     disks,
     doctor,
@@ -109,6 +110,7 @@ _SUBJECTS: tuple[Check, ...] = (
     rights.each_unit_may_write_what_isolation_writes_and_nothing_else,
     interrupts.interrupts_leave_owned_cpus_and_come_back_over_kill_minus_nine,
     interrupts.a_sink_gathers_all_that_may_be_controlled,
+    cpu_time.a_pod_of_batch_gives_way_and_the_runtime_updates_its_containers,
     *_DISKS,
     disks.iocost_has_the_costs_of_a_disk_and_weights_count,
 )
