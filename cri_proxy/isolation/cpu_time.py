@@ -52,11 +52,15 @@ class CpuCgroup:
 
 @frozen
 class CpuPod:
-    """A pod whose containers run. ``is_whole``: no container runs there but these."""
+    """A pod whose containers run. ``is_whole``: no container runs there but these.
+
+    ``below``: by a container's key the child of its cgroup that its runtime limits as well (crun before 1.11, systemd).
+    """
 
     cgroup: CpuCgroup
     containers: tuple[tuple[IsolatedContainer, CpuCgroup], ...]
     is_whole: bool = True
+    below: Mapping[str, CpuCgroup] = field(default_factory=dict)
 
 
 def concerns(containers: Sequence[IsolatedContainer]) -> bool:
@@ -133,9 +137,12 @@ def _bursts(pod: CpuPod, ceilings: Mapping[str, int], notes: list[str]) -> Itera
         burst_us, why = _asked(each, notes)
         if not burst_us:
             continue
-        if cgroup.quota_us > 0:
-            burst_us = min(burst_us, cgroup.quota_us, _own_us(each) or burst_us)
-            yield from _burst(cgroup, burst_us, why, (each.key,), ceilings)
+        limited = [one for one in (cgroup, pod.below.get(each.key)) if one is not None and one.quota_us > 0]
+        if limited:
+            quota_us = min(one.quota_us for one in limited)
+            burst_us = min(burst_us, quota_us, _own_us(each) or burst_us)
+            for one in limited:
+                yield from _burst(one, burst_us, why, (each.key,), ceilings)
         total += min(burst_us, max(pod.cgroup.quota_us, 0))
         keys.append(each.key)
         whys.append(why)

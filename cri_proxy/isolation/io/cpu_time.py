@@ -75,18 +75,21 @@ class CpuTime:
         ``path``: the cgroup of a container, and ``pod`` that of its pod; or a pod's, and ``pod`` "". ``ours``: the places
         that were written. ``quota_us`` below 1: none.
         """
-        cgroup = self._cgroup(path)
-        self._watched |= {path, pod} - {""}
+        paths = _levels(path, pod)
+        cgroups = [self._cgroup(each) for each in paths]
+        self._watched |= {*paths, pod} - {""}
         if pod:
             of_pod = self._cgroup(pod)
             first_us, changes = self._changes.setdefault(pod, (of_pod.quota_us, {}))
-            changes[path] = changes.get(path, (cgroup.quota_us, 0))[0], quota_us
+            now_us = min((each.quota_us for each in cgroups if each.quota_us > 0), default=-1)
+            changes[paths[0]] = changes.get(paths[0], (now_us, 0))[0], quota_us
             wanted_us = pod_quota(first_us, changes.values())
             if wanted_us < first_us:
                 self._announce(of_pod, wanted_us, ours)
         else:
             self._changes.pop(path, None)
-        self._announce(cgroup, quota_us, ours)
+        for cgroup in cgroups:
+            self._announce(cgroup, quota_us, ours)
 
     def _announce(self, cgroup: CpuCgroup, quota_us: int, ours: Collection[str]) -> None:
         file = _burst_file(cgroup)
@@ -102,7 +105,11 @@ class CpuTime:
 
     def _ceilings(self, pods: Iterable[CpuPod]) -> dict[str, int]:
         """The quotas that are still on their way, by the file of the burst."""
-        cgroups = [each for pod in pods for each in (pod.cgroup, *(cgroup for _, cgroup in pod.containers))]
+        cgroups = [
+            each
+            for pod in pods
+            for each in (pod.cgroup, *(cgroup for _, cgroup in pod.containers), *pod.below.values())
+        ]
         quotas = {_burst_file(each): each.quota_us for each in cgroups}
         now_s = self._clock()
         self._announced = {
@@ -135,15 +142,19 @@ class CpuTime:
             waiting = [each for pod_id in ids for each in by_pod[pod_id] if each.key not in sight.cgroups]
             if not concerns([*running.values(), *waiting]):
                 continue
-            read.update((pod, *(path for _, path in there)))
-            containers = [
-                (known[key], self._readings.of(path, known[key], self._cgroup))
-                for key, path in there
-                if key in known
-            ]
+            containers: list[tuple[IsolatedContainer, CpuCgroup]] = []
+            below: dict[str, CpuCgroup] = {}
+            read.add(pod)
+            for key, path in there:
+                paths = _levels(path, pod)
+                read.update(paths)
+                found = [self._readings.of(each, known[key], self._cgroup) for each in paths if key in known]
+                containers += [(known[key], found[0])] if found else []
+                if len(found) > 1:
+                    below[key] = found[1]
             containers += [(each, CpuCgroup()) for each in waiting]
             is_whole = len(running) == len(there)
-            yield CpuPod(self._readings.of(pod, None, self._cgroup), tuple(containers), is_whole)
+            yield CpuPod(self._readings.of(pod, None, self._cgroup), tuple(containers), is_whole, below)
         self._readings.keep(read)
 
     def _cgroup(self, path: str) -> CpuCgroup:
@@ -151,6 +162,12 @@ class CpuTime:
         places = ((name, f"{memory if name == MEMORY_QOS_LEVEL else cpu}/{name}") for name in FILES)
         files = {name: file for name, file in places if os.path.exists(file)}
         return CpuCgroup(files, self._cgroups.quota_us(path))
+
+
+def _levels(path: str, pod: str) -> list[str]:
+    """A container's own cgroup, and ``path`` where that is a child of it (``Cgroups.of_container``); a pod's alone."""
+    own = f"{pod}/{path[len(pod) + 1 :].partition('/')[0]}" if pod else path
+    return list(dict.fromkeys((own, path)))
 
 
 def _burst_file(cgroup: CpuCgroup) -> str:

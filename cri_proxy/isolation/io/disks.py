@@ -29,6 +29,7 @@ from cri_proxy.isolation.disks import (
     settings_of,
     treatments,
 )
+from cri_proxy.isolation.io.tasks import own_cgroup
 from cri_proxy.isolation.model import Setting
 from cri_proxy.machine_root import below, machine_root
 
@@ -133,12 +134,6 @@ class Disks:
             return Device(path, read_text(f"{disk}/dev").strip(), _path(disk), read_scheduler(disk))
         except OSError:
             return None  # both have just gone
-
-
-def own_cgroup(path: str, container_id: str) -> str:
-    """A container's own cgroup: ``path`` may go on behind it (``Cgroups.of_container``)."""
-    head, found, _ = path.rpartition(container_id)
-    return f"{head}{found}{path[len(head) + len(found) :].partition('/')[0]}" if found else path
 
 
 def _path(folder: str) -> str:

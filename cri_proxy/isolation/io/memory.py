@@ -12,7 +12,7 @@ from typing import Callable, Optional
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io.readings import Readings
 from cri_proxy.isolation.io.subjects import Sight
-from cri_proxy.isolation.io.tasks import is_own
+from cri_proxy.isolation.io.tasks import is_own, own_cgroup
 from cri_proxy.isolation.memory_classes import (
     HIGH,
     SUBJECT,
@@ -48,7 +48,11 @@ class Memory:
         notes: list[str] = []
         wishes = memory_wishes(sight.containers, section, notes)
         containers = [
-            (each, wishes[each.key], self._cgroup(each, sight.cgroups[each.key], sight.before))
+            (
+                each,
+                wishes[each.key],
+                self._cgroup(each, own_cgroup(sight.cgroups[each.key], each.key), sight.before),
+            )
             for each in sight.containers
             if each.key in wishes and is_own(each.key, sight.cgroups.get(each.key, ""))
         ]

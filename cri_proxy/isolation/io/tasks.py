@@ -402,3 +402,9 @@ def pod_of(key: str, path: str) -> str:
     """The cgroup above the one that has a container's id."""
     parts = path.strip("/").split("/")
     return "/" + "/".join(parts[: next(i for i, part in enumerate(parts) if key in part)])
+
+
+def own_cgroup(path: str, container_id: str) -> str:
+    """A container's own cgroup: ``path`` may go on behind it (``Cgroups.of_container``)."""
+    head, found, _ = path.rpartition(container_id)
+    return f"{head}{found}{path[len(head) + len(found) :].partition('/')[0]}" if found else path

@@ -49,6 +49,8 @@ class RuncNode:
         self.parent = f"/crm-cpu-{os.getpid()}"
         self.pod = f"{self.parent}/pod"
         self.now_s = 0.0
+        #: What the runtime limits below a container's own cgroup, "/NAME"; "" = nothing.
+        self.child = ""
         self.subject = CpuTime(self.cgroups, lambda: self.now_s)
         self.originals = Originals(folder / "state", "boot")
         self.writer = Writer(KernelModel({}), self.originals, lambda: self.now_s, [self.subject])
@@ -113,7 +115,7 @@ class RuncNode:
             (self.cpu / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
 
     def path(self, each: IsolatedContainer) -> str:
-        return f"{self.pod}/{each.key}"
+        return f"{self.pod}/{each.key}{self.child}"
 
     def round(self) -> Outcome:
         """One that is so late that all is read again."""
@@ -221,6 +223,23 @@ def test_a_limit_goes_down_step_by_step_and_up_again_while_there_is_a_burst(node
     node.resize(each, 200_000)
     node.round()
     assert node.value(node.burst, each.key) == "200000"
+
+
+def test_a_child_that_the_runtime_limits_as_well_has_the_burst_of_its_container(node: RuncNode) -> None:
+    each = node.start("a", PROTECTED, Qos.GUARANTEED, 100_000)
+    child, node.child = node.cpu / each.key / "container", "/container"  # as crun before 1.11 under systemd
+    child.mkdir()
+    name = "cpu.cfs_quota_us" if node.cgroups.is_v1 else "cpu.max"
+    (child / name).write_text("100000")
+    node.round()
+    bursts = (node.burst, each.key), (node.burst, f"{each.key}/container")
+    assert [node.value(*one) for one in bursts] == ["100000"] * 2
+    node.announce(each, 40_000)
+    node.round()
+    (child / name).write_text("40000")
+    node.update(each, "--cpu-quota", "40000")
+    assert not node.round().refusals and [node.value(*one) for one in bursts] == ["40000"] * 2
+    child.rmdir()
 
 
 def test_a_pods_burst_goes_down_by_one_of_its_containers(node: RuncNode) -> None:

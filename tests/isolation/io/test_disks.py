@@ -20,9 +20,10 @@ import pytest
 
 from cri_proxy import effects
 from cri_proxy.config.config import read_config
-from cri_proxy.isolation.io.disks import Disks, own_cgroup
+from cri_proxy.isolation.io.disks import Disks
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back
 from cri_proxy.isolation.io.subjects import Sight
+from cri_proxy.isolation.io.tasks import own_cgroup
 from cri_proxy.isolation.io.writer import Outcome, Writer
 from cri_proxy.isolation.model import STANDARD, IsolatedContainer
 from cri_proxy.isolation.plan import Plan
