@@ -71,16 +71,16 @@ class IsolationHost:
 
     async def _isolate(self) -> None:
         # On other nodes this is not imported.
+        from cri_proxy.isolation.io.all_subjects import all_subjects
         from cri_proxy.isolation.io.reconciler import Isolation
         from cri_proxy.isolation.io.resctrl import machine_resctrl
         from cri_proxy.isolation.io.scheduling import Scheduling, threads_of
         from cri_proxy.isolation.io.starts import Starts
-        from cri_proxy.isolation.io.subjects import SUBJECTS
         from cri_proxy.isolation.io.tasks import Tasks
 
         services, node_state = self._services, self._services.node_state
         resctrl = (self._resource_control or machine_resctrl)()
-        subjects = [make(services) for make in SUBJECTS]
+        subjects = all_subjects(services)
         tasks = Tasks(resctrl, services.cgroups, scheduling=threads_of(subjects))
         isolation = Isolation(services, resctrl, self._boot_id, tasks, subjects)
         starts = Starts(services, tasks, isolation.settled, isolation.group_of)

@@ -250,7 +250,7 @@ class Tree:
     def restart(self) -> None:
         self.originals = Originals(self.state, "boot")
         self.originals.load()
-        self.subject = Interrupts(None, self.proc)  # type: ignore[arg-type]
+        self.subject = Interrupts(self.proc)
         self.writer = Writer(KernelModel({}), self.originals, lambda: self.now_s, [self.subject])
 
     def add(
@@ -392,7 +392,7 @@ def test_nothing_is_named_twice(tree: Tree) -> None:
 
 def test_this_machines_own_interrupts_are_understood(tmp_path: Path) -> None:
     sight = Sight((container("web", "0"),), {}, MACHINE, configured({}))
-    found = list(Interrupts(None, Path("/proc")).settings(sight))  # type: ignore[arg-type]
+    found = list(Interrupts(Path("/proc")).settings(sight))
     names = read_interrupts(Path("/proc/interrupts").read_text())
     assert all("\n" not in name and "  " not in name for name in names.values())
     for each in found:

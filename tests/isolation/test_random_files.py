@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cri_proxy.isolation.io import originals
-from cri_proxy.isolation.io.subjects import SUBJECTS, Subject
+from cri_proxy.isolation.io.all_subjects import all_subjects
+from cri_proxy.isolation.io.subjects import Subject
 from cri_proxy.isolation.model import ENFORCE, FILE
 from cri_proxy.isolation.places import file_place
 from cri_proxy.isolation.scheduling import SUBJECT as SCHEDULING
@@ -178,7 +179,7 @@ def make_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[IsolatedNo
     def subjects(services: Services) -> Sequence[Subject]:
         services.cgroups = Cgroups(tree.cgroups, tree.folder / "proc")
         monkeypatch.setattr(services.reconciler, "cgroup_of", tree.cgroup_of)
-        return [each for each in (make(services) for make in SUBJECTS) if each.name not in LEFT_OUT]
+        return [each for each in all_subjects(services) if each.name not in LEFT_OUT]
 
     more = {"topology": {"source": str(tree.sys), "cgroup_root": str(tree.cgroups)}}
     return IsolatedNode(folder, monkeypatch, KernelModel(l3s()), subjects, more), tree

@@ -30,7 +30,6 @@ from cri_proxy.isolation.interrupts import (
 )
 from cri_proxy.isolation.io.subjects import Sight
 from cri_proxy.isolation.model import FILE, Setting
-from cri_proxy.services.services import Services
 from policies.balloons.types import all_types
 from policies.frozen import frozen
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus, parse_mask
@@ -56,7 +55,7 @@ class Interrupts:
 
     name = NAME
 
-    def __init__(self, services: Services, proc: Optional[Path] = None) -> None:
+    def __init__(self, proc: Optional[Path] = None) -> None:
         self._proc = proc
         self._notes: tuple[str, ...] = ()
 

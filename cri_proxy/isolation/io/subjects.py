@@ -1,4 +1,4 @@
-"""Subjects whose values are in files of the kernel's, or in its records of threads; each has a module of its own here.
+"""What a subject is whose values are in files of the kernel's, or in its records of threads; each has a module of its own.
 
 A subject says what should be there; the writer compares, remembers, writes, and puts back what is not named any more.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Callable, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from cri_proxy.config.config import Config
-from cri_proxy.isolation.io.scheduling import Scheduling
 from cri_proxy.isolation.model import IsolatedContainer, Setting
-from cri_proxy.services.services import Services
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
@@ -60,18 +58,6 @@ class Subject(Protocol):
         ...
 
 
-def _interrupts(services: Services) -> Subject:
-    from cri_proxy.isolation.io.interrupts import Interrupts
-
-    return Interrupts(services)
-
-
-def _disks(services: Services) -> Subject:
-    from cri_proxy.isolation.io.disks import Disks
-
-    return Disks(services)
-
-
 @runtime_checkable
 class QuotaFollower(Protocol):
     """A subject with values that a smaller CPU quota must find changed."""
@@ -87,32 +73,3 @@ class QuotaFollower(Protocol):
         :raises OSError: the kernel refuses.
         """
         ...
-
-
-def _cpu_time(services: Services) -> Subject:
-    from cri_proxy.isolation.io.cpu_time import CpuTime
-
-    return CpuTime(services.cgroups)
-
-
-def _memory(services: Services) -> Subject:
-    from cri_proxy.isolation.io.memory import Memory
-
-    return Memory(services.cgroups)
-
-
-def _clocks(services: Services) -> Subject:
-    from cri_proxy.isolation.io.clocks import Clocks
-
-    return Clocks()
-
-
-#: What makes each subject. The root of a machine's /sys and /proc is that of the options ``topology``.
-SUBJECTS: tuple[Callable[[Services], Subject], ...] = (
-    _cpu_time,
-    _interrupts,
-    _disks,
-    _memory,
-    Scheduling,
-    _clocks,
-)
