@@ -91,6 +91,8 @@ class IsolationHost:
             node_state.on_create = scheduling.words_for if scheduling is not None and is_enforced else None
 
         isolation.on_enforced = follow
+        if scheduling is not None:  # also of creates before the first round, which waits for what runs
+            node_state.on_create = scheduling.words_for
         self.isolation, node_state.on_change = isolation, isolation.wake
         node_state.on_quota = isolation.before_quota
         protection = services.supervisor.keep("protection", lambda: self._protect(isolation))

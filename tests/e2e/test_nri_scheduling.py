@@ -162,6 +162,10 @@ async def plugin_node(make_runtime: MakeRuntime, tmp_path: Path) -> AsyncIterato
                 await agent.start(command=(sys.executable, "-m", "cri_proxy", "nri"))
                 await until(lambda: node.ask("status"), lambda status: status["nri"]["connected"])
                 await node.until_runtime_is_known()
+                await until(
+                    lambda: node.ask("isolation"),
+                    lambda status: status["subjects"]["scheduling"]["mode"] == "enforce",
+                )
                 yield node
             finally:
                 await agent.close()
