@@ -121,7 +121,7 @@ class IsolatedNode:
     def start(self, qos: Qos, limit: float = 2, cls: str = "", rdt: str = "", owns: bool = False) -> str:
         """A container is made and starts; its key. ``cls``: what its annotation asks for; ``owns``: CPUs of its own."""
         key = f"c{next(self._names)}"
-        ownership = "exclusive" if owns else None
+        ownership = "exclusive" if owns else ""
         preferences = PlacementPreferences(isolation_class=cls, rdt_class=rdt, ownership=ownership)
         asked = None if qos is Qos.BESTEFFORT else limit
         container = make_container(key, asked, qos=qos, pod=make_pod(key), preferences=preferences)
