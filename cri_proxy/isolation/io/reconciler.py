@@ -52,6 +52,7 @@ from cri_proxy.isolation.plan import (
 )
 from cri_proxy.isolation.rdt import RdtSection, Resolved, resolve
 from cri_proxy.job_thread import JobThread
+from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
 from policies.model import Placement
@@ -257,7 +258,7 @@ class Isolation:
         known = self._services.reconciler.cgroup_of(key)
 
         def change() -> None:
-            path = parent if grant is None else known or (cgroups.below(parent, key) if parent else "")
+            path = parent if grant is None else known or (cgroup_in(cgroups, parent, key) if parent else "")
             for each in followers if path else ():
                 try:
                     each.before_quota(path, quota_us, self._originals.values.keys(), parent if grant else "")
@@ -459,7 +460,7 @@ class Isolation:
         for each in containers:
             pod = each.container.pod if each.container is not None else None
             if each.runs and each.key not in found and pod is not None and pod.cgroup_parent:
-                path = self._services.cgroups.below(pod_cgroup(pod.cgroup_parent), each.key)
+                path = cgroup_in(self._services.cgroups, pod_cgroup(pod.cgroup_parent), each.key)
                 if path:
                     found[each.key] = path
         return found
@@ -645,6 +646,13 @@ class Isolation:
             "why": {str(number): sentence for number, sentence in group.why.items()},
             "age_s": max(0.0, now_s - self._since_s.get(group.name, now_s)),
         }
+
+
+def cgroup_in(cgroups: Cgroups, pod: str, key: str) -> str:
+    """The cgroup of a container in its pod's, as a resync will have it; "" = there is none yet."""
+    own = cgroups.below(pod, key)
+    first = min(cgroups.threads(own), default=0) if own else 0
+    return (cgroups.of_container(first, key) if first else None) or own
 
 
 def _names(wanted: Wanted) -> frozenset[str]:

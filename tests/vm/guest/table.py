@@ -111,6 +111,8 @@ _SUBJECTS: tuple[Check, ...] = (
     interrupts.interrupts_leave_owned_cpus_and_come_back_over_kill_minus_nine,
     interrupts.a_sink_gathers_all_that_may_be_controlled,
     cpu_time.a_pod_of_batch_gives_way_and_the_runtime_updates_its_containers,
+    cpu_time.a_limit_goes_down_at_once_while_there_is_a_burst,
+    cpu_time.memory_is_kept_for_all_above_and_an_update_of_the_runtime_changes_it_for_a_moment_only,
     *_DISKS,
     disks.iocost_has_the_costs_of_a_disk_and_weights_count,
 )
