@@ -191,7 +191,7 @@ class IsolationFacts:
 
     ``is_offered``: the kernel has resctrl; ``mount``: where it is mounted, "" = nowhere. ``others``: groups that are not
     ours. ``problem``: why its folder could not be read. ``interrupts``: their names by number, as far as subjects are about
-    them; ``managed``: those of them whose CPUs the kernel lets nobody set. ``disks``: where that subject is not off.
+    them; ``managed``: those of them whose CPUs the kernel does not let be set. ``disks``: where that subject is not off.
     """
 
     modes: Mapping[str, str] = field(default_factory=dict)

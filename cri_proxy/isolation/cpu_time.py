@@ -1,4 +1,4 @@
-"""Who has CPU time when all want it, and how much may be saved for later: idle, weight and burst. Pure.
+"""Which containers have CPU time when all want it, and how much they may save for later: idle, weight, burst. Pure.
 
 *Batch* has CPU time where others leave it. What is written is the *pod's* cgroup, where all containers of the pod are batch:
 

@@ -50,7 +50,7 @@ class InterruptSection:
 class Interrupt:
     """A numbered line of /proc/interrupts. ``name``: its chip, hardware number and actions, a blank between.
 
-    ``cpus``: those it had before anything was written. ``is_fixed``: the kernel lets nobody change it.
+    ``cpus``: those it had before anything was written. ``is_fixed``: the kernel does not let it be changed.
     """
 
     number: int

@@ -49,6 +49,11 @@ class IsolationSettings:
         return any(name in self.modes for name in OF_GROUPS)
 
     @property
+    def has_files(self) -> bool:
+        """Whether a subject whose values are in files is not off."""
+        return any(name not in OF_GROUPS for name in self.modes)
+
+    @property
     def writes(self) -> bool:
         """Whether anything is enforced."""
         return ENFORCE in self.modes.values()

@@ -161,6 +161,12 @@ class Cgroups:
         found = (name for name in names if (has_id := _ID.search(name)) and has_id.group() == container_id)
         return next((f"{parent}/{name}" for name in found), "")
 
+    def limited_below(self, parent: str, container_id: str) -> str:
+        """As ``below``, by what ``of_container`` says, which may be a child of that; "" = none yet."""
+        own = self.below(parent, container_id)
+        first = min(self.threads(own), default=0) if own else 0
+        return (self.of_container(first, container_id) if first else None) or own
+
     def threads(self, path: str) -> frozenset[int]:
         """All threads of a cgroup and of those below it; those outside our PID namespace are left out.
 
@@ -299,6 +305,23 @@ def _numa_row(line: str) -> tuple[str, dict[int, int]]:
     name, *nodes = line.split()
     numbers = dict(part[1:].split("=", 1) for part in nodes if part.startswith("N"))
     return name.split("=")[0], {read_number(node): read_number(count) for node, count in numbers.items()}
+
+
+def is_own(key: str, path: str) -> bool:
+    """Whether a cgroup is a container's own: its name, or that of one above it, has the container's id."""
+    return bool(key) and ".." not in path.split("/") and any(key in part for part in path.split("/"))
+
+
+def pod_of(key: str, path: str) -> str:
+    """The cgroup above the one that has a container's id."""
+    parts = path.strip("/").split("/")
+    return "/" + "/".join(parts[: next(i for i, part in enumerate(parts) if key in part)])
+
+
+def own_cgroup(path: str, container_id: str) -> str:
+    """A container's own cgroup: ``path`` may go on behind it (``Cgroups.of_container``)."""
+    head, found, _ = path.rpartition(container_id)
+    return f"{head}{found}{path[len(head) + len(found) :].partition('/')[0]}" if found else path
 
 
 def _read(path: Union[str, Path]) -> Optional[frozenset[int]]:

@@ -27,10 +27,9 @@ from cri_proxy.isolation.cpu_time import (
 from cri_proxy.isolation.io.originals import write_file
 from cri_proxy.isolation.io.readings import Readings
 from cri_proxy.isolation.io.subjects import Sight
-from cri_proxy.isolation.io.tasks import is_own, pod_of
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
 from cri_proxy.isolation.notes import some
-from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.cgroups import Cgroups, is_own, pod_of
 
 #: How long a smaller quota that was announced is waited for, seconds; kubelet tries a refused resize again much later.
 ANNOUNCED_S = 60.0

@@ -29,9 +29,9 @@ from cri_proxy.isolation.disks import (
     settings_of,
     treatments,
 )
-from cri_proxy.isolation.io.tasks import own_cgroup
 from cri_proxy.isolation.model import Setting
 from cri_proxy.machine_root import below, machine_root
+from cri_proxy.node.cgroups import own_cgroup
 
 if TYPE_CHECKING:  # doctor uses some of this, and none of that
     from cri_proxy.isolation.io.subjects import Sight

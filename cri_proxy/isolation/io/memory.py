@@ -12,7 +12,6 @@ from typing import Callable, Optional
 from cri_proxy.bounded_files import read_text
 from cri_proxy.isolation.io.readings import Readings
 from cri_proxy.isolation.io.subjects import Sight
-from cri_proxy.isolation.io.tasks import is_own, own_cgroup
 from cri_proxy.isolation.memory_classes import (
     HIGH,
     SUBJECT,
@@ -25,7 +24,7 @@ from cri_proxy.isolation.memory_classes import (
 )
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
 from cri_proxy.isolation.notes import some
-from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.cgroups import Cgroups, is_own, own_cgroup
 from policies.machine.topology import Topology
 
 #: The part of a node's memory that may be kept for containers where no memory is reserved by configuration; the rest is for

@@ -52,7 +52,6 @@ from cri_proxy.isolation.plan import (
 )
 from cri_proxy.isolation.rdt import RdtSection, Resolved, resolve
 from cri_proxy.job_thread import JobThread
-from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.services.services import Services
 from policies.frozen import frozen
 from policies.model import Placement
@@ -258,7 +257,9 @@ class Isolation:
         known = self._services.reconciler.cgroup_of(key)
 
         def change() -> None:
-            path = parent if grant is None else known or (cgroup_in(cgroups, parent, key) if parent else "")
+            path = (
+                parent if grant is None else known or (cgroups.limited_below(parent, key) if parent else "")
+            )
             for each in followers if path else ():
                 try:
                     each.before_quota(path, quota_us, self._originals.values.keys(), parent if grant else "")
@@ -300,7 +301,7 @@ class Isolation:
         pause_s = AGAIN_S if self._is_moving else GATHER_FILES_S if self._are_files_late else LOOK_S
         await _within(pause_s, self._woken.wait())
         if self._woken.is_set():
-            has_files = self._settings is not None and not self._settings.modes.keys() <= set(OF_GROUPS)
+            has_files = self._settings is not None and self._settings.has_files
             await _within(GATHER_FILES_S if has_files else GATHER_S, self._urgent.wait())
 
     def _round(self) -> _Round:
@@ -362,13 +363,8 @@ class Isolation:
             self._last = now
             return False
         # Containers that come and go meanwhile are the next round's.
-        others = frozenset[int]().union(
-            *(
-                r.cpus
-                for r in (engine.grants.values() if engine is not None else ())
-                if r.stance in LEFT_ALONE
-            )
-        )
+        grants = engine.grants.values() if engine is not None and now.settings.has_files else ()
+        others = frozenset[int]().union(*(each.cpus for each in grants if each.stance in LEFT_ALONE))
         done = await self._jobs.begin(lambda: self._work(now, containers, cgroups, is_due, others))
         self._note(now, done)
         if self._is_view_old:
@@ -460,7 +456,7 @@ class Isolation:
         for each in containers:
             pod = each.container.pod if each.container is not None else None
             if each.runs and each.key not in found and pod is not None and pod.cgroup_parent:
-                path = cgroup_in(self._services.cgroups, pod_cgroup(pod.cgroup_parent), each.key)
+                path = self._services.cgroups.limited_below(pod_cgroup(pod.cgroup_parent), each.key)
                 if path:
                     found[each.key] = path
         return found
@@ -646,13 +642,6 @@ class Isolation:
             "why": {str(number): sentence for number, sentence in group.why.items()},
             "age_s": max(0.0, now_s - self._since_s.get(group.name, now_s)),
         }
-
-
-def cgroup_in(cgroups: Cgroups, pod: str, key: str) -> str:
-    """The cgroup of a container in its pod's, as a resync will have it; "" = there is none yet."""
-    own = cgroups.below(pod, key)
-    first = min(cgroups.threads(own), default=0) if own else 0
-    return (cgroups.of_container(first, key) if first else None) or own
 
 
 def _names(wanted: Wanted) -> frozenset[str]:

@@ -328,7 +328,7 @@ def put_back_threads(
     try:
         began, cls = read_attributes(before), read_class(words)
     except ValueError:
-        return True  # nobody has set it
+        return True  # nothing was set
     if not path:
         return True
     setting = _Setting(kernel or Kernel(), began, (cls.over(began),))

@@ -23,7 +23,7 @@ from bpf.kernel.clock import boot_time_s
 from cri_proxy.isolation.io.scheduling import ThreadScheduling
 from cri_proxy.isolation.io.shims import Process, read_process, shim_of, threads_of
 from cri_proxy.isolation.model import ROOT, Wanted, is_ours
-from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.cgroups import Cgroups, is_own, pod_of
 
 #: How often the threads of one container are listed in a row: a container that forks without end needs two or three.
 LOOKS = 10
@@ -391,20 +391,3 @@ class Tasks:
                 }
                 for key, row in self._followed.items()
             }
-
-
-def is_own(key: str, path: str) -> bool:
-    """Whether a cgroup is a container's own: its name, or that of one above it, has the container's id."""
-    return bool(key) and ".." not in path.split("/") and any(key in part for part in path.split("/"))
-
-
-def pod_of(key: str, path: str) -> str:
-    """The cgroup above the one that has a container's id."""
-    parts = path.strip("/").split("/")
-    return "/" + "/".join(parts[: next(i for i, part in enumerate(parts) if key in part)])
-
-
-def own_cgroup(path: str, container_id: str) -> str:
-    """A container's own cgroup: ``path`` may go on behind it (``Cgroups.of_container``)."""
-    head, found, _ = path.rpartition(container_id)
-    return f"{head}{found}{path[len(head) + len(found) :].partition('/')[0]}" if found else path

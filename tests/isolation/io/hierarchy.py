@@ -20,7 +20,9 @@ from typing import Optional
 import pytest
 
 from cri_proxy.isolation.io.shims import read_process
+from cri_proxy.isolation.io.thread_attributes import Kernel
 from cri_proxy.isolation.model import PREFIX
+from cri_proxy.isolation.scheduling import write_attributes
 from cri_proxy.node.cgroups import Cgroups
 from tests.e2e.cgroups import cgroup_mounts, remove_cgroup
 
@@ -228,3 +230,15 @@ class Node:
 def node(root: Path, hierarchy: Hierarchy) -> Iterator[Node]:
     with contextlib.ExitStack() as stack:
         yield Node(root, hierarchy, stack)
+
+
+def seen_attributes(cgroups: Cgroups, path: str) -> list[str]:
+    """How the threads of a cgroup are scheduled, each kind once."""
+    kernel, found = Kernel(), set()
+    for thread in cgroups.threads(path):
+        with contextlib.suppress(ProcessLookupError):
+            attributes = write_attributes(kernel.read(thread))
+            process = read_process(cgroups.proc, thread)
+            if process is not None and not process.is_ending:  # it has lost its I/O priority by then
+                found.add(attributes)
+    return sorted(found)

@@ -23,11 +23,10 @@ from cri_proxy.config.config import read_config
 from cri_proxy.isolation.io.disks import Disks
 from cri_proxy.isolation.io.originals import FILE_NAME, Originals, put_back
 from cri_proxy.isolation.io.subjects import Sight
-from cri_proxy.isolation.io.tasks import own_cgroup
 from cri_proxy.isolation.io.writer import Outcome, Writer
 from cri_proxy.isolation.model import STANDARD, IsolatedContainer
 from cri_proxy.isolation.plan import Plan
-from cri_proxy.node.cgroups import Cgroups
+from cri_proxy.node.cgroups import Cgroups, own_cgroup
 from cri_proxy.text.sources import SettingsSource
 from policies.model import PlacementPreferences
 from tests.daemon.parts import parts

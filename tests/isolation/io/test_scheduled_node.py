@@ -3,7 +3,6 @@ cgroups."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,10 @@ from cri_proxy.engine.snapshot import read_record, write_record
 from cri_proxy.isolation.io import originals
 from cri_proxy.isolation.io.reconciler import Isolation
 from cri_proxy.isolation.io.scheduling import Scheduling, ThreadScheduling
-from cri_proxy.isolation.io.shims import read_process
 from cri_proxy.isolation.report import isolation_text, treatment_lines
-from cri_proxy.isolation.scheduling import write_attributes
 from cri_proxy.text.sources import SettingsSource
 from policies.model import PlacementPreferences, Qos
-from tests.isolation.io.hierarchy import STORM, Hierarchy, Node, cgroup_roots, node
+from tests.isolation.io.hierarchy import STORM, Hierarchy, Node, cgroup_roots, node, seen_attributes
 from tests.isolation.kernel import KernelModel
 from tests.isolation.node import IsolatedNode, Threads
 from tests.scenes import make_container, make_pod, run
@@ -76,14 +73,7 @@ class ScheduledNode(IsolatedNode):
         assert self.seen(path) == [wanted]
 
     def seen(self, path: str) -> list[str]:
-        kernel, found = self.subject.threads._kernel, set()
-        for thread in self.real.cgroups.threads(path):
-            with contextlib.suppress(ProcessLookupError):
-                attributes = write_attributes(kernel.read(thread))
-                process = read_process(self.real.cgroups.proc, thread)
-                if process is not None and not process.is_ending:  # it has lost its I/O priority by then
-                    found.add(attributes)
-        return sorted(found)
+        return seen_attributes(self.real.cgroups, path)
 
 
 @pytest.fixture(params=["v1", "v2"])

@@ -3,7 +3,6 @@ real cgroups, looked at with util-linux."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -16,13 +15,11 @@ import pytest
 from cri_proxy.isolation.io import originals
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.scheduling import ThreadScheduling
-from cri_proxy.isolation.io.shims import read_process
-from cri_proxy.isolation.io.thread_attributes import Kernel
 from cri_proxy.isolation.io.writer import Writer
 from cri_proxy.isolation.model import Setting
 from cri_proxy.isolation.plan import Plan
-from cri_proxy.isolation.scheduling import SUBJECT, threads_place, write_attributes
-from tests.isolation.io.hierarchy import STORM, Hierarchy, Node, cgroup_roots, node
+from cri_proxy.isolation.scheduling import SUBJECT, threads_place
+from tests.isolation.io.hierarchy import STORM, Hierarchy, Node, cgroup_roots, node, seen_attributes
 from tests.isolation.kernel import KernelModel
 
 pytestmark = pytest.mark.skipif(
@@ -88,15 +85,7 @@ class Places:
         self.writer.apply(Plan(files=files))
 
     def seen(self, path: str) -> list[str]:
-        """What the threads of a cgroup have, each kind once."""
-        kernel, found = Kernel(), set()
-        for thread in self.node.cgroups.threads(path):
-            with contextlib.suppress(ProcessLookupError):
-                attributes = write_attributes(kernel.read(thread))
-                process = read_process(self.node.cgroups.proc, thread)
-                if process is not None and not process.is_ending:  # it has lost its I/O priority by then
-                    found.add(attributes)
-        return sorted(found)
+        return seen_attributes(self.node.cgroups, path)
 
 
 @pytest.fixture(params=["v1", "v2"])

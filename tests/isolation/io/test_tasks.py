@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from cri_proxy.isolation.io.tasks import AGAIN_S, STARTING_S, Tasks, is_own, pod_of
+from cri_proxy.isolation.io.tasks import AGAIN_S, STARTING_S, Tasks
 from cri_proxy.isolation.model import Group, Wanted
+from cri_proxy.node.cgroups import is_own, pod_of
 from tests.isolation.io.hierarchy import STORM, Hierarchy, Node, cgroup_roots, mounted, node
 
 A, B = "a" * 64, "b" * 64
