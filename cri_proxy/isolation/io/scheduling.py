@@ -181,11 +181,11 @@ class ThreadScheduling:
         """Whether a container's threads are to be set."""
         return key in self._rows
 
-    def begin(self, key: str) -> None:
-        """A container is about to start, or its cgroup has appeared: its threads are set."""
+    def begin(self, key: str) -> bool:
+        """A container is about to start, or its cgroup has appeared: its threads are set. False: some had to be, and what
+        they were forking then may not be listed yet (``_set_all``)."""
         row = self._rows.get(key)
-        if row is not None:
-            self._treat(key, row)
+        return row is None or not self._treat(key, row)
 
     # ------------------------------------------------------------------ steps
 

@@ -5,7 +5,8 @@
 2. The pod has a shim (containerd): where all the pod's containers belong to one group the shim is moved there, and forks
    there what runs in them: their first processes, and their probes. Where they do not, it belongs in the root group.
 3. Neither: the container's cgroup is looked for until it has threads. So it is, too, where threads are to be scheduled
-   (``isolation.io.scheduling``), which the shim is never.
+   (``isolation.io.scheduling``), which the shim is never, and until a look has found nothing to set: runc's process in
+   there forks the one that becomes the image's.
 
 What comes too late for any of them is found by the round that follows each start (``Tasks.follow``).
 Rule: no start waits longer than ``START_S``, and none fails, for anything in here; the runtime is not called.

@@ -247,18 +247,18 @@ class Tasks:
         """Whether a container's threads are to be set, which no shim does for them."""
         return self._scheduling is not None and self._scheduling.has(key)
 
-    def _schedule(self, key: str) -> None:
-        if self._scheduling is not None:
-            self._scheduling.begin(key)
+    def _schedule(self, key: str) -> bool:
+        return self._scheduling is None or self._scheduling.begin(key)
 
     def catch(self, key: str, path: str, group: str) -> bool:
-        """A container's cgroup has appeared: have its threads in its group and scheduled. False: there are none yet."""
+        """A container's cgroup has appeared: have its threads in its group and scheduled. False: call it again, as there are
+        none yet, or some were scheduled, and what they were forking then may not be listed yet."""
         threads = self._cgroups.threads(path)
         if not threads:
             return False
-        self._schedule(key)
+        is_scheduled = self._schedule(key)
         if group == ROOT:
-            return True
+            return is_scheduled
         with self._lock:
             row = self._row(key, group, BY_CGROUP, pod_of(key, path))
             # What a shim that was moved late has forked since then is there.
@@ -268,7 +268,7 @@ class Tasks:
                 row.ran_before_s = self._age_s(threads - inside)
                 row.moment = BY_CGROUP if row.moment == BY_SHIM else row.moment
             self._bring(path, threads, row, inside)
-        return True
+        return is_scheduled
 
     def begin_by_shim(self, key: str, pod: str, sandbox_id: str, group: str) -> bool:
         """Have the shim of a pod in the group of all its containers, before it forks one of them; ROOT where they are of

@@ -15,10 +15,12 @@ import pytest
 from cri_proxy.isolation.io import originals
 from cri_proxy.isolation.io.originals import Originals
 from cri_proxy.isolation.io.scheduling import ThreadScheduling
+from cri_proxy.isolation.io.tasks import Tasks
 from cri_proxy.isolation.io.writer import Writer
-from cri_proxy.isolation.model import Setting
+from cri_proxy.isolation.model import ROOT, Setting
 from cri_proxy.isolation.plan import Plan
 from cri_proxy.isolation.scheduling import SUBJECT, threads_place
+from cri_proxy.node.cgroups import Cgroups
 from tests.isolation.io.hierarchy import STORM, Hierarchy, Node, cgroup_roots, node, seen_attributes
 from tests.isolation.kernel import KernelModel
 
@@ -280,3 +282,21 @@ def test_a_start_is_set_at_once_where_the_round_knows_the_container(places: Plac
     places.node.run(path)
     places.threads.begin(KEY)
     assert places.seen(path) == ["idle nice=0 io=none:0"]
+
+
+def test_a_start_is_looked_at_until_nothing_had_to_be_set(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being forked while its parent is set is not listed yet, and has what that had before."""
+    places.apply(one="batch nice=7")
+    path = places.node.cgroup(KEY)
+    places.node.run(path, number=1)
+    first = min(places.node.cgroups.threads(path))
+    tasks = Tasks(Hierarchy(tmp_path), places.node.cgroups, scheduling=places.threads)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cgroups, "threads", lambda cgroups, path: frozenset((first,)))
+        assert not tasks.catch(KEY, path, ROOT)
+    assert places.seen(path) == ["batch nice=7 io=none:0", "other nice=0 io=none:0"]
+    assert not tasks.catch(KEY, path, ROOT)
+    assert places.seen(path) == ["batch nice=7 io=none:0"]
+    assert tasks.catch(KEY, path, ROOT)
