@@ -1,4 +1,4 @@
-"""Helm's templates, as far as the chart uses them: values, conditions that are not nested, and nothing else."""
+"""Helm's templates, as far as the chart uses them: values, conditions, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ def render(text: str, values: Mapping[str, Any]) -> str:
 
     :raises NotPlain: see there.
     """
-    out, shown, position, is_open = [], True, 0, False
+    out, position = [], 0
+    #: What each open condition comes to, the innermost one last.
+    open_: list[bool] = []
     for match in _ACTION.finditer(text):
         before = text[position : match.start()] + ("" if match["dash"] else match["trim"])
+        shown = all(open_)
         out.append(before if shown else "")
         position = match.end()
         words = match["words"]
         if words.startswith("if "):
-            if is_open:
-                raise NotPlain(f"a condition in a condition: {words}")
-            is_open, shown = True, truth(words[3:], values)
+            open_.append(truth(words[3:], values))
         elif words == "end":
-            is_open, shown = False, True
+            if not open_:
+                raise NotPlain("an end has no condition")
+            open_.pop()
         else:
             out.append(str(value(words, values)) if shown else "")
-    if is_open:
+    if open_:
         raise NotPlain("a condition has no end")
     return "".join([*out, text[position:]])
 

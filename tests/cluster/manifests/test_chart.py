@@ -53,6 +53,21 @@ def test_the_chart_has_the_objects_of_the_front_ends_folder(front_end: str) -> N
     assert by_identity(helm(frontEnd=front_end)) == ours
 
 
+@pytest.mark.parametrize("front_end", ["nri", "standalone", "proxy"])
+def test_with_dra_the_chart_has_the_objects_of_dras_folder(front_end: str) -> None:
+    ours = by_identity(kustomized(f"dra/{front_end}"))
+    assert by_identity(helm(frontEnd=front_end, dra={**VALUES["dra"], "enabled": True})) == ours
+    assert (
+        ours.keys() - by_identity(kustomized(front_end)).keys()
+        == by_identity(kustomized("dra/objects")).keys()
+    )
+
+
+def test_requests_of_claims_are_checked_where_that_is_asked_for() -> None:
+    more = by_identity(helm(dra={**VALUES["dra"], "checkRequests": True})).keys() - by_identity(helm()).keys()
+    assert more == by_identity(kustomized("dra/check-requests")).keys()
+
+
 @pytest.mark.parametrize(("value", "folder"), [("observer", "observer"), ("followAdvice", "follow-advice")])
 def test_what_is_off_by_default_is_an_option_of_its_own(value: str, folder: str) -> None:
     more = by_identity(helm(**{value: True})).keys() - by_identity(helm()).keys()
@@ -77,6 +92,12 @@ def test_versions_are_the_projects() -> None:
 def test_the_evaluator_refuses_what_it_does_not_know(text: str) -> None:
     with pytest.raises(NotPlain):
         render(text, VALUES)
+
+
+def test_a_condition_in_a_condition_needs_both() -> None:
+    text = "a: 1\n{{- if .Values.x }}\nb: 2\n{{- if .Values.y }}\nc: 3\n{{- end }}\nd: 4\n{{- end }}\n"
+    assert render(text, {"x": True, "y": False}) == "a: 1\nb: 2\nd: 4\n"
+    assert render(text, {"x": False, "y": True}) == "a: 1\n"
 
 
 def test_a_condition_takes_its_lines_with_it() -> None:

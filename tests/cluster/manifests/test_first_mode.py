@@ -15,6 +15,10 @@ from tests.config.configs import read
 
 VARIANTS = {
     **{f"kustomize {name}": lambda name=name: kustomized(name) for name in ("nri", "standalone", "proxy")},
+    **{
+        f"kustomize dra/{name}": lambda name=name: kustomized(f"dra/{name}")
+        for name in ("nri", "standalone", "proxy")
+    },
     **{f"chart {name}": lambda name=name: helm(frontEnd=name) for name in ("nri", "standalone", "proxy")},
 }
 

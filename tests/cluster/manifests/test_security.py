@@ -137,6 +137,34 @@ def test_a_front_end_stays_away_from_nodes_of_another_and_from_installed_ones(fr
     ]
 
 
+CDI, PLUGINS, REGISTRY = "/var/run/cdi", f"{KUBELET}/plugins", f"{KUBELET}/plugins_registry"
+
+
+@pytest.mark.parametrize("front_end", ["nri", "standalone", "proxy"])
+def test_with_dra_the_commanding_half_serves_kubelet_and_the_daemon_names_devices(front_end: str) -> None:
+    before, after = workloads(front_end), workloads(f"dra/{front_end}")
+    assert before.keys() == after.keys()
+    added = {
+        (name, container["name"]): seen(pod_of(one), container) - seen(pod_of(before[name]), old)
+        for name, one in after.items()
+        for container, old in zip(pod_of(one)["containers"], pod_of(before[name])["containers"])
+    }
+    expected = {
+        ("cri-resmgr-agent", "command"): {f"ro:{KUBELET}", PLUGINS, REGISTRY},
+        (f"cri-resmgr-{front_end}", front_end): {CDI},
+    }
+    assert {key: folders for key, folders in added.items() if folders} == {
+        key: folders for key, folders in expected.items() if key[0] in after
+    }
+    kinds = {
+        one["hostPath"]["type"]
+        for workload in after.values()
+        for one in pod_of(workload)["volumes"]
+        if "hostPath" in one
+    }
+    assert kinds <= {"Directory", "DirectoryOrCreate"}
+
+
 def test_beside_an_installed_proxy_run_the_agent_and_the_operator_only() -> None:
     assert set(workloads("proxy")) == {"cri-resmgr-agent", "cri-resmgr-operator"}
 
