@@ -19,7 +19,7 @@ from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.node import PODS, RegisteredNode, found
-from tests.cluster.real.parts import PLACEMENTS
+from tests.cluster.real.parts import PLACEMENTS, Part
 from tests.cri_client import CPU_PERIOD_US, IMAGE, CriClient
 from tests.e2e.node import until
 from tests.e2e.runtime import RealRuntime
@@ -81,7 +81,7 @@ def pod(
 
 
 class SharedNode(RegisteredNode):
-    """``kubectl`` is the administrator's; operator and node agent of ours run as well."""
+    """``kubectl`` is the administrator's; operator and node agent of ours run as well, the latter as ``reports``."""
 
     def __init__(
         self,
@@ -91,9 +91,11 @@ class SharedNode(RegisteredNode):
         agent: Agent,
         direct: CriClient,
         host: RealKubeletHost,
+        reports: Part,
     ) -> None:
         super().__init__(api, runtime, agent, direct, host)
         self.kubectl = kubectl
+        self.reports = reports
 
     # --- kubelet
 

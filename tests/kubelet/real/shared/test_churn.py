@@ -23,6 +23,8 @@ LIMITS = ("500m", "2", "4", "12", "24")
 #: One of so many comes and goes.
 ONE_GOES = 10
 
+Made = Callable[[str, int], dict[str, Any]]
+
 
 def numbered(name: str, number: int) -> dict[str, Any]:
     if number % 2:
@@ -88,10 +90,11 @@ async def test_twenty_pods_are_given_back_and_taken_over_by_the_switch(node: Sha
 
 
 class Load:
-    """Pods that come and go."""
+    """Pods that come and go; ``made`` says which, by name and number."""
 
-    def __init__(self, node: SharedNode, workers: int) -> None:
+    def __init__(self, node: SharedNode, workers: int, made: Made = numbered) -> None:
         self._node = node
+        self._made = made
         self._gone = 0
         self._is_over = False
         self.tasks = [asyncio.ensure_future(self._work(number)) for number in range(workers)]
@@ -99,7 +102,7 @@ class Load:
     async def _work(self, worker: int) -> None:
         for count in itertools.takewhile(lambda count: not self._is_over, itertools.count()):
             name = f"load-{worker}-{count}"
-            await self._node.create(numbered(name, worker + count))
+            await self._node.create(self._made(name, worker + count))
             await self._node.ids(name, "main")
             await self._node.remove(name)
             self._gone += 1
@@ -123,8 +126,8 @@ class Load:
 
 
 @asynccontextmanager
-async def load_on(node: SharedNode, workers: int) -> AsyncIterator[Load]:
-    load = Load(node, workers)
+async def load_on(node: SharedNode, workers: int, made: Made = numbered) -> AsyncIterator[Load]:
+    load = Load(node, workers, made)
     try:
         yield load
         await load.end()
