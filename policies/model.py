@@ -214,7 +214,8 @@ class Container:
     ``milli_size``: the size of its shared set by its usage, where that is sized by demand; None = its limit.
     ``milli_used``: what one in the set of its limit uses with headroom, where it is sized by demand; 0 = not known.
     ``pod_share``: where it has no resources of its own; ``resources`` is then its part of the pod's
-    (policies/pod_share.py). ``tells_own``: an update has told its own request.
+    (policies/pod_share.py). ``tells_own``: an update has told its own request. ``claims``: the keys of the claims' parts
+    that it has (cri_api/claims.py).
     """
 
     pod: Pod
@@ -230,6 +231,7 @@ class Container:
     milli_used: int = 0
     pod_share: Optional[PodShare] = None
     tells_own: bool = False
+    claims: tuple[str, ...] = ()
 
     @property
     def told(self) -> Resources:

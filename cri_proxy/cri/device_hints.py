@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_api.claims import CDI_KIND
 from policies.model import DEVICES, MOUNTS, RESOURCES, Container, Hint
 from policies.settings import PlacementSettings
 from policies.wanted import hint_counts
@@ -32,11 +33,13 @@ _PCI_ADDRESS = re.compile(
 def read_uses(config: cri.ContainerConfig) -> tuple[Use, ...]:
     """The devices and mounts of a container that may give hints, each once.
 
-    CDI devices are names that only the runtime can resolve: kubelet has to be asked where they are.
+    CDI devices are names that only the runtime can resolve: kubelet has to be asked where they are. Those of claims of CPUs
+    are near nothing else.
     """
     devices = [(DEVICES, device.host_path) for device in config.devices]
     mounts = [(MOUNTS, mount.host_path) for mount in config.mounts if _may_hint(mount)]
-    given = [(RESOURCES, device.name) for device in config.CDI_devices]
+    names = [device.name for device in config.CDI_devices]
+    given = [(RESOURCES, name) for name in names if not name.startswith(f"{CDI_KIND}=")]
     return tuple(use for use in dict.fromkeys(devices + mounts + given) if use[1])
 
 

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.claims import asked_claims
 from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.text.annotation_value import BadAnnotation, read_value
 from cri_proxy.text.quantity import BadQuantity, parse_milli
@@ -90,6 +91,7 @@ def read_create(message: bytes, pods: Mapping[str, Pod], memory_capacity_bytes: 
 def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes: int) -> CreateRequest:
     resources = config.linux.resources
     qos = read_qos(pod.cgroup_parent, resources)
+    annotations = kept_annotations(config.annotations)
     container = Container(
         pod=pod,
         name=config.metadata.name,
@@ -97,7 +99,8 @@ def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes
         qos=qos,
         resources=read_resources(resources, qos, memory_capacity_bytes),
         labels=kept_labels(config.labels),
-        annotations=kept_annotations(config.annotations),
+        annotations=annotations,
+        claims=asked_claims((device.name for device in config.CDI_devices), annotations),
     )
     return CreateRequest(understood(container), read_fence(resources), read_uses(config))
 

@@ -13,6 +13,7 @@ from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri import messages as cri_reader
 from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.claims import shown_claims
 from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.cri.messages import (
     CreateRequest,
@@ -77,8 +78,15 @@ def read_container(
         resources=read_resources(resources, qos, memory_capacity_bytes),
         labels=kept_labels(container.labels),
         annotations=kept_annotations(container.annotations),
+        claims=_claims(container),
     )
     return CreateRequest(understood(found), read_fence(resources), _uses(container))
+
+
+def _claims(container: nri.Container) -> tuple[str, ...]:
+    # containerd 1.7 does not fill the field. It applies CDI before it asks plugins, so the variables are there.
+    devices = (device.name for device in container.CDI_devices)
+    return shown_claims(devices, container.annotations, container.env)
 
 
 def read_attempt(container: nri.Container) -> Optional[int]:

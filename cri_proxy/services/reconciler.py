@@ -13,6 +13,7 @@ from google.protobuf import json_format
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.claims import asked_claims, shown_claims
 from cri_proxy.cri.device_hints import Use, read_uses
 from cri_proxy.cri.messages import (
     UnreadableRequest,
@@ -294,7 +295,7 @@ class Reconciler:
         item = seen[container_id] = replace(item, has_no_quota=is_taken)
         return UnannouncedContainer(
             container_id,
-            self._container(pod, status, linux),
+            self._container(pod, status, linux, claims_of(status, info)),
             read_fence(linux),
             uses_of(status, info),
             item.inherited or item.cpus,
@@ -304,13 +305,18 @@ class Reconciler:
         )
 
     def _container(
-        self, pod: Pod, status: cri.ContainerStatus, linux: cri.LinuxContainerResources
+        self,
+        pod: Pod,
+        status: cri.ContainerStatus,
+        linux: cri.LinuxContainerResources,
+        claims: tuple[str, ...],
     ) -> Container:
         qos = read_qos(pod.cgroup_parent, linux)
         resources = read_resources(linux, qos, self._node_state.memory_bytes)
         name, attempt = status.metadata.name, status.metadata.attempt
         labels, annotations = kept_labels(status.labels), kept_annotations(status.annotations)
-        return understood(Container(pod, name, attempt, qos, resources, labels, annotations))
+        container = Container(pod, name, attempt, qos, resources, labels, annotations, claims=claims)
+        return understood(container)
 
     async def _pods(self, sandboxes: Sequence[cri.PodSandbox]) -> dict[str, Pod]:
         pods = await _asked(self._pod_of, sandboxes)
@@ -608,6 +614,27 @@ def uses_of(status: cri.ContainerStatus, info: dict[str, Any]) -> tuple[Use, ...
     config = cri.ContainerConfig(mounts=status.mounts)
     config.devices.extend(cri.Device(host_path=path) for path in paths if isinstance(path, str))
     return read_uses(config)
+
+
+def claims_of(status: cri.ContainerStatus, info: dict[str, Any]) -> tuple[str, ...]:
+    """The keys of the claims of CPUs that a container has.
+
+    containerd tells the CDI devices that were asked for. Of others there is the environment that these have brought.
+    """
+    asked = info.get("config")
+    if isinstance(asked, dict):
+        devices = [_item(device, "name") for device in _items(asked.get("CDI_devices"))]
+        return asked_claims([name for name in devices if isinstance(name, str)], status.annotations)
+    environment = _items(_item(_item(info.get("runtimeSpec"), "process"), "env"))
+    return shown_claims((), status.annotations, [each for each in environment if isinstance(each, str)])
+
+
+def _item(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _seen(container: cri.Container, pods: Mapping[str, Pod]) -> ListedContainer:

@@ -11,6 +11,7 @@ from typing import Optional
 
 from cri_api import runtime_v1_pb2 as cri
 from cri_proxy.cri.annotations.read import understood
+from cri_proxy.cri.claims import asked_claims
 from cri_proxy.cri.messages import (
     BESTEFFORT_OOM_SCORE,
     DEFAULT_PERIOD_US,
@@ -266,6 +267,7 @@ class Process:
             resources=read_resources(self.linux, qos, memory_capacity_bytes),
             labels=dict(config.labels),
             annotations=dict(config.annotations),
+            claims=asked_claims((device.name for device in config.CDI_devices), config.annotations),
         )
         return understood(container)
 

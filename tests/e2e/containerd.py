@@ -43,13 +43,19 @@ CONFIG = """\
   netns_mounts_under_state_dir = true
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
-[plugins."io.containerd.grpc.v1.cri".cni]
+{cdi}[plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = "{cni_plugins}"
   conf_dir = "{folder}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
   Root = "{folder}/runc"
+"""
+
+#: Among it since containerd 1.7, which has it off.
+CDI = """\
+  enable_cdi = true
+  cdi_spec_dirs = ["{folder}/cdi"]
 """
 
 #: The same for containerd 2, whose sections have other names, and which has NRI on in the machine's own folders.
@@ -113,7 +119,7 @@ class Containerd(RealRuntime):
         return {path for path in paths if path.exists()}
 
     def _write_config(self) -> None:
-        is_old = self._major_version() < 2
+        is_old = self._version() < (2, 0)
         config = (COMMON + (CONFIG if is_old else CONFIG_OF_2)).format(
             version=2 if is_old else 3,
             folder=self.folder,
@@ -124,6 +130,7 @@ class Containerd(RealRuntime):
             nri_config=self.nri_config,
             nri_timeout_s=self.nri_timeout_s,
             no_nri="false" if self.has_nri else "true",
+            cdi=CDI.format(folder=self.folder) if self.knows_cdi() else "",
         )
         if self.runc is not None:
             config += f'  BinaryName = "{self.runc}"\n'
@@ -151,11 +158,14 @@ class Containerd(RealRuntime):
     def _outside(self) -> Sequence[Path]:
         return list(self.shim_sockets())
 
-    def _major_version(self) -> int:
+    def knows_cdi(self) -> bool:
+        return self._version() >= (1, 7)
+
+    def _version(self) -> tuple[int, int]:
         said = subprocess.run([self.binary, "--version"], capture_output=True, text=True, check=True).stdout
-        found = re.search(r" v?(\d+)\.\d", said)
+        found = re.search(r" v?(\d+)\.(\d+)", said)
         assert found is not None, f"{self.binary} does not tell its version: {said}"
-        return int(found[1])
+        return int(found[1]), int(found[2])
 
     @property
     def _tasks(self) -> Path:

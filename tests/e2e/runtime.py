@@ -75,6 +75,7 @@ class RealRuntime(abc.ABC):
         self.nri_socket = self.folder / "nri.sock"
         self.nri_plugins = self.folder / "nri-plugins"
         self.nri_config = self.folder / "nri-conf"
+        self.cdi = self.folder / "cdi"
         if len(str(self.socket)) >= 100:
             raise ValueError(f"{self.socket} is too long for a unix socket; use a shorter folder")
         if cgroup_parent and not cgroup_parent.strip("/"):
@@ -111,6 +112,10 @@ class RealRuntime(abc.ABC):
     @abc.abstractmethod
     def pid_of(self, container_id: str) -> int:
         """The first process of a container or sandbox; asked without the daemon, so also while it is dead."""
+
+    def knows_cdi(self) -> bool:
+        """Whether containers can have CDI devices, which it looks up in `cdi`."""
+        return True
 
     @abc.abstractmethod
     def _ids(self) -> Sequence[str]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cri_api import nri_v1alpha1_pb2 as nri
 from cri_api import runtime_v1_pb2 as cri
+from cri_api.claims import cdi_device, claim_key, part_name, variable
 from cri_proxy.cri.messages import UnreadableRequest, read_create
 from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, Management
 from cri_proxy.nri import containers
@@ -115,6 +116,29 @@ def test_a_container_is_the_same_by_nri_as_by_cri(config: dict[str, Any], attemp
     assert by_nri == by_cri
     assert by_nri.container.qos is Qos(qos)
     assert by_nri.container.attempt == attempt
+
+
+CLAIM = part_name("1111-aaaa", "cpus")
+CLAIMED = {
+    "CDI devices": ({"CDI_devices": [nri.CDIDevice(name=cdi_device(CLAIM))]}, True),
+    "an annotation": ({"annotations": {"cdi.k8s.io/x": cdi_device(CLAIM)}}, True),
+    "the variable of a host that tells no devices": ({"env": ["A=b", variable(CLAIM)]}, True),
+    "a variable beside devices": (
+        {"env": [variable(CLAIM)], "CDI_devices": [nri.CDIDevice(name="vendor.example/disk=a")]},
+        False,
+    ),
+    "nothing": ({}, False),
+}
+
+
+@pytest.mark.parametrize(("fields", "has_it"), CLAIMED.values(), ids=CLAIMED)
+def test_a_containers_claims_are_told_by_its_devices_or_by_what_they_bring(
+    fields: dict[str, Any], has_it: bool
+) -> None:
+    container = nri.Container(id="c", name="app", **fields)
+    assert containers.read_container(container, make_pod()).container.claims == (
+        (claim_key(CLAIM),) if has_it else ()
+    )
 
 
 def test_numbers_that_are_not_there_are_as_kubelets_zero() -> None:

@@ -20,6 +20,7 @@ import pytest_asyncio
 import structlog
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_api.claims import cdi_device, claim_key, part_name, variable
 from cri_proxy.config.config import read_config
 from cri_proxy.engine.build import Machine, make_engine, make_host
 from cri_proxy.engine.report import engine_status, placement_row
@@ -29,7 +30,7 @@ from cri_proxy.node.cgroups import Cgroups
 from cri_proxy.relay.status import RpcError
 from cri_proxy.runtime import RuntimeClient
 from cri_proxy.services.node_state import NodeState
-from cri_proxy.services.reconciler import AT_A_TIME, MANY, Reconciler, declared_cgroup, uses_of
+from cri_proxy.services.reconciler import AT_A_TIME, MANY, Reconciler, claims_of, declared_cgroup, uses_of
 from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
@@ -70,6 +71,31 @@ def test_devices_and_mounts_are_what_was_asked_for(info, devices) -> None:
         ]
     )
     assert uses_of(status, info) == (*(("devices", path) for path in devices), ("mounts", DATA))
+
+
+CLAIM = part_name("1111-aaaa", "cpus")
+WITH_CLAIM: dict[str, Any] = {"process": {"env": ["A=b", variable(CLAIM)]}}
+CLAIMS: dict[str, tuple[dict[str, Any], bool]] = {
+    "containerd tells the devices that were asked for": (
+        {"config": {"CDI_devices": [{"name": cdi_device(CLAIM)}, {"name": "vendor.example/disk=a"}]}},
+        True,
+    ),
+    "a variable of the pod's own is none": ({"config": {}, "runtimeSpec": WITH_CLAIM}, False),
+    "others show the variable": ({"runtimeSpec": WITH_CLAIM}, True),
+    "iSulad tells nothing": ({}, False),
+    "devices that are a number": ({"config": {"CDI_devices": 3}}, False),
+    "names that are none": ({"config": {"CDI_devices": [3, {"name": 3}, None, {}]}}, False),
+    "an environment that is a text": ({"runtimeSpec": {"process": {"env": variable(CLAIM)}}}, False),
+    "a process that is a list": ({"runtimeSpec": {"process": [variable(CLAIM)]}}, False),
+    "numbers for variables": ({"runtimeSpec": {"process": {"env": [3, None, variable(CLAIM)]}}}, True),
+}
+
+
+@pytest.mark.parametrize(("info", "has_it"), CLAIMS.values(), ids=CLAIMS)
+def test_claims_are_those_that_the_runtime_tells_of(info, has_it) -> None:
+    assert claims_of(cri.ContainerStatus(), info) == ((claim_key(CLAIM),) if has_it else ())
+    annotated = cri.ContainerStatus(annotations={"cdi.k8s.io/x": cdi_device(CLAIM)})
+    assert claims_of(annotated, info) == (claim_key(CLAIM),)
 
 
 # ---------------------------------------------------------------------- what is told of a comparison
