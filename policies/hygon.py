@@ -56,6 +56,7 @@ class Hygon(Policy):
     name = "hygon"
     keeps_isolated_apart = True
     moves_others = True
+    holds_claims = True
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
         super().__init__(topology, settings)
@@ -366,3 +367,4 @@ class TopologyAware(Hygon):
 
     name = "topology-aware"
     owns_exclusively = True
+    holds_claims = False

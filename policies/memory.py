@@ -164,11 +164,17 @@ def memory_of(
     had: MemoryCharge = (),
 ) -> MemoryChoice:
     """The memory nodes of a container on ``cpus``, which is not in the books. ``had``: as in ``MemoryNeed``."""
-    resources = container.resources
-    types, pages = container.preferences.memory_types or settings.memory_types, resources.hugepage_sizes
-    need = MemoryNeed(types, pages, node.memory_shared(container), had)
-    limit, only = resources.memory_limit_bytes, settings.memory_only_nodes
+    need = memory_need(node, container, settings, had)
+    limit, only = container.resources.memory_limit_bytes, settings.memory_only_nodes
     return choose_memory(node, cpus, limit, settings.memory, only, constraint.mems, need)
+
+
+def memory_need(
+    node: Node, container: Container, settings: PlacementSettings, had: MemoryCharge = ()
+) -> MemoryNeed:
+    """What a container needs of its memory nodes besides its limit; it is not in the books."""
+    types = container.preferences.memory_types or settings.memory_types
+    return MemoryNeed(types, container.resources.hugepage_sizes, node.memory_shared(container), had)
 
 
 def with_memory(

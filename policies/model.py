@@ -148,6 +148,7 @@ class PlacementPreferences:
     ``balloon``: the type of balloon. ``isolation_class``: protected, standard, batch: what it is to others.
     ``rdt_class``, ``blockio_class``, ``cpu_class``, ``memory_class``, ``scheduling_class``: the class of the configured
     section of that name that it asks for. ``quota_turbo``: whether its CPU quota may be raised for a while.
+    ``memory``: pin, prefer: of the memory of containers with a claim that says it.
     ``notes``: sentences about what could not be understood and is ignored.
     ``refusal``: the sentence with which the create fails, since a demand could not be understood.
     """
@@ -173,6 +174,7 @@ class PlacementPreferences:
     memory_class: str = ""
     scheduling_class: str = ""
     quota_turbo: Optional[bool] = None
+    memory: str = ""
     affinity: tuple[AffinityTerm, ...] = ()
     notes: tuple[str, ...] = ()
     refusal: str = ""
@@ -293,6 +295,8 @@ class Placement:
     ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nothing
     runs on, the container neither. ``one_thread``: of its shared CPUs it gets one thread a core.
     ``lift_quota``: the CPU quota is taken away. ``squeezed``: its level is wider than its own, for want of room.
+    ``claimed``: the part of ``cpus`` that belongs to the claims it has: these own it, and other containers of the same
+    claims run there too.
     """
 
     cpus: frozenset[int] = NO_CPUS
@@ -307,6 +311,7 @@ class Placement:
     one_thread: bool = False
     lift_quota: bool = False
     squeezed: bool = False
+    claimed: frozenset[int] = NO_CPUS
 
 
 UNTOUCHED = Placement()
@@ -352,7 +357,7 @@ class Resident:
     ``inside``: the CPUs its caller lets it use; None = all. ``bounds``: the CPUs that it can be moved or shrunk to,
     where it owns none and those are not all; ``is_fixed``: it runs on its bounds, and is not ours to move or shrink.
     ``milli_used``: its weight in ordering beyond its request, where its set is sized by demand. ``isolation``: its class,
-    "" where there are none.
+    "" where there are none. ``claimed``: those of its CPUs that its claims own, on which it is not charged.
     """
 
     pod_uid: str
@@ -368,6 +373,7 @@ class Resident:
     is_fixed: bool = False
     milli_used: int = 0
     isolation: str = ""
+    claimed: frozenset[int] = NO_CPUS
 
     @property
     def group(self) -> str:

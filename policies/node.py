@@ -30,9 +30,12 @@ CONSTRAINTS_KEPT = 8
 def charges(resident: Resident) -> list[tuple[frozenset[int], int, int]]:
     """Its charge on each of its CPUs, by set of CPUs: its request, and its weight in ordering.
 
-    Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones.
+    Where it owns CPUs and shares others for the rest of its request, that rest is on the shared ones. Of claims' CPUs it
+    shares nothing with others.
     """
     cpus, exclusive, milli = resident.cpus, resident.exclusive, resident.milli_request
+    if resident.claimed:
+        cpus = cpus - resident.claimed
     own = cpus & exclusive if exclusive and not resident.group else NO_CPUS
     if not own or own == cpus:
         return [_spread(cpus, milli, resident.milli_used)] if cpus else []

@@ -21,6 +21,8 @@ class Policy(ABC):
     keeps_isolated_apart = False
     #: Whether containers may be moved so that another one fits.
     moves_others = False
+    #: Whether CPUs are kept for claims of them.
+    holds_claims = False
 
     def __init__(self, topology: Topology, settings: PlacementSettings) -> None:
         self.topology = topology

@@ -16,7 +16,7 @@ from inspect import signature
 from math import inf
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from cri_proxy.engine import invariants, moves, place, relief, sizing
+from cri_proxy.engine import claims, invariants, moves, place, relief, sizing
 from cri_proxy.engine import told as telling
 from cri_proxy.engine import transitions as requests
 from cri_proxy.engine.model import (
@@ -186,6 +186,10 @@ class Engine(State):
     doubt, commit = _transition(requests.doubt), _transition(requests.commit)
     resize, follow_resources = _transition(requests.resize), _transition(requests.follow_resources)
 
+    # ------------------------------------------------------------------ claims
+
+    prepare, unprepare = _transition(claims.prepare), _transition(claims.unprepare)
+
     # ------------------------------------------------------------------ the life of a container
 
     @_transition
@@ -347,7 +351,7 @@ class Engine(State):
             grant = replace(grant, turbo_us=0) if grant.turbo_us else grant
             self.put(grant)
             self.found[grant.key] = grant
-            if grant.life is not Life.CREATING:
+            if grant.life not in (Life.CREATING, Life.CLAIM):
                 self.tell(grant.key, told_by(grant)._replace(turbo_us=quota_us))
         for pod in [pod for pod in self.pods.values() if pod.size is not None]:
             self.put_pod(pod)

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Optional, Protocol
 
+from cri_proxy.engine.members import claimed_by
 from cri_proxy.engine.model import ContainerRecord, Host, Life, Management, Ticket, resident_of
 from cri_proxy.engine.moves import being_resized
-from cri_proxy.engine.reconcile import keep_memory, placed, reconcile
+from cri_proxy.engine.reconcile import as_claims, keep_memory, placed, reconcile
 from cri_proxy.engine.state import KUBELET_KEY, State
 from policies.exclusive.sparing import emptied_by, last_ones
 from policies.frozen import frozen
@@ -60,11 +61,13 @@ def broken_invariants(engine: EngineView) -> list[str]:
     for grant in engine.grants.values():
         if grant.stance is Management.PLACED:
             problems += broken_placement(engine, grant)
+            problems += _broken_claims(engine, grant)
         if grant.stance in (Management.PLACED, Management.ADOPTED):
             container = _owner(grant, target)
             # It may go from one group to another: what it owned there it may share until it is gone from there.
             twin = engine.grants.get(twins.get(grant.key, ""))
             selves = {container} if twin is None else {container, _owner(twin, target)}
+            selves = selves.union(grant.container.claims) if grant.placement.claimed else selves
             to_be_its_own = _to_be_its_own(engine, grant)
             for cpu in sorted((grant.cpus - grant.placement.exclusive) & owned):
                 others = owners[cpu] - selves - ({KUBELET_KEY} if cpu in to_be_its_own else set())
@@ -183,7 +186,7 @@ def broken_placement(engine: EngineView, grant: ContainerRecord) -> list[str]:
     """Sentences on what is wrong with the place of one container, whatever the others have."""
     who, placement, node = f"{grant.container.path} ({grant.key})", grant.placement, engine.node
     problems = []
-    if not placement.cpus:
+    if not placement.cpus and not grant.is_claim:  # all of its devices may be offline
         problems.append(f"{who} has an empty cpuset")
     if placement.cpus - node.usable:
         problems.append(f"{who} has CPUs that are not usable: {format_cpus(placement.cpus - node.usable)}")
@@ -202,6 +205,22 @@ def broken_placement(engine: EngineView, grant: ContainerRecord) -> list[str]:
             f"{who} has exclusive CPUs that are reserved: {format_cpus(placement.exclusive & node.reserved)}"
         )
     return problems
+
+
+def _broken_claims(engine: EngineView, grant: ContainerRecord) -> list[str]:
+    """Sentences on what a container has that its claims do not own, or lacks that they do."""
+    container, claimed = grant.container, grant.placement.claimed
+    if not claimed and not container.claims:
+        return []
+    true, who = claimed_by(engine.grants, container), f"{container.path} ({grant.key})"
+    allowed = engine.node.usable if grant.constraint.cpus is None else grant.constraint.cpus
+    if claimed != true and (claimed or true & engine.node.usable & allowed):
+        return [
+            f"{who} has CPUs {format_cpus(claimed) or 'none'} of its claims, which own {format_cpus(true) or 'none'}"
+        ]
+    if claimed & engine.node.usable & allowed - grant.placement.cpus:
+        return [f"{who} does not run on CPUs of its claims: {format_cpus(claimed - grant.placement.cpus)}"]
+    return []
 
 
 def _unclaimed(engine: EngineView) -> frozenset[int]:
@@ -299,6 +318,10 @@ def _anew(
             return None
     if not decision.placement.cpus or decision.others:
         return None
+    if grant.is_claim:  # it shares no CPUs
+        decision = replace(decision, placement=as_claims(decision.placement))
+        if len(decision.placement.exclusive) < len(grant.placement.exclusive):
+            return None
     place = keep_memory(state, grant.placement, decision.placement, grant.constraint)
     return placed(grant, place, f"{why}: {decision.why}")
 

@@ -24,6 +24,7 @@ from policies.model import (
     Container,
     Decision,
     Placement,
+    PlacementPreferences,
     Quota,
     Resident,
     Resources,
@@ -58,6 +59,22 @@ class Life(str, Enum):
     CREATED = "created"
     RUNNING = "running"
     HELD = "held"
+    #: No container: CPUs of a claim, for the containers that have it. It is there until it is unprepared.
+    CLAIM = "claim"
+
+
+@frozen
+class ClaimPart:
+    """What one request of a claim was allocated: ``count`` CPUs of its own out of ``cpus``, those of its devices.
+
+    ``preferences``: as of a container that is to own them.
+    """
+
+    request: str
+    count: int
+    cpus: frozenset[int]
+    preferences: PlacementPreferences = PlacementPreferences()
+    devices: tuple[str, ...] = ()
 
 
 @frozen
@@ -77,6 +94,7 @@ class ContainerRecord:
     that isolation does and CRI cannot say, by the names of PlacementPreferences' fields, and scheduling.
     ``turbo_us``: the CPU quota, in microseconds of its period, that it is to have for a while instead of its own, 0 = its
     own; ``turbo_top_us``: the most of it that it may still have, 0 = it is known to have its own. Its limit stays.
+    ``part``: of a claim's part what it was made of; ``key`` is the claim's, and ``container`` stands for the part.
     """
 
     key: str
@@ -103,6 +121,12 @@ class ContainerRecord:
     asked: tuple[tuple[str, str], ...] = ()
     turbo_us: int = 0
     turbo_top_us: int = 0
+    part: Optional[ClaimPart] = None
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether it is a claim's part, and no container."""
+        return self.life is Life.CLAIM
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -160,6 +184,12 @@ class ContainerRecord:
             return self.runs_on
         return self.placement.exclusive if self.stance in (Management.PLACED, Management.ADOPTED) else NO_CPUS
 
+    @property
+    def own(self) -> frozenset[int]:
+        """The same, and the CPUs of its claims, which it shares with no other containers than theirs."""
+        claimed = self.placement.claimed
+        return self.exclusive | claimed if claimed and self.stance is Management.PLACED else self.exclusive
+
 
 #: What residents are made from: a hundred of them may change with one decision.
 _NO_RESIDENT = Resident("", 0, 0, NO_CPUS)
@@ -176,6 +206,8 @@ def resident_of(grant: ContainerRecord) -> Resident:
     bounds = grant.constraint.cpus
     if not is_placed:
         bounds = place.home if grant.stance is Management.ADOPTED else grant.runs_on
+    if place.claimed and (is_placed or grant.stance is Management.OBSERVED):
+        return _member_of(grant, charge)
     return altered(
         _NO_RESIDENT,
         pod_uid=container.pod.uid,
@@ -192,6 +224,32 @@ def resident_of(grant: ContainerRecord) -> Resident:
         is_fixed=not is_placed and grant.stance is not Management.ADOPTED,
         isolation=grant.isolation,
     )
+
+
+def _member_of(grant: ContainerRecord, charge: tuple[tuple[int, int], ...]) -> Resident:
+    """A container with claims: it is charged what its claims have not, owns nothing, and is not to be moved."""
+    container, place = grant.container, grant.placement
+    return altered(
+        _NO_RESIDENT,
+        pod_uid=container.pod.uid,
+        milli_request=milli_beside(container, len(place.claimed)),
+        milli_wanted=wanted_milli(container),
+        cpus=place.cpus,
+        memory_charge=charge,
+        container=container,
+        inside=grant.constraint.cpus,
+        isolation=grant.isolation,
+        claimed=place.claimed & place.cpus,
+    )
+
+
+def milli_beside(container: Container, claimed: int) -> int:
+    """What a container requests beside ``claimed`` CPUs of its claims, in milli-CPUs.
+
+    People repeat a claim's number in the request: one that is at least as much includes it.
+    """
+    milli = container.resources.milli_request
+    return milli - claimed * 1000 if milli >= claimed * 1000 else milli
 
 
 class TicketKind(str, Enum):

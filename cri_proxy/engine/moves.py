@@ -42,7 +42,8 @@ def may_move(state: State, grant: ContainerRecord, resized: Iterable[str], is_or
     """
     return (
         grant.stance is Management.PLACED
-        and grant.life is not Life.HELD
+        and grant.life not in (Life.HELD, Life.CLAIM)
+        and not grant.container.claims
         and not grant.placement.group
         and grant.placement.level != "reserved"
         and (is_order or not grant.exclusive)

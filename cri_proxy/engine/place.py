@@ -144,7 +144,7 @@ def decide(
         return _decide_pinned(state, container, constraint, override)
     if again is not None:
         return again, ()
-    decision, given_up = _decide_anew(state, container, constraint)
+    decision, given_up = decide_anew(state, container, constraint)
     return with_peers(state, container, decision), given_up
 
 
@@ -155,7 +155,7 @@ def _decide_pinned(
     try:
         decision = _inside(state, container, override, inside_of(state, override, container, constraint))
     except DoesNotFit as reason:
-        decision, given_up = _decide_anew(state, container, constraint)
+        decision, given_up = decide_anew(state, container, constraint)
         why = f"{decision.why}; not in {override.text}{PINNED_BY}{reason}"
         return with_peers(state, container, replace(decision, why=why)), given_up
     return replace(decision, why=f"{pinned_text(override)}; {decision.why}"), ()
@@ -174,7 +174,7 @@ def _inside(state: State, container: Container, override: Override, inside: Cons
     return with_evictions(state, container, decision)
 
 
-def _decide_anew(
+def decide_anew(
     state: State, container: Container, constraint: Constraint
 ) -> tuple[Decision, tuple[ContainerRecord, ...]]:
     request = state.request(container, constraint)
@@ -237,8 +237,9 @@ def same_place(
     if not previous:
         return None
     last = max(previous, key=lambda g: g.container.attempt)
-    # Programs size their threads by the CPUs that they see at their start: a new attempt has its limit's again.
-    if last.container.milli_size is not None:
+    # Programs size their threads by the CPUs that they see at their start: a new attempt has its limit's again. What claims
+    # give a container they give each attempt.
+    if last.container.milli_size is not None or last.placement.claimed or container.claims:
         return None
     if wanted_milli(last.container) != wanted_milli(container) or last.constraint.cpus != constraint.cpus:
         return None
@@ -284,6 +285,12 @@ def resized(
     if old.is_outgrown:  # what it has now is not what its place was chosen for
         same_preference = same_limit = False
     stay = old.placement
+    if container.claims:
+        with state.without([old.key]):
+            decision = state.place(state.request(container, constraint, old.key))
+        if decision.placement.claimed:
+            kept = keep_memory(state, stay, decision.placement, constraint, not same_limit)
+            return replace(decision, placement=kept), Management.PLACED, NO_CPUS
     with state.without([old.key]):
         if not same_preference or not stay.cpus:
             decision = resized_anew(state, old, container, constraint)
@@ -395,7 +402,7 @@ def evict(state: State, container: Container, constraint: Constraint) -> Optiona
     for domain, missing in _targets(state, container)[:DOMAINS_TRIED]:
         movers = _enough(state, domain.cpus, max(missing, 1), most, resized)
         if movers and room.may_hold(domain, movers):
-            found = _with_moves(state, container, constraint, domain, movers)
+            found = with_moves(state, container, constraint, domain, movers)
             if found is not None:
                 return found
     return None
@@ -473,8 +480,16 @@ def _movable(state: State, keys: Iterable[str], resized: frozenset[str]) -> Iter
             and grant.life in (Life.CREATED, Life.RUNNING)
             and (not grant.placement.exclusive or state.options.move_exclusive)
             and state.pin_of(grant.container) is None
+            and not grant.container.claims
         ):
             yield grant
+
+
+def movable_owners(state: State, cpus: frozenset[int]) -> list[ContainerRecord]:
+    """The containers that own some of these CPUs and may be moved, those that own most there first."""
+    keys = [key for key, owner in state.node.owners.items() if not owner.exclusive.isdisjoint(cpus)]
+    found = _movable(state, keys, being_resized(state))
+    return sorted(found, key=lambda grant: (-len(grant.exclusive & cpus), grant.key))
 
 
 def _enough(
@@ -535,7 +550,7 @@ class Room:
         return left >= needed or any(nano >= needed for leaf, nano in enumerate(self._nano) if leaf != own)
 
 
-def _with_moves(
+def with_moves(
     state: State,
     container: Container,
     constraint: Constraint,
@@ -643,8 +658,11 @@ class DoesNotFit(Exception):
 def inside_of(state: State, override: Override, container: Container, constraint: Constraint) -> Constraint:
     """What a container may be placed on by an override.
 
-    :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs.
+    :raises DoesNotFit: this machine has no such zone, no CPU there may be used, or it belongs on the reserved CPUs, or
+        where its claims are.
     """
+    if container.claims:
+        raise DoesNotFit(f"{container.path} has the CPUs of its claims, which never leave their devices")
     if ask_of(container, state.policy.settings, bool(state.node.reserved)).is_reserved:
         raise DoesNotFit(f"{container.path} runs on the reserved CPUs, whatever zone it is pinned to")
     cpus = state.zone_cpus.get(override.zone)

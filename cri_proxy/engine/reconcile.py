@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.model import UNPLACED, ContainerRecord, Life, Management
+from cri_proxy.engine.members import claimed_by
+from cri_proxy.engine.model import UNPLACED, ContainerRecord, Life, Management, milli_beside
 from cri_proxy.engine.state import Pools, State
 from policies.groups import is_pod_group
-from policies.machine.cpus import NO_CPUS
+from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
 from policies.memory import MemoryCharge, MemoryChoice, memory_of
 from policies.model import (
@@ -250,16 +251,16 @@ def _in_turn(
         yield key
         if calm and node.pool_version != version:
             # What has come of it may matter to the containers after it that nothing was to come of.
-            after = grants[key].since_s, key
+            after = _turn(grants[key])
             rest = _depending_on(state, changed, grants)
-            yield from [other for other in rest if (grants[other].since_s, other) > after]
+            yield from [other for other in rest if _turn(grants[other]) > after]
             return
 
 
 def _share(state: State, changed: frozenset[int], twins: Mapping[str, object]) -> set[str]:
     """Give containers that share their homes what of these may be used now, if ``changed`` matters to them: all that have
     the same at once. Returns the keys of those in no group that must be looked at one by one."""
-    others = {key for key in state.displaced if not state.grants[key].placement.group}
+    others = {key for key in state.displaced if not state.grants[key].placement.group} | state.members
     for (home, own), there in list(state.places.items()):
         if changed.isdisjoint(home) and changed.isdisjoint(own):
             continue
@@ -348,12 +349,20 @@ def _depending_on(state: State, changed: frozenset[int], keys: Iterable[str]) ->
     return _in_order(
         grant
         for grant in found
-        if matters[grant.placement.home] or matters[grant.placement.exclusive] or grant.displaced is not None
+        if matters[grant.placement.home]
+        or matters[grant.placement.exclusive]
+        or grant.displaced is not None
+        or grant.container.claims
     )
 
 
 def _in_order(grants: Iterable[ContainerRecord]) -> list[str]:
-    return [grant.key for grant in sorted(grants, key=lambda g: (g.since_s, g.key))]
+    return [grant.key for grant in sorted(grants, key=_turn)]
+
+
+def _turn(grant: ContainerRecord) -> tuple[bool, float, str]:
+    """Claims come first: their containers have what they have."""
+    return not grant.is_claim, grant.since_s, grant.key
 
 
 def _names_group_outside(state: State, key: str) -> bool:
@@ -374,12 +383,102 @@ def reconcile_one(
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
     """
+    if grant.is_claim:
+        _reconcile_claim(state, grant, barred)
+        return
+    if grant.container.claims and _reconcile_member(state, grant):
+        return
     barred = (barred - own) | state.node.reserved if own else barred
     first = grant.displaced if grant.stance is Management.UNTOUCHED else None
     if grant.stance is Management.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
         _reconcile_adopted(state, grant, barred, own)
     elif grant.stance is Management.PLACED or first is not None:
         _reconcile_placed(state, grant, barred, own)
+
+
+def _reconcile_claim(state: State, grant: ContainerRecord, barred: frozenset[int]) -> None:
+    """Bring a claim's part in line: on the CPUs that it was given, on others of its devices, or on what is left of them."""
+    # 1. Back on its first CPUs, if all of them are there again.
+    first, place = grant.displaced, grant.placement
+    cpus = NO_CPUS if first is None else _free_again(state, first, grant, barred, NO_CPUS)
+    if first is not None and cpus == first.exclusive - first.hidden:
+        back = placed(grant, altered(first, cpus=cpus), "its first CPUs are there again")
+        state.put(altered(back, moved_s=0.0))
+        return
+    # 2. As it is.
+    cpus, wanted = effective(state, place, grant.constraint), place.exclusive - place.hidden
+    is_whole = grant.part is None or len(wanted) == grant.part.count
+    if cpus == wanted and is_whole and place.exclusive.isdisjoint(barred):
+        if cpus != place.cpus:
+            state.put(altered(grant, placement=altered(place, cpus=cpus)))
+        return
+    # 3. On others of its devices, with as many of its own as are left.
+    first = first or place
+    left = (place.exclusive & state.node.usable) - barred
+    anew = claim_place(state, grant, altered(place, exclusive=left))
+    gone = format_cpus((first.exclusive - first.hidden) - (left - place.hidden))
+    if anew is not None:
+        now = placed(grant, anew.placement, f"its CPUs {gone} are gone: {anew.why}", first)
+        is_first = anew.placement.exclusive == first.exclusive
+        state.put(altered(now, displaced=None if is_first else first, moved_s=state.now_s or 1.0))
+        return
+    # 4. On what is left. CPUs that are offline stay its own, others are not its to have.
+    now_own = place.exclusive - barred
+    kept = altered(
+        place, cpus=effective(state, altered(place, exclusive=now_own), grant.constraint), exclusive=now_own
+    )
+    why = f"its CPUs {gone} are gone, and its devices have no others for it: it keeps what is left"
+    if kept != place or grant.displaced is None:
+        state.put(altered(grant, placement=kept, displaced=first, why=why))
+
+
+def claim_place(state: State, grant: ContainerRecord, keep: Optional[Placement] = None) -> Optional[Decision]:
+    """A place of a claim's part with all its CPUs, where it keeps those of ``keep``; None if it has none unless others are
+    moved."""
+    count = len(grant.placement.exclusive) if grant.part is None else grant.part.count
+    try:
+        with state.without([grant.key] if grant.key in state.node.residents else []):
+            decision = state.place(state.request(grant.container, grant.constraint, grant.key, keep=keep))
+    except (PlacementRefused, BudgetSpent):
+        return None
+    place = decision.placement
+    if len(place.exclusive - place.hidden) != count or decision.others:
+        return None
+    return replace(decision, placement=as_claims(place))
+
+
+def as_claims(place: Placement) -> Placement:
+    """A placement of a claim's part: its containers have the memory, and their own quotas."""
+    return altered(place, mems=NO_CPUS, memory_charge=(), grown=(), lift_quota=False)
+
+
+def _reconcile_member(state: State, grant: ContainerRecord) -> bool:
+    """Bring a container that has claims in line with them; False: they give it nothing, and have not before."""
+    is_untouched = grant.stance is Management.UNTOUCHED and grant.displaced is not None
+    if grant.stance not in (Management.PLACED, Management.ADOPTED) and not is_untouched:
+        return False
+    place, claimed = grant.placement, claimed_by(state.grants, grant.container)
+    was_member = bool(place.claimed)
+    # 1. The same CPUs of its claims, and what may be used of its home.
+    if was_member and place.claimed == claimed and grant.stance is Management.PLACED:
+        cpus = effective(state, place, grant.constraint)
+        rest = milli_beside(grant.container, len(claimed))
+        if cpus & claimed and bool(rest > 0) == bool(place.home) and (not place.home or cpus - claimed):
+            if cpus != place.cpus or not place.mems <= state.node.mems:
+                state.put(altered(grant, placement=_on_usable_mems(state, altered(place, cpus=cpus), grant)))
+            return True
+    if not claimed and not was_member:
+        return False
+    # 2. Where it is by the claims that it has now; without any of them as a container without claims.
+    anew = _place_anew(state, grant)
+    if anew is None or not anew.placement.cpus or (not was_member and not anew.placement.claimed):
+        if was_member and grant.stance is Management.PLACED:
+            _leave_untouched(state, grant, altered(place, home=place.cpus, claimed=NO_CPUS))
+        return was_member
+    kept = keep_memory(state, place, anew.placement, grant.constraint) if place.cpus else anew.placement
+    if was_member or kept != place:
+        state.put(placed(grant, kept, anew.why))
+    return True
 
 
 def _reconcile_placed(
@@ -538,6 +637,7 @@ def effective(
         placement.one_thread,
         placement.level,
         constraint.cpus,
+        placement.claimed,
     )
     if not own and key in known:
         return known[key]
@@ -553,6 +653,8 @@ def effective(
             cpus if constraint.cpus is None else cpus & constraint.cpus
         )
     cpus |= (placement.exclusive - placement.hidden) & state.node.usable
+    if placement.claimed:
+        cpus |= placement.claimed & state.node.usable
     cpus = cpus if constraint.cpus is None else cpus & constraint.cpus
     if not own:
         known[key] = cpus
@@ -625,8 +727,8 @@ def placed(
 
 def grown(grant: ContainerRecord, old: Topology, new: Topology) -> ContainerRecord:
     """A grant with the CPUs that have joined its domains; an adopted container keeps what it has."""
-    home = _grown_home(grant.placement.home, old, new)
-    if home == grant.placement.home or grant.stance is Management.ADOPTED:
+    home = NO_CPUS if grant.is_claim else _grown_home(grant.placement.home, old, new)
+    if grant.is_claim or home == grant.placement.home or grant.stance is Management.ADOPTED:
         return grant
     return replace(grant, placement=replace(grant.placement, home=home))
 

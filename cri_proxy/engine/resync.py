@@ -195,7 +195,7 @@ def _remove_gone(engine: Engine, listing: Listing, latest: Mapping[tuple[str, st
 
 
 def _is_gone(grant: ContainerRecord, listing: Listing) -> bool:
-    is_older = grant.life is not Life.CREATING and grant.since_s < listing.listed_at_s
+    is_older = grant.life not in (Life.CREATING, Life.CLAIM) and grant.since_s < listing.listed_at_s
     return is_older and grant.key not in listing.seen
 
 
@@ -566,7 +566,7 @@ def _adoption(
     known = topology.cpus.keys() | topology.data.offline
     home = cpus if cpus <= known else cpus & known  # many have one set
     claimed, taken = engine.claims.get(item.id, NO_CPUS), owned | engine.node.reserved
-    may_own = engine.policy.owns_exclusively
+    may_own = engine.policy.owns_exclusively and not container.claims
     if may_own and claimed and claimed <= cpus and claimed.isdisjoint(taken):
         exclusive = claimed
     elif may_own and cpus.isdisjoint(taken) and _looks_exclusive(container, item, rivals):
@@ -718,7 +718,7 @@ def _gone(
     gone = [
         grant.key
         for grant in engine.grants.values()
-        if grant.life is not Life.CREATING
+        if grant.life not in (Life.CREATING, Life.CLAIM)
         and (_is_earlier(grant, newest, seen) or (grant.key not in seen and grant.since_s < listed_at_s))
     ]
     return gone, tickets

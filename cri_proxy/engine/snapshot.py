@@ -13,8 +13,10 @@ from functools import cache, lru_cache
 from typing import Any, Callable, Optional, TypeVar
 
 from cri_proxy.cri.annotations.read import understood
+from cri_proxy.engine.claims import owning
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import (
+    ClaimPart,
     ContainerRecord,
     DecisionRecord,
     Life,
@@ -31,6 +33,7 @@ from policies.model import (
     Container,
     Hint,
     Placement,
+    PlacementPreferences,
     Pod,
     PodShare,
     PodSize,
@@ -104,6 +107,8 @@ class RecordWriter:
         }
         if grant.turbo_top_us:  # few have it
             fields["turbo"] = [grant.turbo_us, grant.turbo_top_us]
+        if grant.part is not None:
+            fields["part"] = _write_part(grant.part)
         displaced = "null" if grant.displaced is None else _placement(grant.displaced)
         container, placement = self._container(grant.container), _placement(grant.placement)
         return _joined(fields, placement=placement, displaced=displaced, container=container)
@@ -250,6 +255,7 @@ def _with_groups(
 
 
 def write_placement(placement: Placement) -> dict[str, Any]:
+    claimed = {"claimed": format_cpus(placement.claimed)} if placement.claimed else {}  # few have it
     return {
         "cpus": format_cpus(placement.cpus),
         "mems": format_cpus(placement.mems),
@@ -263,6 +269,7 @@ def write_placement(placement: Placement) -> dict[str, Any]:
         "one_thread": placement.one_thread,
         "lift_quota": placement.lift_quota,
         "squeezed": placement.squeezed,
+        **claimed,
     }
 
 
@@ -287,6 +294,7 @@ def read_placement(document: Mapping[str, Any]) -> Placement:
         bool(document.get("one_thread", False)),
         bool(document.get("lift_quota", False)),
         bool(document.get("squeezed", False)),
+        parse_cpus(document.get("claimed", "")),
     )
     return _checked(placement)
 
@@ -319,6 +327,7 @@ def _read_pod(document: Mapping[str, Any]) -> Pod:
 
 def _write_container(container: Container) -> dict[str, Any]:
     resources = container.told
+    claims = {"claims": list(container.claims)} if container.claims else {}  # few have any
     return {
         "pod": _write_pod(container.pod),
         "name": container.name,
@@ -341,6 +350,7 @@ def _write_container(container: Container) -> dict[str, Any]:
         "labels": dict(container.labels),
         "annotations": dict(container.annotations),
         "hints": [[hint.kind, hint.path, format_cpus(hint.nodes)] for hint in container.hints],
+        **claims,
     }
 
 
@@ -360,6 +370,7 @@ def _read_container(document: Mapping[str, Any]) -> Container:
         ),
         milli_size=document.get("milli_size"),
         tells_own=bool(document.get("tells_own", False)),
+        claims=tuple(str(key) for key in document.get("claims", ())),
     )
     if document.get("is_of_pod"):
         container = replace(
@@ -377,12 +388,43 @@ def _read_set(text: Optional[str]) -> Optional[frozenset[int]]:
     return None if text is None else parse_cpus(text)
 
 
+def _write_part(part: ClaimPart) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for one in fields(PlacementPreferences):
+        value = getattr(part.preferences, one.name)
+        if isinstance(value, (str, bool)) and value != one.default:
+            said[one.name] = value
+    return {
+        "request": part.request,
+        "count": part.count,
+        "cpus": format_cpus(part.cpus),
+        "devices": list(part.devices),
+        "preferences": said,
+    }
+
+
+def _read_part(document: Mapping[str, Any]) -> ClaimPart:
+    said = _known(PlacementPreferences, document["preferences"])
+    part = ClaimPart(
+        document["request"],
+        int(document["count"]),
+        parse_cpus(document["cpus"]),
+        _checked(PlacementPreferences(**said)),
+        tuple(str(device) for device in document["devices"]),
+    )
+    return _checked(part)
+
+
 def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
-    displaced = document["displaced"]
+    displaced, part = document["displaced"], document.get("part")
     cpus, mems, *_ = document["fence"]
+    container = _read_container(document["container"])
+    read_part = None if part is None else _read_part(part)
+    if read_part is not None:  # what it is to be like its claim says, and no annotation
+        container = replace(container, preferences=owning(read_part.preferences))
     grant = ContainerRecord(
         key=document["key"],
-        container=_read_container(document["container"]),
+        container=container,
         placement=read_placement(document["placement"]),
         stance=Management(document["stance"]),
         constraint=Constraint(_read_set(cpus), _read_set(mems)),
@@ -406,6 +448,7 @@ def _read_grant(document: Mapping[str, Any]) -> ContainerRecord:
         asked=tuple(sorted((str(key), str(value)) for key, value in document.get("asked", {}).items())),
         turbo_us=int(document.get("turbo", (0, 0))[0]),
         turbo_top_us=int(document.get("turbo", (0, 0))[1]),
+        part=read_part,
     )
     return _checked(grant)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, TypeVar, Union
 
+from cri_proxy.engine.members import member_place, without_claims
 from cri_proxy.engine.model import (
     NO_ORDERS,
     Begun,
@@ -128,6 +129,8 @@ class State:
         #: Keys of grants that have a place to go back to, and of those whose CPUs kubelet has given to them alone.
         self.displaced: set[str] = set()
         self.kubelets: set[str] = set()
+        #: Keys of the grants of containers that have claims.
+        self.members: set[str] = set()
         #: Keys of the grants whose places name no group, by home and by what they own: many have one home.
         self.places: dict[tuple[frozenset[int], frozenset[int]], dict[str, None]] = {}
         #: What the runtime was told of each container last, by id; of which the record, or that, has changed since they were
@@ -303,6 +306,10 @@ class State:
         elif self.kubelets:
             self.kubelets.discard(grant.key)
         container = grant.container
+        if container.claims:
+            self.members.add(grant.key)
+        elif self.members:
+            self.members.discard(grant.key)
         if known is not None and known.container is container:
             return
         self.unshared.add(container.pod.id)
@@ -443,6 +450,7 @@ class State:
         self.raised.discard(key)
         self.displaced.discard(key)
         self.kubelets.discard(key)
+        self.members.discard(key)
         self.unpinned.pop(key, None)
         self.unshared.add(container.pod.id)
         _leave(self.names, (container.pod.uid, container.name), key)
@@ -545,11 +553,16 @@ class State:
         return PlacementRequest(container, constraint, self.pull(container, key), **more)
 
     def place(self, request: PlacementRequest) -> Decision:
-        """The policy's answer by the books as they are.
+        """The policy's answer by the books as they are; of a container with claims what these say.
 
         :raises PlacementRefused, BudgetSpent: as the policy.
         """
-        return self.policy.place(self.node, request)
+        container = request.container
+        if not container.claims:
+            return self.policy.place(self.node, request)
+        settings = self.policy.settings
+        decision = member_place(self.grants, self.node, settings, container, request.constraint)
+        return decision or without_claims(self.policy.place(self.node, request), container)
 
     def peers(self, container: Container, key: str = "") -> tuple[Peer, ...]:
         """Those in the books that a container talks to, or will by what is known of its owner; the strongest first."""

@@ -72,7 +72,7 @@ def told_by(grant: ContainerRecord, told: Optional[Told] = None, gives_back: boo
         place.mems or mems,
         grant.lifted,
         grant.why,
-        owned=grant.exclusive,
+        owned=grant.own,
         ignores_mems=ignores,
         turbo_us=_raised_us(grant, gives_back),
     )
@@ -275,16 +275,16 @@ def _left_behind(state: State, updates: list[CpusetUpdate]) -> tuple[frozenset[i
 def _is_held(state: State, update: CpusetUpdate, leaving: frozenset[int], owned: frozenset[int]) -> bool:
     told = state.told[update.id].cpus
     gains = update.placement.cpus if told is None else update.placement.cpus - told
-    return not gains.isdisjoint(owned) or not (gains & state.grants[update.id].exclusive).isdisjoint(leaving)
+    return not gains.isdisjoint(owned) or not (gains & state.grants[update.id].own).isdisjoint(leaving)
 
 
 def not_alone(state: State, key: str, among: Optional[Iterable[str]] = None) -> tuple[str, ...]:
     """The other containers that may still be on CPUs which a container owns, and are to leave them; ``among``: of these."""
     grant = state.grants.get(key)
-    if grant is None or not grant.exclusive:
+    if grant is None or not grant.own:
         return ()
     others = {*state.unsettled, *state.under_way} if among is None else among
-    on = (other for other, left, _ in _leavers(state, others) if not left.isdisjoint(grant.exclusive))
+    on = (other for other, left, _ in _leavers(state, others) if not left.isdisjoint(grant.own))
     return tuple(sorted(other for other in on if other != key))
 
 
@@ -295,8 +295,8 @@ def all_not_alone(state: State) -> dict[str, tuple[str, ...]]:
         leaving.setdefault(left, []).append(key)  # many leave the same
     found = {}
     for key, grant in state.grants.items() if leaving else ():
-        if grant.exclusive:
-            on = [k for left, keys in leaving.items() if not left.isdisjoint(grant.exclusive) for k in keys]
+        if grant.own:
+            on = [k for left, keys in leaving.items() if not left.isdisjoint(grant.own) for k in keys]
             if others := tuple(sorted(other for other in on if other != key)):
                 found[key] = others
     return found
@@ -361,7 +361,7 @@ def may_have(state: State, key: str, sent: Placement) -> None:
     if now is None or not sent.cpus:
         return
     if sent.cpus != now.cpus or (sent.mems and sent.mems != now.mems):
-        has = now._replace(cpus=sent.cpus, is_lifted=sent.lift_quota, owned=sent.exclusive)
+        has = now._replace(cpus=sent.cpus, is_lifted=sent.lift_quota, owned=sent.exclusive | sent.claimed)
         state.tell(key, _either(now, has)._replace(cause=IN_PART))
 
 

@@ -219,7 +219,7 @@ def _told(ticket: Ticket, cause: str, mems: frozenset[int] = NO_CPUS) -> Optiona
     its place any more, if it is not."""
     sent = ticket.sent
     return (
-        Told(sent.cpus, sent.mems or mems, sent.lift_quota, cause=cause, owned=sent.exclusive)
+        Told(sent.cpus, sent.mems or mems, sent.lift_quota, cause=cause, owned=sent.exclusive | sent.claimed)
         if sent.cpus
         else None
     )

@@ -68,7 +68,7 @@ def test_a_trial_that_is_left_out_would_have_found_nothing(name: str, policy: st
                 movers = eviction._enough(state, domain.cpus, max(missing, 1), 4, being_resized(state))
                 if not movers:
                     continue
-                trial = eviction._with_moves(state, container, Constraint(), domain, movers)
+                trial = eviction.with_moves(state, container, Constraint(), domain, movers)
                 found += trial is not None
                 if not room.may_hold(domain, movers):
                     left_out += 1
