@@ -4,8 +4,7 @@ with TLS.
 A reader of WatchGraph costs one number, the version it has: its difference is worked out when it is ready for it.
 One that is slow gets several samples' changes at once, or everything anew, and holds no other up.
 
-Requests are read here (``CheckedRequests``), so that one that is none is refused with a sentence: grpclib answers UNKNOWN to
-what it cannot read, logs a traceback each time, and has no bound for a request's length, which is the client's word.
+Requests that are none are refused with a sentence (``cri_api.checked_requests``).
 """
 
 from __future__ import annotations
@@ -17,18 +16,15 @@ import os
 import re
 import socket
 import stat
-import struct
 import time
 from typing import Any, Callable, Optional
 
-from google.protobuf.message import DecodeError
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.health.service import Health
 from grpclib.protocol import H2Protocol
 from grpclib.reflection.service import ServerReflection
 from grpclib.server import Server
-from grpclib.stream import StreamIterator
 from h2.errors import ErrorCodes
 from h2.events import PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset
 from h2.exceptions import ProtocolError
@@ -38,15 +34,12 @@ from bpf.service.log import log
 from bpf.service.options import BadOptions, Options
 from bpf.service.wire import write_changes, write_graph, write_groups, write_whole
 from cri_api import affinity_pb2 as pb
+from cri_api.checked_requests import CheckedRequests
 from cri_api.waiting import wait_within
 from policies.affinity.graph.graph import Graph
 from policies.affinity.graph.remote import RemoteRates
 from policies.machine.cpus import BadCpuList, format_cpus, parse_cpus
 
-#: Of one request. The longest that clients have a use for is the name of a symbol, asked of reflection.
-MOST_BYTES = 64 * 1024
-#: Whether the message is compressed, and its length (gRPC over HTTP/2, Length-Prefixed-Message).
-_PREFIX = struct.Struct(">?I")
 _SERVICE = "/cri_resmgr.affinity.v1.Affinity"
 #: More readers than this are more than this service is for.
 MOST_WATCHERS = 64
@@ -57,71 +50,6 @@ MOST_CONNECTIONS = 2 * MOST_WATCHERS
 MOST_IDLE_FRAMES, IDLE_FRAMES_PER_S = 100, 10.0
 _IDLE_EVENTS = (StreamReset, PingReceived, RemoteSettingsChanged, PriorityUpdated)
 _PIECE_BYTES = 4096
-
-
-class CheckedRequests:
-    """A service of grpclib that is given only requests that can be read; the others are refused before it sees them."""
-
-    def __init__(self, service: Any) -> None:
-        self._service = service
-
-    def __mapping__(self) -> dict[str, Handler]:
-        return {path: _checked(handler) for path, handler in self._service.__mapping__().items()}
-
-
-def _checked(handler: Handler) -> Handler:
-    async def answer(stream: Any) -> None:
-        await handler.func(CheckedStream(stream, handler))
-
-    return handler._replace(func=answer)
-
-
-class CheckedStream(StreamIterator[Any]):
-    """A call, as grpclib's handlers know it."""
-
-    def __init__(self, stream: Any, handler: Handler) -> None:
-        self.send_message = stream.send_message
-        self.send_trailing_metadata = stream.send_trailing_metadata
-        # grpclib has no public way to a request's bytes.
-        self._receive = stream._stream.recv_data
-        self._message = handler.request_type
-        self._is_stream = handler.cardinality in (Cardinality.STREAM_UNARY, Cardinality.STREAM_STREAM)
-
-    async def recv_message(self) -> Any:
-        """The next request; None = a stream of requests has ended.
-
-        :raises GRPCError: it is none, and why.
-        """
-        prefix = await self._read(_PREFIX.size)
-        if not prefix:
-            if self._is_stream:
-                return None
-            raise _cut()
-        is_compressed, length = _PREFIX.unpack(prefix)
-        if is_compressed:
-            raise GRPCError(
-                Status.UNIMPLEMENTED, "the request is compressed, which this service does not read"
-            )
-        if length > MOST_BYTES:
-            raise GRPCError(
-                Status.RESOURCE_EXHAUSTED, f"the request has {length} bytes; {MOST_BYTES} are the most"
-            )
-        try:
-            return self._message.FromString(await self._read(length))
-        except DecodeError:
-            name = self._message.DESCRIPTOR.full_name
-            raise GRPCError(Status.INVALID_ARGUMENT, f"the request's bytes are no {name}") from None
-
-    async def _read(self, length: int) -> bytes:
-        try:
-            data: bytes = await self._receive(length)
-        except AssertionError:  # by which grpclib says that there are fewer
-            raise _cut() from None
-        return data
-
-
-def _cut() -> GRPCError:
-    return GRPCError(Status.INVALID_ARGUMENT, "the call has ended before its request")
 
 
 def read_weight(name: str, weight: float) -> float:
