@@ -1,0 +1,132 @@
+"""Unix sockets that kubelet calls, each with its gRPC server (grpclib)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server
+
+from cri_api.checked_requests import CheckedRequests
+
+
+class NoSocket(Exception):
+    """A socket cannot be served; the sentence says which one, and why."""
+
+
+class SocketTaken(NoSocket):
+    """Another process serves it."""
+
+
+class ServedSocket:
+    """One socket, for root only. A file that a dead process has left is replaced; one that is served is not."""
+
+    def __init__(self, path: Path, service: Any) -> None:
+        """``service``: as grpclib has it; it is given requests that can be read."""
+        self.path = path
+        self._services = [CheckedRequests(service)]
+        self._server: Optional[_EndingServer] = None
+        self._file: Optional[tuple[int, int]] = None
+
+    async def start(self) -> None:
+        """:raises NoSocket: it cannot be served, or is served by another process."""
+        bound = _bind(self.path)
+        self._file = _file_of(self.path)
+        self._server = _EndingServer(self._services)
+        await self._server.start(sock=bound)
+
+    def is_there(self) -> bool:
+        """Whether the file is still the one that is served here."""
+        return self._file is not None and _file_of(self.path) == self._file
+
+    def close(self) -> None:
+        """End all calls and connections; the file goes if it is still ours."""
+        if self.is_there():
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        self._file = None
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+
+class _Connection(H2Protocol):
+    """A client's, which the server can end: grpclib's own stay for as long as the client likes."""
+
+    def __init__(self, like: H2Protocol, others: set[_Connection]) -> None:
+        super().__init__(like.handler, like.config, like.h2_config)
+        self._others = others
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._others.add(self)
+
+    def connection_lost(self, exc: Optional[BaseException]) -> None:
+        self._others.discard(self)
+        super().connection_lost(exc)
+
+
+class _EndingServer(Server):
+    def __init__(self, services: Sequence[Any]) -> None:
+        super().__init__(services)
+        self._connections: set[_Connection] = set()
+
+    def _protocol_factory(self) -> H2Protocol:
+        return _Connection(super()._protocol_factory(), self._connections)
+
+    def end(self) -> None:
+        self.close()
+        for connection in tuple(self._connections):
+            connection.processor.close("the plugin has ended")
+
+
+def _bind(path: Path) -> socket.socket:
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _clear(path)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+            bound.listen()
+        except BaseException:
+            bound.close()
+            raise
+        finally:
+            os.umask(before)
+        return bound
+    except OSError as error:
+        raise NoSocket(f"{path} cannot be served: {error.strerror or error}") from None
+
+
+def _clear(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise NoSocket(f"{path} exists and is not a socket; remove it")
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # it has no time to accept
+            pass
+    raise SocketTaken(f"{path} is served by another process; stop it first (does another agent run?)")
+
+
+def _file_of(path: Path) -> Optional[tuple[int, int]]:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
