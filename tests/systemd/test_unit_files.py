@@ -217,3 +217,13 @@ def test_the_agent_has_no_capability_and_neither_waits_for_the_daemon_nor_is_wai
     assert (agent["Service.Restart"], agent["Service.Type"]) == (["always"], ["notify"])
     assert settings_of(AGENT)["Service.RuntimeDirectoryPreserve"] == ["yes"]
     assert agent["Service.StateDirectoryMode"] == ["0700"]
+
+
+def test_the_driver_of_claims_is_part_of_the_agent_and_writes_sockets_where_kubelet_has_plugins() -> None:
+    assert words_of(AGENT, "Service.ReadWritePaths") == [
+        "-/var/lib/kubelet/plugins",
+        "-/var/lib/kubelet/plugins_registry",
+    ]
+    # On hosts /var/run is a link to it.
+    for name in (SERVICE, NRI):
+        assert "/run" in words_of(name, "Service.ReadWritePaths")
