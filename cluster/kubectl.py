@@ -31,6 +31,7 @@ from cluster.api.names import (
     VERSION,
 )
 from cluster.api.reader import Fields, Skipped, read
+from cluster.claims import DRIVER, claim_row, claims_text
 from cluster.kube.document import read_json
 from cluster.kube.requests import Resource, path, target
 from cluster.rollouts import node_row as mode_row
@@ -42,8 +43,9 @@ from policies.machine.domain_names import domain_text
 PLACEMENTS = Resource(GROUP, VERSION, NODE_PLACEMENTS)
 POLICIES = Resource(GROUP, VERSION, PLACEMENT_POLICIES)
 ADVICES = Resource(GROUP, VERSION, AFFINITY_ADVICES)
+CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", namespaced=True)
 
-#: NodePlacements read at a time: each may have 200 KB, and each page is a process and perhaps a login.
+#: Objects read at a time: a NodePlacement may have 200 KB, and each page is a process and perhaps a login.
 PAGE = 100
 WIDTH = 80
 Document = Mapping[str, Any]
@@ -480,6 +482,23 @@ def rollout(kubectl: Kubectl, options: argparse.Namespace) -> int:
     return 0
 
 
+def claims(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    def row_of(one: Document) -> Optional[dict[str, Any]]:
+        return claim_row(one, options.driver)
+
+    try:
+        found = _pages(kubectl, lambda one: read(one, row_of), path(CLAIMS, namespace=options.namespace))
+    except KubectlFailed as failed:
+        if "(NotFound)" not in str(failed):
+            raise
+        raise CommandError(
+            "this cluster does not know ResourceClaims of resource.k8s.io/v1: Kubernetes 1.34 or later has them"
+        ) from None
+    rows = [row for row in _readable(found, "ResourceClaim") if row is not None]
+    shown = [row for row in rows if not options.node or row["node"] in options.node]
+    return _show(options, shown, lambda rows: claims_text(rows, table))
+
+
 def advice(kubectl: Kubectl, options: argparse.Namespace) -> int:
     found = kubectl.get(path(ADVICES)).get("items") or ()
     if options.patch:
@@ -514,7 +533,7 @@ def _placements(kubectl: Kubectl, nodes: Sequence[str], keep: Callable[[Document
     try:
         if nodes:
             return [keep(kubectl.get(path(PLACEMENTS, node))) for node in nodes]
-        return _pages(kubectl, keep)
+        return _pages(kubectl, keep, path(PLACEMENTS))
     except KubectlFailed as failed:
         if "(NotFound)" not in str(failed):
             raise
@@ -526,12 +545,13 @@ def _placements(kubectl: Kubectl, nodes: Sequence[str], keep: Callable[[Document
         ) from None
 
 
-def _pages(kubectl: Kubectl, keep: Callable[[Document], Any]) -> list[Any]:
+def _pages(kubectl: Kubectl, keep: Callable[[Document], Any], where: str) -> list[Any]:
+    """The result of ``keep`` for each object of a list."""
     kept: list[Any] = []
     token, begins_anew = "", False
     while True:
         try:
-            page = kubectl.get(target(path(PLACEMENTS), {"limit": str(PAGE), "continue": token}))
+            page = kubectl.get(target(where, {"limit": str(PAGE), "continue": token}))
         except KubectlFailed as failed:
             if "(Expired)" not in str(failed) or not token or begins_anew:
                 raise
@@ -578,6 +598,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("pod", metavar="POD")
     one.add_argument("-n", "--namespace", default="", help="default: the context's, or default")
     one.add_argument("-c", "--container", default="", help="only this one")
+    one = add("claims", claims, "Which claims of CPUs there are, on which node, and for which pods.")
+    one.add_argument("-n", "--namespace", default="", help="only this one")
+    one.add_argument("--driver", default=DRIVER, help=f"dra.driver_name of the nodes; default: {DRIVER}")
     add("rollout", rollout, "How far policies are, and how many nodes are in which mode, and why.")
     one = add("advice", advice, "Owners of pods that would gain from one node.", reading)
     one.add_argument(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster.kubectl import ADVICES, PAGE, PLACEMENTS, POLICIES, WIDTH
+from cluster.kubectl import ADVICES, CLAIMS, PAGE, PLACEMENTS, POLICIES, WIDTH
 from cri_api.printable import printable
 from tests.cluster.api_server import ApiServer, Fault, certificates
 from tests.peers.programs import Unavailable, find
@@ -382,6 +382,7 @@ def hostile(value: Any) -> Any:
         ("explain", f"web-0{FOREIGN}", "-n", f"shop{FOREIGN}"),
         ("doctor",),
         ("rollout",),
+        ("claims",),
     ],
 )
 async def test_a_nodes_words_are_shown_and_no_terminal_obeys_them(words, server, plugin) -> None:
@@ -394,6 +395,7 @@ async def test_a_nodes_words_are_shown_and_no_terminal_obeys_them(words, server,
     server.put(
         PLACEMENTS, {"metadata": {"name": "a"}, "status": {**hostile(of_node["status"]), "zones": zones}}
     )
+    server.put(CLAIMS, claim("cpus", f"a{FOREIGN}", result(f"l3-0{FOREIGN}", "4", pool=f"a{FOREIGN}")))
     told = [printable(word) for word in words]
     ended = await plugin(*told)
     assert "Traceback" not in ended.err
@@ -447,7 +449,7 @@ async def test_a_server_error_is_not_a_traceback(server, plugin) -> None:
 async def test_help_names_every_command(plugin) -> None:
     ended = await plugin("--help")
     assert ended.code == 0
-    for command in ("top", "placements", "explain", "rollout", "doctor"):
+    for command in ("top", "placements", "explain", "claims", "rollout", "doctor"):
         assert command in ended.out
 
 
@@ -485,3 +487,72 @@ async def test_advice_is_a_line_each_and_one_patch_for_each_owner_with_all_its_t
         },
         "topologySpreadConstraints": [{"maxSkew": 2}],
     }
+
+
+# --- claims
+
+
+def result(device: str, cpus: Any = None, **more: Any) -> dict[str, Any]:
+    """What a claim has of a device of node a; ``cpus`` None: all of it."""
+    consumed = {} if cpus is None else {"consumedCapacity": {"cpu": cpus}}
+    return {"driver": "cpu.cri-resmgr.io", "pool": "a", "device": device, "request": "r", **consumed, **more}
+
+
+def claim(
+    name: str, pod: str = "", *results: dict[str, Any], of: str = "l3.cpu.cri-resmgr.io"
+) -> dict[str, Any]:
+    requests = [{"name": "r", "exactly": {"deviceClassName": of}}]
+    status = {"allocation": {"devices": {"results": list(results)}}} if results else {}
+    reserved = {"reservedFor": [{"resource": "pods", "name": pod, "uid": "u"}]} if pod else {}
+    metadata = {"name": name, "namespace": "shop"}
+    return {
+        "metadata": metadata,
+        "spec": {"devices": {"requests": requests}},
+        "status": {**status, **reserved},
+    }
+
+
+async def test_claims_have_a_line_each_and_those_that_wait_come_first(server, plugin) -> None:
+    for found in (
+        claim("shared", "web-0", result("l3-0", "4")),
+        claim("two", "db-0", result("l3-0", "2"), result("l3-1", "3000m")),
+        claim("all", "big-0", result("l3-2-whole", pool="b")),
+        claim("later"),
+        claim("mixed", "nic-0", result("nic-0", driver="nic.example.com"), result("l3-3", 1)),
+        claim("nic", "nic-0", result("nic-0", driver="nic.example.com"), of="nic.example.com"),
+        claim("nic-later", of="nic.example.com"),
+    ):
+        server.put(CLAIMS, found)
+    ended = await plugin("claims")
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.split() for line in ended.out.splitlines()] == [
+        ["NAMESPACE", "CLAIM", "NODE", "DEVICES", "CPUS", "PODS"],
+        ["shop", "later", "waits", "-", "-", "-"],
+        ["shop", "mixed", "a", "l3-3", "1", "nic-0"],
+        ["shop", "shared", "a", "l3-0", "4", "web-0"],
+        ["shop", "two", "a", "l3-0,l3-1", "5", "db-0"],
+        ["shop", "all", "b", "l3-2-whole", "whole", "big-0"],
+    ]
+    assert [
+        row["claim"] for row in json.loads((await plugin("claims", "--node", "b", "-o", "json")).out)
+    ] == ["all"]
+    assert len((await plugin("claims", "-n", "else")).out.splitlines()) == 1
+    assert "nic-0" in (await plugin("claims", "--driver", "nic.example.com")).out
+
+
+async def test_a_claim_that_cannot_be_read_is_named_and_the_others_are_shown(server, plugin) -> None:
+    server.put(CLAIMS, claim("bad", "web-0", result("l3-0", "500m")))
+    server.put(CLAIMS, claim("good", "web-0", result("l3-0", "4")))
+    ended = await plugin("claims")
+    sentence = 'consumedCapacity.cpu is "500m", expected a whole number of CPUs'
+    assert ended.code == 0
+    assert "warning: bad is left out, as its ResourceClaim cannot be read: " in ended.err
+    assert sentence in ended.err
+    assert "good" in ended.out
+
+
+async def test_a_cluster_without_resource_claims_is_told_which_has_them(server, plugin) -> None:
+    server.missing.add("resourceclaims")
+    ended = await plugin("claims")
+    assert (ended.code, ended.out) == (1, "")
+    assert "Kubernetes 1.34 or later" in ended.err

@@ -142,6 +142,37 @@ def test_the_policies_have_no_warnings_of_types(claims: ControlPlane, checked: s
         assert found().get("expressionWarnings", []) == []
 
 
+def test_the_plugin_lists_claims_that_have_cpus_and_those_that_wait(
+    claims: ControlPlane, kubectl: Kubectl
+) -> None:
+    where = f"{RESOURCES}/namespaces/default/resourceclaims"
+    asked = {
+        "name": "cpus",
+        "exactly": {"deviceClassName": f"l3.{DRIVER}", "capacity": {"requests": {"cpu": "4"}}},
+    }
+    for name in ("plugin-has", "plugin-waits"):
+        claims.ask("POST", where, {"metadata": {"name": name}, "spec": {"devices": {"requests": [asked]}}})
+    result = {
+        "request": "cpus",
+        "driver": DRIVER,
+        "pool": NODES[0],
+        "device": "l3-0",
+        "consumedCapacity": {"cpu": "4"},
+        "shareID": "a671734a-e8e5-11e4-8fde-42010af09327",
+    }
+    status = {"allocation": {"devices": {"results": [result]}}}
+    claims.ask(
+        "PATCH", f"{where}/plugin-has/status", {"status": status}, content_type="application/merge-patch+json"
+    )
+    rows = [line.split() for line in kubectl.run("cri_resmgr", "claims", "-n", "default").splitlines()]
+    assert [row for row in rows if row[1].startswith("plugin-")] == [
+        ["default", "plugin-waits", "waits", "-", "-", "-"],
+        ["default", "plugin-has", NODES[0], "l3-0", "4", "-"],
+    ]
+    for name in ("plugin-has", "plugin-waits"):
+        claims.ask("DELETE", f"{where}/{name}")
+
+
 # --- the check of requests
 
 
