@@ -10,7 +10,8 @@ from cluster.api.reader import Fields
 
 #: ``dra.driver_name`` of a node that has no other.
 DRIVER = "cpu.cri-resmgr.io"
-CAPACITY = "cpu"
+#: Of a device: under our driver's name, and in the vocabulary of dra.cpu.
+CAPACITIES = ("cpu", "dra.cpu/cpu")
 Document = Mapping[str, Any]
 
 _CPUS = re.compile(r"([0-9]{1,9})(m?)")
@@ -57,12 +58,13 @@ def _asks(spec: Fields, driver: str) -> bool:
 def _cpus(result: Fields) -> Optional[int]:
     """The CPUs of one device that a claim has; None: all of them."""
     consumed = result.fields("consumedCapacity")
-    if CAPACITY not in consumed:
+    key = next((key for key in CAPACITIES if key in consumed), None)
+    if key is None:
         return None
-    said = consumed.found[CAPACITY]
+    said = consumed.found[key]
     parts = _CPUS.fullmatch(str(said))
     if parts is None or (parts[2] and int(parts[1]) % 1000):
-        raise consumed.wrong(CAPACITY, said, "a whole number of CPUs")
+        raise consumed.wrong(key, said, "a whole number of CPUs")
     return int(parts[1]) // (1000 if parts[2] else 1)
 
 

@@ -81,10 +81,10 @@ def test_slices_are_written_with_the_token_of_a_pod_and_claims_only_read() -> No
         for (kind, name), found in OBJECTS.items()
         if kind == "ClusterRoleBinding"
     }
-    verbs = ("get", "list", "watch", "create", "update", "patch", "delete")
+    verbs = ("get", "list", "watch", "create", "update", "delete")
     assert rights == {
         "cri-resmgr-dra": {*(("resourceslices", verb) for verb in verbs), ("nodes", "get")},
-        "cri-resmgr-dra-claims": {("resourceclaims", "get"), ("resourceclaims", "list")},
+        "cri-resmgr-dra-claims": {("resourceclaims", "get")},
     }
     assert subjects == {"cri-resmgr-dra": {ACCOUNT}, "cri-resmgr-dra-claims": {ACCOUNT, KUBELETS}}
 

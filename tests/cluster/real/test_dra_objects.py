@@ -94,13 +94,16 @@ def test_an_agent_in_a_pod_writes_slices_of_its_node_in_its_pool_and_of_our_driv
     # The vocabulary of dra.cpu.
     claims.ask("POST", f"{SLICES}?dryRun=All", slice_of(own, driver="dra.cpu"), token=token)
     claims.ask("GET", f"/api/v1/nodes/{own}", token=token)
-    claims.ask("GET", f"{RESOURCES}/resourceclaims", token=token)
+    assert "not found" in refusal(
+        claims, "GET", f"{RESOURCES}/namespaces/default/resourceclaims/x", token=token
+    )
+    assert "cannot list" in refusal(claims, "GET", f"{RESOURCES}/resourceclaims", token=token)
     assert "cannot" in refusal(
         claims, "DELETE", f"{RESOURCES}/namespaces/default/resourceclaims/x", token=token
     )
 
 
-def test_an_agent_on_a_host_writes_slices_of_its_node_and_lists_claims(claims: ControlPlane) -> None:
+def test_an_agent_on_a_host_writes_slices_of_its_node_and_gets_claims(claims: ControlPlane) -> None:
     own, other = NODES
     pair = claims.certificate(f"system:node:{own}", "system:nodes")
 
@@ -123,7 +126,9 @@ def test_an_agent_on_a_host_writes_slices_of_its_node_and_lists_claims(claims: C
     assert ask("GET", f"{SLICES}?fieldSelector=spec.nodeName%3D{own}") == 200
     assert ask("DELETE", f"{SLICES}/{name}") == 200
     assert ask("POST", SLICES, slice_of(other)) == 403
-    assert ask("GET", f"{RESOURCES}/resourceclaims") == 200
+    # Of a claim that is gone it hears that, and not that it may not ask.
+    assert ask("GET", f"{RESOURCES}/namespaces/default/resourceclaims/gone") == 404
+    assert ask("GET", f"{RESOURCES}/resourceclaims") == 403
     # What another node's agent has written.
     claims.ask("POST", SLICES, slice_of(other), token=agent_token(claims, other))
     changed = claims.ask("GET", f"{SLICES}/{slice_of(other)['metadata']['name']}")
