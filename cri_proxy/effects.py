@@ -20,6 +20,6 @@ before: Callable[[str, str], None] = _nothing
 
 #: Kinds. A file in the state directory is changed; a file of a cgroup is written; a call of the daemon's own goes to the
 #: runtime; a client's request goes there; a client gets a reply, or the end of its call; an NRI message is sent; something
-#: below /sys is written: groups of resctrl, and files of devices and the machine.
+#: below /sys is written: groups of resctrl, and files of devices and the machine; a claim's CDI file is written or removed.
 STATE, CGROUP, CALL, REQUEST, ANSWER, NRI = "state", "cgroup", "call", "request", "answer", "nri"
-RESCTRL, SYSTEM = "resctrl", "system"
+RESCTRL, SYSTEM, CDI = "resctrl", "system", "cdi"

@@ -319,6 +319,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("isolation.monitoring", flag(), False,
            "Whether each container's lines in L3s and its memory bandwidth are read every ten seconds, where the processor "
            "counts them (resctrl monitoring).", cluster=True),
+    Option("dra.enabled", flag(), False,
+           "Whether claims of CPUs (Dynamic Resource Allocation) are prepared here; the node agent publishes devices then. "
+           "Only with policy.Active hygon, in mode enforce."),
+    Option("dra.driver_name",
+           matching("a DNS subdomain of at most 63 characters", r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", 63),
+           "cpu.cri-resmgr.io",
+           "The driver's name, in device classes and ResourceSlices. dra.cpu: devices also have the attributes of that "
+           "driver, for claims that were written for it. It stays what it is until claims prepared under it have ended."),
     Option("nri.host", one_of("auto", "on", "off"), "auto",
            "Whether NRI plugins are hosted here. auto: where the runtime has no NRI of its own.", live=False),
     Option("nri.socket", endpoint("no external plugins"), "/var/run/cri-resmgr/nri/nri.sock",
