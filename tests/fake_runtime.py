@@ -225,6 +225,8 @@ class Runtime:
         self.pods: dict[str, PodRecord] = {}
         self.containers: dict[str, ContainerRecord] = {}
         self.images = {BUSYBOX}
+        #: What containerd says of its CRI plugin's configuration.
+        self.cri_config: dict[str, Any] = {"containerd": {"runtimes": {}}}
         self._id_seed = id_seed
         self._made = 0
         self._emit = emit
@@ -269,7 +271,7 @@ class Runtime:
             cri.RuntimeCondition(type="RuntimeReady", status=True),
             cri.RuntimeCondition(type="NetworkReady", status=True),
         ]
-        info = {"config": json.dumps({"containerd": {"runtimes": {}}})} if request.verbose else {}
+        info = {"config": json.dumps(self.cri_config)} if request.verbose else {}
         return cri.StatusResponse(status=cri.RuntimeStatus(conditions=conditions), info=info)
 
     def run_pod(self, request: cri.RunPodSandboxRequest, _call: Call) -> Message:

@@ -14,6 +14,7 @@ from cri_proxy.cli.answers import json_option, print_json
 from cri_proxy.cli.arguments import ANY_PATH, config_option
 from cri_proxy.cli.output import echo
 from cri_proxy.cli.progress import progress
+from cri_proxy.doctor.checks.claims import check_claims
 from cri_proxy.doctor.checks.daemon import (
     check_config,
     check_containers,
@@ -60,6 +61,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("containers", check_containers),
     ("traffic", check_traffic),
     ("isolation", check_isolation),
+    ("claims", check_claims),
     ("others", check_others),
     ("others", check_launch),
     ("units", check_units),

@@ -58,7 +58,10 @@ class DaemonFacts:
 
 @dataclass(frozen=True)
 class RuntimeFacts:
-    """``problem``: why it does not answer. ``cgroup_driver``: "systemd", "cgroupfs" or "" = it does not say."""
+    """``problem``: why it does not answer. ``cgroup_driver``: "systemd", "cgroupfs" or "" = it does not say.
+
+    ``gives_cdi``: whether containers may have CDI devices; None: it does not say, or was not asked.
+    """
 
     path: str
     socket: FileFacts
@@ -68,6 +71,7 @@ class RuntimeFacts:
     api: str = ""
     cgroup_driver: str = ""
     nri_socket: str = ""
+    gives_cdi: Optional[bool] = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,15 @@ class IsolationFacts:
 
 
 @dataclass(frozen=True)
+class ClaimFacts:
+    """Of claims of CPUs: the driver's name, and the ``others`` that serve kubelet under it, as ``NAME (process N)``."""
+
+    is_enabled: bool = False
+    driver: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Facts:
     """All of it. ``failures``: what could not be found out, by what it is called, each with a sentence."""
 
@@ -220,6 +233,7 @@ class Facts:
     state: Optional[StateFacts] = None
     system: Optional[SystemFacts] = None
     isolation: Optional[IsolationFacts] = None
+    claims: Optional[ClaimFacts] = None
     rows: tuple[Mapping[str, Any], ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
 

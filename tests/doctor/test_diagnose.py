@@ -16,6 +16,7 @@ from cri_proxy.config.options.table import BY_KEY, SECTIONS
 from cri_proxy.doctor.checks.node import INTELS, UNITS
 from cri_proxy.doctor.facts import (
     CgroupFacts,
+    ClaimFacts,
     ConfigFacts,
     DaemonFacts,
     DiskFacts,
@@ -102,7 +103,12 @@ HEALTHY = Facts(
     state=StateFacts(FOLDER, 1 << 32, 40960, True, "ok", 0.0, STATE_FILE),
     system=SystemFacts(True, HEALTHY_UNITS, ("kubelet", "bash"), (), True, 0),
     isolation=IsolationFacts(),
+    claims=ClaimFacts(),
 )
+
+
+#: Topics that say nothing of a healthy bare machine.
+SILENT = {"virtual machine", "claims"}
 
 
 def findings_of(facts: Facts, verdicts: Iterable[str] = (WARNING, PROBLEM)) -> dict[str, str]:
@@ -123,6 +129,12 @@ def with_kubelet(settings: Optional[dict[str, str]] = None, **changed: Any) -> F
     return replace(HEALTHY, kubelet=KubeletFacts(replace(KUBELET, **changed), settings or {}, connected=True))
 
 
+def with_claims(**changed: Any) -> Facts:
+    """Claims of CPUs are on. ``changed``: of the runtime."""
+    claims = ClaimFacts(True, "cpu.cri-resmgr.io")
+    return replace(HEALTHY, runtime=replace(HEALTHY.runtime, **changed), claims=claims)
+
+
 def with_unit(name: str, **changed: Any) -> Facts:
     units = tuple(replace(unit, **changed) if unit.name == name else unit for unit in HEALTHY_UNITS)
     return with_part("system", units=units)
@@ -138,7 +150,7 @@ def test_a_healthy_node_has_nothing_but_ok() -> None:
 
 
 def test_every_topic_says_something_of_a_healthy_bare_machine() -> None:
-    assert {f.topic for f in diagnose(HEALTHY)} == {topic for topic, _ in CHECKS} - {"virtual machine"}
+    assert {f.topic for f in diagnose(HEALTHY)} == {topic for topic, _ in CHECKS} - SILENT
 
 
 def test_of_nothing_there_is_nothing_to_say() -> None:
@@ -303,6 +315,21 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     ),
     "the kernel has no clocks": (
         with_part("isolation", modes={"isolation.clocks": "enforce"}), {"clocks": WARNING},
+    ),
+    "claims beside the static CPU manager": (
+        replace(with_kubelet({"cpuManagerPolicy": "static"}), claims=with_claims().claims),
+        {"cpu-manager": WARNING, "claims-cpu-manager": PROBLEM},
+    ),
+    "claims on a containerd without CDI": (with_claims(version="1.6.20~ds1"), {"claims-cdi": PROBLEM}),
+    "claims with CDI switched off": (with_claims(gives_cdi=False), {"claims-cdi": PROBLEM}),
+    "claims, and it is not known whether there is CDI": (with_claims(gives_cdi=None), {}),
+    "claims on a runtime of another name": (with_claims(name="cri-o", version="1.28.0"), {}),
+    "another driver of the claims' name": (
+        with_part("claims", is_enabled=True, driver="dra.cpu", others=("dracpu (process 7)",)), {"claims-driver": PROBLEM},
+    ),
+    "claims are not prepared": (
+        replace(with_status(claims={"reason": "dra.enabled is false", "count": 0}), claims=with_claims().claims),
+        {"claims": WARNING},
     ),
     "start limit": (with_unit(UNITS[1], active="failed", result="start-limit-hit"), {UNITS[1]: PROBLEM}),
     "service failed": (with_unit(UNITS[0], active="failed", result="exit-code"), {UNITS[0]: PROBLEM}),
@@ -644,7 +671,7 @@ def test_the_first_line_is_the_first_problem_and_the_counts() -> None:
 def test_the_text_is_grouped_by_topic_and_shows_what_to_do() -> None:
     lines = findings_text(diagnose(with_status(mode="off", mode_wanted="off"))).splitlines()
     topics = [line for line in lines[1:] if line and not line.startswith(" ")]
-    assert topics == list(dict.fromkeys(topic for topic, _ in CHECKS if topic != "virtual machine"))
+    assert topics == list(dict.fromkeys(topic for topic, _ in CHECKS if topic not in SILENT))
     assert "           -> cri-resmgr mode enforce" in lines
 
 
@@ -744,3 +771,24 @@ def test_groups_of_others_and_irqbalance_are_notes() -> None:
     assert findings_of(facts, [NOTE]) == {"resctrl-others": NOTE, "irqbalance": NOTE}
     [others] = [f.sentence for f in diagnose(facts) if f.check == "resctrl-others"]
     assert "(a, b, c and 2 more)" in others
+
+
+# ---------------------------------------------------------------------- claims of CPUs
+
+
+def test_claims_that_are_prepared_are_counted() -> None:
+    facts = replace(with_status(claims={"reason": "", "count": 3}), claims=with_claims().claims)
+    [found] = [f for f in diagnose(facts) if f.topic == "claims"]
+    assert (found.verdict, found.sentence) == (
+        OK,
+        "claims of CPUs are prepared for the driver cpu.cri-resmgr.io; there are 3",
+    )
+
+
+def test_another_driver_of_the_same_name_is_named_with_its_process() -> None:
+    facts = with_part("claims", is_enabled=True, driver="dra.cpu", others=("dracpu (process 7)",))
+    [found] = [f for f in diagnose(facts) if f.check == "claims-driver"]
+    assert found.sentence == (
+        "the driver dra.cpu of this node is dracpu (process 7), and dra.driver_name has the same name"
+    )
+    assert found.hint == "remove that driver, or set another dra.driver_name"

@@ -25,6 +25,7 @@ from cri_proxy.config.config import read_config, subjects_on
 from cri_proxy.doctor.checks.disks import SUBJECT as DISKS
 from cri_proxy.doctor.facts import ConfigFacts, Facts, IsolationFacts, StateFacts
 from cri_proxy.doctor.findings import EXAMINE_S
+from cri_proxy.doctor.io.claims import read_claim_facts
 from cri_proxy.doctor.io.disks import read_disk_facts
 from cri_proxy.doctor.io.host import (
     read_cgroup_facts,
@@ -161,6 +162,7 @@ def _readers(places: Places, systemctl: str) -> dict[str, tuple[str, Callable[[]
         "system": ("units", lambda: read_system_facts(root, places.proc, systemctl)),
         "kubelet": ("kubelet", lambda: read_kubelet_facts(places)),
         "isolation": ("isolation", lambda: _isolation_facts(places)),
+        "claims": ("claims", lambda: read_claim_facts(places)),
     }
 
 

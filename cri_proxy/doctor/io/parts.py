@@ -158,10 +158,10 @@ def read_runtime_facts(places: Places, known: str) -> RuntimeFacts:
     if facts.socket.kind != "socket":
         what = f"is a {facts.socket.kind}" if facts.socket.kind else "is not there"
         return replace(facts, problem=f"the runtime's socket {path} {what}")
-    return asyncio.run(_asked(facts, places.answer_s))
+    return asyncio.run(_asked(facts, places.answer_s, bool(places.config["dra.enabled"])))
 
 
-async def _asked(facts: RuntimeFacts, answer_s: float) -> RuntimeFacts:
+async def _asked(facts: RuntimeFacts, answer_s: float, asks_for_cdi: bool) -> RuntimeFacts:
     runtime = RuntimeClient(facts.path)
     asked = f"the runtime at {facts.path}"
     try:
@@ -172,7 +172,9 @@ async def _asked(facts: RuntimeFacts, answer_s: float) -> RuntimeFacts:
         await wait_within(answer_s, runtime.containers())
         asked = ""
         driver = await wait_within(answer_s, _cgroup_driver(runtime))
-        return replace(facts, cgroup_driver=driver)
+        facts = replace(facts, cgroup_driver=driver)
+        gives_cdi = await wait_within(answer_s, _gives_cdi(runtime)) if asks_for_cdi else None
+        return replace(facts, gives_cdi=gives_cdi)
     except asyncio.TimeoutError:
         reason = f"has not answered within {answer_s:g} s"
     except RpcError as error:
@@ -195,6 +197,18 @@ async def _cgroup_driver(runtime: RuntimeClient) -> str:
             raise
     told = await runtime.call("Status", cri.StatusRequest(verbose=True), cri.StatusResponse)
     return _driver_of(told.info.get("config", ""))
+
+
+async def _gives_cdi(runtime: RuntimeClient) -> Optional[bool]:
+    """By containerd's own words: ``enable_cdi`` of its CRI plugin."""
+    from cri_api import runtime_v1_pb2 as cri
+
+    told = await runtime.call("Status", cri.StatusRequest(verbose=True), cri.StatusResponse)
+    try:
+        value = json.loads(told.info.get("config", ""))["enableCDI"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return value if isinstance(value, bool) else None
 
 
 def _driver_of(config: str) -> str:
