@@ -92,8 +92,10 @@ class Metrics:
             "Starts that failed for placed containers, by what is done with the next create: placed, untouched",
             ("placed", "untouched"))
         self.not_alone = counter("cri_resmgr_not_alone_total", "method",
-            "Containers that were started or resized while others were still on CPUs which they own",
-            ("StartContainer", "UpdateContainerResources"))
+            "Containers that were started or resized, and claims that were prepared, while others were still on their CPUs",
+            ("StartContainer", "UpdateContainerResources", "claim-prepare"))
+        self.claim_calls = counter("cri_resmgr_claim_calls_total", "call result",
+            "What the agent has asked about claims of CPUs, by call (prepare, unprepare) and result: done, refused")
         self.books_waits = counter("cri_resmgr_books_waits_total", "what result",
             "Requests that waited until it was known which CPUs are owned, by what they were and result: in time, given up")
         self.resyncs = counter("cri_resmgr_resyncs_total", "result",
@@ -168,6 +170,8 @@ def engine_families() -> tuple[Family, ...]:
             ("charged_milli_cpus", "level domain", "CPU requests allocated on the shared CPUs of a domain"),
             ("containers", "stance", "Containers by whose cpuset they have"),
             ("tickets_in_doubt", "", "Creates whose outcome is unknown"),
+            ("claims", "", "Claims of CPUs that are prepared"),
+            ("claimed_cpus", "", "CPUs that claims own"),
         )
     )
     # fmt: on
@@ -182,15 +186,18 @@ class _EngineCollector:
 
     def collect(self) -> Iterable[Family]:
         engine = self.engine
-        cpus, charged, containers, in_doubt = families = engine_families()
+        cpus, charged, containers, in_doubt, claims, claimed = families = engine_families()
         for pools in domain_pools(engine.node):
             for pool, count in pools.counts.items():
                 cpus.add_metric([pools.level, pools.name, pool], count)
             charged.add_metric([pools.level, pools.name], pools.charged_milli)
-        stances = Counted(grant.stance.value for grant in engine.grants.values())
+        stances = Counted(grant.stance.value for grant in engine.grants.values() if not grant.is_claim)
         for stance, count in sorted(stances.items()):
             containers.add_metric([stance], count)
         in_doubt.add_metric([], sum(1 for ticket in engine.tickets.values() if ticket.in_doubt))
+        parts = [grant for grant in engine.grants.values() if grant.is_claim]
+        claims.add_metric([], len({part.container.pod.uid for part in parts}))
+        claimed.add_metric([], sum(len(part.exclusive) for part in parts))
         return families
 
 

@@ -18,6 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 ELSEWHERE = {
     "affinity": "cri_proxy.cli.affinity",
     "agent": "cri_proxy.cli.agent",
+    "claims": "cri_proxy.cli.claims",
     "doctor": "cri_proxy.cli.doctor",
     "history": "cri_proxy.cli.history",
     "kubelet": "cri_proxy.cli.kubelet",

@@ -19,6 +19,7 @@ from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
 from cri_proxy.daemon.ages import old_of
+from cri_proxy.daemon.claim_commands import ClaimCommands
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
 from cri_proxy.daemon.engine_host import COMMAND, NODE_PLACEMENT
 from cri_proxy.engine.engine import Engine
@@ -82,6 +83,7 @@ class Commands:
             **AffinityCommands(self._daemon).table(),
             **self._view.table(),
             **ClusterCommands(self._daemon).table(),
+            **ClaimCommands(self._daemon).table(),
         }
 
     def view_table(self) -> Mapping[str, Command]:
@@ -134,6 +136,7 @@ class Commands:
             "demand": daemon.sizer.status(),
             "monitoring": daemon.monitoring.status(),
             "cluster": daemon.cluster.document(),
+            "claims": daemon.claims.status(),
             "counters": counters(services.metrics.registry),
         }
         if node_state.engine is not None:

@@ -58,7 +58,16 @@ MOVES = 50
 #: What ways there are to learn of containers, by the names that front ends have.
 FRONT_ENDS = {"proxy": "cri", "nri-plugin": "nri", "standalone": "standalone"}
 #: The commands of the control socket that the view socket has as well.
-SHARED = ("status", "topology", "placements", "explain", "affinity", "metrics")
+SHARED = (
+    "status",
+    "topology",
+    "placements",
+    "explain",
+    "affinity",
+    "metrics",
+    "claims",
+    "claim-devices",
+)
 #: Parts of a report that have a row a zone or a container.
 ROWS = frozenset(("zones", "placements", "affinity_groups", "caches"))
 

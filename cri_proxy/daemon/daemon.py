@@ -33,6 +33,7 @@ from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import ControlServer
 from cri_proxy.daemon import first_mode
+from cri_proxy.daemon.claims_host import ClaimsHost
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
@@ -232,6 +233,9 @@ class Daemon:
             lambda cpus: self.affinity.ask_apart(cpus),
             self.options.resource_control,
         )
+        self.claims = ClaimsHost(
+            self.services, self.options.files.root, read_boot_id(self.options.boot_id_file)
+        )
         self.monitoring = MonitoringHost(self.services, self.isolation.group_of, lambda: self.mode)
         self._configure_affinity()
         self.services.node_state.memory_bytes = read_memory_bytes(self.options.meminfo_file)
@@ -265,7 +269,7 @@ class Daemon:
         self.observer.on_change = self.affinity.follow
         self.assembly.on_engage = self._engage
         self.assembly.on_mode = self._mode_changed
-        self.assembly.on_meta = self.orders.recall
+        self.assembly.on_meta = lambda meta: {**self.orders.recall(meta), **self.claims.recall(meta)}
 
     def _mode_changed(self) -> None:
         self.sizer.wake()
@@ -275,6 +279,7 @@ class Daemon:
     def _engage(self, engine: Engine) -> None:
         self.affinity.follow(engine)
         self.orders.engaged(engine)
+        self.claims.engaged(engine)
         # What the daemon before had not entered by its end.
         self.history.add(engine.history, engine.grants)
 
@@ -491,6 +496,7 @@ class Daemon:
         reasons = self.health.reasons
         if "last config" in reasons:
             await self._keep()
+        await self.claims.try_again()
         if "control" in reasons:
             await self._serve_control()
         if self.view is None:
@@ -541,6 +547,7 @@ class Daemon:
         self.sizer.reconfigured()
         self.isolation.reconfigured()
         self.monitoring.reconfigured()
+        self.claims.told()
         if self._front is not None:
             self.front.reconfigured()
         await services.store.settled()  # a mode that was given by command does not come back

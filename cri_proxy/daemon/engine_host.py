@@ -21,7 +21,7 @@ from cri_proxy.config.config import Config, engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import Host, Management, TicketKind
+from cri_proxy.engine.model import ContainerRecord, Host, Management, TicketKind
 from cri_proxy.kubelet.io.cpu_manager import NotUnderstood
 from cri_proxy.node.devices import Devices
 from cri_proxy.node.machine import NoMachine
@@ -446,9 +446,13 @@ class Assembly:
 def restore(engine: Engine, loaded: LoadedState, store: StateWriter, boot_id: str) -> None:
     """Put the records of an earlier daemon into the engine, unless they are of another boot."""
     if loaded.meta.get(BOOT_KEY, boot_id) != boot_id:
-        # Every container of that boot is dead; what runs now is adopted by the first resync.
+        # Every container of that boot is dead; what runs now is adopted by the first resync. Claims are there until they are
+        # unprepared. Their times were since that boot.
+        claims = [replace(grant, since_s=0.0) for grant in loaded.of("grant").values() if grant.is_claim]
         known = [(kind, key) for kind, found in loaded.records.items() for key in found]
         store.write(dict.fromkeys([*known, *loaded.unknown]))
+        if claims:
+            engine.restore(sorted(claims, key=lambda grant: grant.key), (), (), (), {})
         return
     # Where a key has two halves they are on two lines.
     distrusted: dict[Any, Any] = {tuple(key.split("\n", 1)): s for key, s in loaded.of("distrust").items()}
@@ -464,16 +468,20 @@ def _is_under_way(engine: Engine) -> Iterator[bool]:
 
 def carry_over(old: Engine, new: Engine) -> None:
     """Have an engine know the sandboxes, and the creates that the runtime has not answered: their CPUs are theirs until it
-    is seen what has become of them. What single containers own they keep, unless records contradict each other."""
+    is seen what has become of them. What single containers own they keep, and claims what they have, unless records
+    contradict each other."""
+    parts: list[ContainerRecord] = []
     if not broken_invariants(old):
+        parts = [grant for grant in old.grants.values() if grant.is_claim]
         new.claims = {
             g.key: g.exclusive & g.cpus
             for g in old.grants.values()
             if g.stance in (Management.PLACED, Management.ADOPTED) and g.exclusive and not g.placement.group
+            if not g.is_claim
         }
     creates = [t for t in old.tickets.values() if t.kind is TicketKind.CREATE]
     tickets = [replace(t, replaces=(), replaced_tickets=(), moved=(), waiting=()) for t in creates]
-    new.restore([old.grants[t.key] for t in creates], tickets, old.pods.values(), (), {})
+    new.restore([*parts, *(old.grants[t.key] for t in creates)], tickets, old.pods.values(), (), {})
 
 
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:

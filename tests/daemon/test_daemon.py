@@ -47,6 +47,7 @@ class Parts:
         self.monitoring = SimpleNamespace(
             reconfigured=self.done_now("monitoring"), release=self.doing("monitoring released")
         )
+        self.claims = SimpleNamespace(told=self.done_now("claims"))
         self.assembly = SimpleNamespace(
             activate=self._activate,
             configured_mode=self.done_now("mode"),
@@ -109,7 +110,8 @@ async def test_a_configuration_is_followed_by_all_that_go_by_it(daemon, values, 
     await Daemon.take_over(daemon, loaded(config(**values)))
     follow = ["follow"] if has_engine else []
     assert daemon.done == [
-        "cluster", "settings", *more, *follow, "keep", "affinity", "sizer", "isolation", "monitoring", "front", "settled"
+        "cluster", "settings", *more, *follow, "keep", "affinity", "sizer", "isolation", "monitoring", "claims",
+        "front", "settled",
     ]  # fmt: skip
     assert daemon.services.look.is_set() and not daemon._unconfigured
     # What needs a restart stays as it was.

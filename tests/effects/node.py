@@ -550,7 +550,7 @@ class Life:
             raise Refused(details)
         return reply.FromString(link.reply)
 
-    async def command(self, name: str, **arguments: Any) -> Any:
+    async def command(self, name: str, /, **arguments: Any) -> Any:
         return await self.commands[name](arguments)
 
     async def run_pod(self, name: str, qos: str = "burstable", milli: int = 0, **more: Any) -> ClientPod:
