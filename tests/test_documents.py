@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -142,6 +143,37 @@ def test_the_scenario_of_the_readme_comes_out_as_the_readme_says() -> None:
     rows = simulate(machine(HYGON_7285_2S), read("").config, steps, lambda file: read("").config)
     shown = [f"{row['id']} {row['cpus']} {row['level']}" for row in rows if "id" in row]
     assert re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines() == shown
+
+
+def examples_of_claims() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The claim template and the pod of each example on the page about claims."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "dra.md").read_text(), re.DOTALL)
+    found = [tuple(yaml.safe_load_all(block)) for block in blocks if "apiVersion" in block]
+    return [(template, pod) for template, pod in found]
+
+
+@pytest.mark.parametrize(
+    ("template", "pod"),
+    [pytest.param(*both, id=both[1]["metadata"]["name"]) for both in examples_of_claims()],
+)
+def test_an_example_of_a_claim_names_what_it_has_and_repeats_its_cpus(
+    template: dict[str, Any], pod: dict[str, Any]
+) -> None:
+    assert (template["kind"], pod["kind"]) == ("ResourceClaimTemplate", "Pod")
+    [claim] = pod["spec"]["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"] == pod["metadata"]["name"]
+    devices = template["spec"]["spec"]["devices"]
+    exactly = {request["name"]: request["exactly"] for request in devices["requests"]}
+    classes = [name for name in (one["deviceClassName"] for one in exactly.values()) if "gpu" not in name]
+    assert set(classes) <= {f"{kind}.cpu.cri-resmgr.io" for kind in ("l3", "whole-l3", "whole-numa")}
+    for constraint in devices.get("constraints", ()):
+        assert set(constraint["requests"]) <= exactly.keys()
+    used = [one for container in pod["spec"]["containers"] for one in container["resources"]["claims"]]
+    assert {one["name"] for one in used} == {claim["name"]}
+    assert {one["request"] for one in used if "request" in one} <= exactly.keys()
+    asked = sum(int(one.get("capacity", {}).get("requests", {}).get("cpu", 0)) for one in exactly.values())
+    holders = [pod["spec"]] if "resources" in pod["spec"] else pod["spec"]["containers"]
+    assert sum(int(one["resources"]["requests"]["cpu"]) for one in holders) >= asked
 
 
 def test_the_policies_of_the_cluster_page_are_policies() -> None:

@@ -17,6 +17,7 @@ from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.kubectl import PACKAGING, Kubectl
 from tests.cluster.real.parts import AGENT_PODS, agent_token
 from tests.cluster.real.test_operator import until
+from tests.test_documents import examples_of_claims
 
 pytestmark = pytest.mark.cluster
 
@@ -176,6 +177,19 @@ def test_the_plugin_lists_claims_that_have_cpus_and_those_that_wait(
     ]
     for name in ("plugin-has", "plugin-waits"):
         claims.ask("DELETE", f"{where}/{name}")
+
+
+@pytest.mark.parametrize("number", range(len(examples_of_claims())))
+def test_the_server_takes_each_example_of_the_page(
+    claims: ControlPlane, kubectl: Kubectl, number: int
+) -> None:
+    both = claims.folder / "example.yaml"
+    both.write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": list(examples_of_claims()[number])})
+    )
+    said = kubectl.run("apply", "--dry-run=server", "-f", str(both))
+    assert said.count("created (server dry run)") == 2, said
+    assert "Warning" not in said
 
 
 # --- the check of requests
