@@ -13,6 +13,7 @@ import yaml
 
 from cluster.api.allowed import refused
 from cluster.operator.objects import read_policy
+from cri_proxy.claims.parameters import VALUES, read_parameters
 from cri_proxy.cli.main import cli
 from cri_proxy.config.options.table import BY_KEY, SECTIONS
 from cri_proxy.cri.annotations.read import read_preferences
@@ -89,8 +90,9 @@ def test_each_option_of_a_page_is_one(name: str) -> None:
     [page] = [page for page in PAGES if page.name == name]
     sections = "|".join(key for key in SECTIONS if "." not in key)
     named = set(re.findall(rf"`((?:{sections})\.[\w.]+)(?=[`:])", page.read_text()))
-    files = {word for word in named if word.endswith((".db", ".json", ".sock"))}
-    assert {word for word in named - files if word not in BY_KEY and word not in SECTIONS} == set()
+    # Not what is called alike: files, and the driver of others.
+    others = {word for word in named if word.endswith((".db", ".json", ".sock"))} | {"dra.cpu"}
+    assert {word for word in named - others if word not in BY_KEY and word not in SECTIONS} == set()
 
 
 def chapter(page: str, heading: str) -> str:
@@ -168,12 +170,22 @@ def test_an_example_of_a_claim_names_what_it_has_and_repeats_its_cpus(
     assert set(classes) <= {f"{kind}.cpu.cri-resmgr.io" for kind in ("l3", "whole-l3", "whole-numa")}
     for constraint in devices.get("constraints", ()):
         assert set(constraint["requests"]) <= exactly.keys()
+    for entry in devices.get("config", ()):
+        assert set(entry["requests"]) <= exactly.keys()
+        read_parameters(entry["opaque"]["parameters"], "the example")
     used = [one for container in pod["spec"]["containers"] for one in container["resources"]["claims"]]
     assert {one["name"] for one in used} == {claim["name"]}
     assert {one["request"] for one in used if "request" in one} <= exactly.keys()
     asked = sum(int(one.get("capacity", {}).get("requests", {}).get("cpu", 0)) for one in exactly.values())
     holders = [pod["spec"]] if "resources" in pod["spec"] else pod["spec"]["containers"]
     assert sum(int(one["resources"]["requests"]["cpu"]) for one in holders) >= asked
+
+
+def test_each_key_of_the_parameters_of_a_claim_and_each_of_its_values_is_on_the_page() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", chapter("dra.md", "Parameters"), re.MULTILINE))
+    assert rows.keys() == VALUES.keys()
+    for key, values in VALUES.items():
+        assert [value for value in values if f"`{value}`" not in rows[key]] == []
 
 
 def test_the_policies_of_the_cluster_page_are_policies() -> None:

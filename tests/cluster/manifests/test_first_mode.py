@@ -53,6 +53,20 @@ def test_a_daemon_of_the_cluster_lets_a_new_node_observe(variant: str) -> None:
         assert read(config).config.origins["relay.mode"] == "default"
 
 
+@pytest.mark.parametrize("front_end", ["nri", "standalone"])
+def test_with_dra_the_daemon_prepares_claims_and_has_all_else_as_without(front_end: str) -> None:
+    def files(folder: str) -> dict[str, str]:
+        [found] = [one["data"] for one in kustomized(folder) if one["kind"] == "ConfigMap"]
+        return {str(name): str(text) for name, text in found.items()}
+
+    before, after = files(front_end), files(f"dra/{front_end}")
+    loaded = read(after.pop("fallback.cfg"))
+    assert after == before
+    assert loaded.warnings == ()
+    set_here = {key for key, origin in loaded.config.origins.items() if origin != "default"}
+    assert set_here == {"dra.enabled"} and loaded.config["dra.enabled"] is True
+
+
 def test_the_line_of_the_configmap_without_its_sign_makes_all_enforce() -> None:
     config = yaml.safe_load((PACKAGING / "base/node/config.yaml").read_text())["data"]["config.yaml"]
     edited = read(config.replace("# relay:", "relay:")).config
