@@ -22,7 +22,7 @@ from cluster.api.reader import Unreadable
 from cluster.dra.claims import ClaimName
 from cluster.dra.health import DeviceState, device_states
 from cluster.dra.io.preparing import Prepared, Preparing
-from cluster.dra.io.sockets import ServedSocket
+from cluster.dra.io.sockets import ServedSocket, SocketTaken, is_served
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cri_api import dra_health_pb2 as health_api
@@ -72,10 +72,11 @@ class Plugin:
     async def run(self) -> None:
         """Serve; a socket's file that is removed meanwhile is made again, and kubelet registers the plugin anew.
 
-        :raises SocketTaken: another process serves the plugin.
+        :raises SocketTaken: another process serves the plugin, or has registered one of the same name.
         :raises NoSocket: a socket cannot be served.
         """
         try:
+            self._check_no_other()
             for each in self._sockets:
                 await each.start()
             log("info", "plugin", driver=self._driver, socket=self._sockets[-1].path)
@@ -86,6 +87,16 @@ class Plugin:
             for each in reversed(self._sockets):
                 each.close()
             await self._preparing.close()
+
+    def _check_no_other(self) -> None:
+        """Kubelet takes the last of several plugins with one name, and the claims of the others are lost to it."""
+        ours = self._sockets[-1].path
+        # As k8s.io/dynamic-resource-allocation/kubeletplugin names them: with the UID of the driver's pod in between.
+        for path in sorted(ours.parent.glob(f"{self._driver}-*reg.sock")):
+            if path != ours and is_served(path):
+                raise SocketTaken(
+                    f"{path} registers a driver called {self._driver} already; remove that driver first"
+                )
 
     async def _look(self) -> None:
         for each in self._sockets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -39,7 +40,7 @@ class ServedSocket:
         bound = _bind(self.path)
         self._file = _file_of(self.path)
         self._server = _EndingServer(self._services)
-        await self._server.start(sock=bound)
+        await self._server.serve(bound)
 
     def is_there(self) -> bool:
         """Whether the file is still the one that is served here."""
@@ -73,15 +74,25 @@ class _Connection(H2Protocol):
 
 
 class _EndingServer(Server):
+    """grpclib's, which can be ended at any moment, whatever it has come to."""
+
     def __init__(self, services: Sequence[Any]) -> None:
         super().__init__(services)
         self._connections: set[_Connection] = set()
+        self._listening: Optional[asyncio.AbstractServer] = None
+
+    async def serve(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        # Two steps: the first waits for nothing, so that no cancellation loses what has been made.
+        self._listening = await loop.create_server(self._protocol_factory, sock=bound, start_serving=False)
+        await self._listening.start_serving()
 
     def _protocol_factory(self) -> H2Protocol:
         return _Connection(super()._protocol_factory(), self._connections)
 
     def end(self) -> None:
-        self.close()
+        if self._listening is not None:
+            self._listening.close()
         for connection in tuple(self._connections):
             connection.processor.close("the plugin has ended")
 
@@ -112,16 +123,22 @@ def _clear(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise NoSocket(f"{path} exists and is not a socket; remove it")
+    if is_served(path):
+        raise SocketTaken(f"{path} is served by another process; stop it first (does another agent run?)")
+    path.unlink(missing_ok=True)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process listens on a socket."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
         except BlockingIOError:  # it has no time to accept
-            pass
-    raise SocketTaken(f"{path} is served by another process; stop it first (does another agent run?)")
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _file_of(path: Path) -> Optional[tuple[int, int]]:

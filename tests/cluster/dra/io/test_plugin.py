@@ -188,6 +188,26 @@ async def test_a_plugin_that_runs_is_not_robbed(
     assert len(kubelet.found) == 1
 
 
+async def test_a_driver_of_the_same_name_goes_first(
+    client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+) -> None:
+    service, registration = socket_paths(folder / "k", DRIVER)
+    other = registration.with_name(f"{DRIVER}-0b5a-reg.sock")
+    other.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(other))
+        server.listen()
+        with pytest.raises(
+            SocketTaken, match=f"registers a driver called {DRIVER} already; remove that driver"
+        ):
+            await make_plugin(client, daemon, folder, rounds).run()
+    assert not service.exists() and not registration.exists()
+    task = asyncio.ensure_future(make_plugin(client, daemon, folder, rounds).run())
+    while not registration.exists():
+        await asyncio.sleep(0)
+    await end(task)
+
+
 async def test_what_is_no_socket_is_left_alone(
     client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
