@@ -18,7 +18,8 @@ class DeviceState(NamedTuple):
 def device_states(devices: Any, claims: Any) -> tuple[DeviceState, ...]:
     """By name, out of the daemon's ``claim-devices`` and ``claims``.
 
-    A device is as healthy as the claims on it: one has CPUs that are offline, and no others could be found on the device.
+    A device is as healthy as the claims on it. A claim is not where it has fewer CPUs than it was given: some went offline,
+    and its devices had no others.
     A device that is not to be had any more is told for as long as a claim has it.
 
     :raises Unreadable: a document of the daemon is none.
@@ -44,6 +45,7 @@ def _well(claim: Fields) -> tuple[bool, bool, str]:
 
 def _message(claim: Fields) -> str:
     is_healthy, has_stayed, name = _well(claim)
+    cpus = claim.text("cpus") or "none"
     if not is_healthy:
-        return f"the claim {name} has CPUs that are offline: {claim.text('why', '') or 'no others are free there'}"
-    return "" if has_stayed else f"the claim {name} had to move; its CPUs are {claim.text('cpus')} now"
+        return f"the claim {name} has not all that it was given, as CPUs are offline; its CPUs are {cpus} now"
+    return "" if has_stayed else f"the claim {name} had to move; its CPUs are {cpus} now"

@@ -15,7 +15,7 @@ DEVICES = {"devices": [{"name": "l3-1"}, {"name": "l3-0"}]}
 def on(*devices: str, name: str = "four", **changes: Any) -> dict[str, Any]:
     """A claim, as the daemon tells of it."""
     found = {"namespace": "shop", "name": name, "devices": list(devices), "cpus": "0-3", "healthy": True}
-    return {**found, "moved": False, "why": "", **changes}
+    return {**found, "moved": False, **changes}
 
 
 def states(*claims: dict[str, Any]) -> tuple[DeviceState, ...]:
@@ -27,10 +27,10 @@ def test_devices_are_healthy_where_claims_have_what_they_were_given() -> None:
 
 
 def test_cpus_that_went_offline_are_told_with_the_claim_that_has_them() -> None:
-    assert states(on("l3-0", healthy=False, why="CPU 3 is offline")) == (
-        DeviceState("l3-0", False, "the claim shop/four has CPUs that are offline: CPU 3 is offline"),
-        DeviceState("l3-1"),
-    )
+    for cpus, now in (("0-2", "0-2"), ("", "none")):
+        sentence = "the claim shop/four has not all that it was given, as CPUs are offline; its CPUs are"
+        found = states(on("l3-0", healthy=False, cpus=cpus))
+        assert found == (DeviceState("l3-0", False, f"{sentence} {now} now"), DeviceState("l3-1"))
 
 
 def test_a_claim_that_had_to_move_says_where_it_is_now() -> None:
@@ -42,7 +42,7 @@ def test_of_several_claims_the_one_that_is_worst_off_speaks() -> None:
     claims = [on("l3-0", name="a"), on("l3-0", name="b", moved=True), on("l3-0", name="c", healthy=False)]
     for order in (claims, claims[::-1]):
         found = states(*order)[0]
-        assert not found.is_healthy and found.message.startswith("the claim shop/c has CPUs that are offline")
+        assert not found.is_healthy and found.message.startswith("the claim shop/c has not all")
 
 
 def test_a_device_that_is_not_offered_any_more_is_told_while_a_claim_has_it() -> None:

@@ -18,54 +18,19 @@ from cluster.dra.claims import CLAIMS, ClaimName
 from cluster.dra.io.plugin import Plugin, socket_paths
 from cluster.dra.io.preparing import MOST_AT_ONCE
 from cluster.dra.io.sockets import NoSocket, SocketTaken
-from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
-from cluster.kube.io.clock import Clock
 from cri_api import dra_health_pb2 as health_api
 from cri_api import dra_v1_pb2 as api
 from cri_api.checked_requests import MOST_BYTES
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.dra.io.daemon import ClaimDaemon
 from tests.cluster.dra.io.kubelet import PREPARE, UNPREPARE, Kubelet
-from tests.cluster.dra.objects import DRIVER, NODE, claim, result
-
-
-class Rounds:
-    """The plugin's pauses end when a test says so."""
-
-    def __init__(self) -> None:
-        self.wall = 1_800_000_000.0
-        self.monotonic = 1000.0
-        self._turn = asyncio.Condition()
-
-    async def sleep(self, _seconds: float) -> None:
-        async with self._turn:
-            await self._turn.wait()
-
-    async def next(self, seconds: float = 0.0) -> None:
-        self.monotonic += seconds
-        async with self._turn:
-            self._turn.notify_all()
-
-    def clock(self) -> Clock:
-        return Clock(lambda: self.monotonic, lambda: self.wall, self.sleep)
-
-
-@pytest.fixture
-async def api_server() -> AsyncIterator[ApiServer]:
-    async with ApiServer() as server:
-        yield server
-
-
-def put(server: ApiServer, *results: dict[str, Any], name: str = "four") -> ClaimName:
-    """A claim that was allocated; kubelet's words for it, with the UID that the server has given it."""
-    stored = server.put(CLAIMS, claim(*results, name=name))
-    return ClaimName("shop", name, stored["metadata"]["uid"])
-
-
-@pytest.fixture
-def four(api_server: ApiServer) -> ClaimName:
-    return put(api_server)
+from tests.cluster.dra.io.serving import Rounds, end, put, until_done
+from tests.cluster.dra.io.serving import api_client as api_client  # fixtures, of these tests too
+from tests.cluster.dra.io.serving import api_server as api_server
+from tests.cluster.dra.io.serving import four as four
+from tests.cluster.dra.io.serving import rounds as rounds
+from tests.cluster.dra.objects import DRIVER, NODE, result
 
 
 @pytest.fixture
@@ -76,36 +41,18 @@ async def daemon(folder: Path) -> AsyncIterator[ClaimDaemon]:
     await made.stop()
 
 
-@pytest.fixture
-async def client(api_server: ApiServer, folder: Path) -> AsyncIterator[Client]:
-    made = Client(Access.kubeconfig(api_server.kubeconfig(folder / "kubeconfig")), user_agent="test")
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-def rounds() -> Rounds:
-    return Rounds()
-
-
-def make_plugin(client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds) -> Plugin:
-    return Plugin(DaemonClient(daemon.socket), client, NODE, DRIVER, folder / "k", rounds.clock())
+def make_plugin(api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds) -> Plugin:
+    return Plugin(DaemonClient(daemon.socket), api_client, NODE, DRIVER, folder / "k", rounds.clock())
 
 
 @pytest.fixture
 async def plugin(
-    client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+    api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> AsyncIterator[asyncio.Task[None]]:
     """The task in which it runs."""
-    task = asyncio.ensure_future(make_plugin(client, daemon, folder, rounds).run())
+    task = asyncio.ensure_future(make_plugin(api_client, daemon, folder, rounds).run())
     yield task
     await end(task)
-
-
-async def end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 @pytest.fixture
@@ -160,13 +107,13 @@ async def test_its_end_leaves_no_socket_and_no_connection(
 
 
 async def test_sockets_that_a_killed_agent_has_left_are_replaced(
-    four: ClaimName, client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+    four: ClaimName, api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
     for path in socket_paths(folder / "k", DRIVER):
         path.parent.mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
-    task = asyncio.ensure_future(make_plugin(client, daemon, folder, rounds).run())
+    task = asyncio.ensure_future(make_plugin(api_client, daemon, folder, rounds).run())
     kubelet = Kubelet(folder / "k")
     with contextlib.suppress(
         grpc.aio.AioRpcError
@@ -180,16 +127,16 @@ async def test_sockets_that_a_killed_agent_has_left_are_replaced(
 
 
 async def test_a_plugin_that_runs_is_not_robbed(
-    four: ClaimName, kubelet: Kubelet, client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+    four: ClaimName, kubelet: Kubelet, api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
     with pytest.raises(SocketTaken, match=r"dra.sock is served by another process"):
-        await make_plugin(client, daemon, folder, rounds).run()
+        await make_plugin(api_client, daemon, folder, rounds).run()
     assert (await kubelet.prepare(four))[four.uid].error == ""
     assert len(kubelet.found) == 1
 
 
 async def test_a_driver_of_the_same_name_goes_first(
-    client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+    api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
     service, registration = socket_paths(folder / "k", DRIVER)
     other = registration.with_name(f"{DRIVER}-0b5a-reg.sock")
@@ -200,30 +147,30 @@ async def test_a_driver_of_the_same_name_goes_first(
         with pytest.raises(
             SocketTaken, match=f"registers a driver called {DRIVER} already; remove that driver"
         ):
-            await make_plugin(client, daemon, folder, rounds).run()
+            await make_plugin(api_client, daemon, folder, rounds).run()
     assert not service.exists() and not registration.exists()
-    task = asyncio.ensure_future(make_plugin(client, daemon, folder, rounds).run())
+    task = asyncio.ensure_future(make_plugin(api_client, daemon, folder, rounds).run())
     while not registration.exists():
         await asyncio.sleep(0)
     await end(task)
 
 
 async def test_what_is_no_socket_is_left_alone(
-    client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+    api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
     service, registration = socket_paths(folder / "k", DRIVER)
     registration.parent.mkdir(parents=True)
     registration.write_text("notes")
     with pytest.raises(NoSocket, match=r"-reg.sock exists and is not a socket; remove it$"):
-        await make_plugin(client, daemon, folder, rounds).run()
+        await make_plugin(api_client, daemon, folder, rounds).run()
     assert registration.read_text() == "notes" and not service.exists()
 
 
 async def test_a_path_that_no_socket_can_have_is_a_sentence(
-    client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
+    api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
     with pytest.raises(NoSocket, match=r"dra.sock cannot be served: .*too long"):
-        await make_plugin(client, daemon, folder / ("d" * 100), rounds).run()
+        await make_plugin(api_client, daemon, folder / ("d" * 100), rounds).run()
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -445,12 +392,12 @@ async def test_health_is_told_at_first_and_when_it_changes(
     # Rounds without news are not told.
     for count in range(2, 5):
         await rounds_until(rounds, daemon, count)
-    daemon.troubles[four.uid] = {"healthy": False, "why": "CPU 3 is offline"}
+    daemon.troubles[four.uid] = {"healthy": False, "cpus": "0-2"}
     reading = asyncio.ensure_future(stream.read())
     await until_done(rounds, reading)
     assert health_of(reading.result()) == {"l3-0": health_api.UNHEALTHY, "l3-1": health_api.HEALTHY}
     [bad] = [each for each in reading.result().devices if each.health == health_api.UNHEALTHY]
-    assert bad.message == "the claim shop/four has CPUs that are offline: CPU 3 is offline"
+    assert bad.message.endswith("as CPUs are offline; its CPUs are 0-2 now")
 
     daemon.troubles.clear()
     reading = asyncio.ensure_future(stream.read())
@@ -499,14 +446,3 @@ async def rounds_until(rounds: Rounds, daemon: ClaimDaemon, count: int) -> None:
     while len(daemon.commands("claims")) < count:
         await rounds.next()
         await asyncio.sleep(0)
-
-
-async def until_done(rounds: Rounds, reading: asyncio.Future[Any], seconds: float = 0.0) -> None:
-    """Go on by so many seconds a round until something was read."""
-
-    async def go_on() -> None:
-        while not reading.done():
-            await rounds.next(seconds)
-            await asyncio.sleep(0)
-
-    await asyncio.wait_for(go_on(), 60)
