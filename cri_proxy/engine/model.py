@@ -353,7 +353,7 @@ class ListedContainer:
     ``inherited``: what it runs on where ``cpus`` is empty, as far as its cgroup tells. ``runs_in``: as in its grant;
     None = not looked up. ``resources``: what it has now, as it is known where that cannot be told; None = not looked up.
     ``has_no_quota``: it is seen to have none. ``held``: bytes of memory by NUMA node that it cannot give back, None = not
-    looked up.
+    looked up. ``claims``: those that the runtime shows it has, as far as that was looked up.
     """
 
     id: str
@@ -371,6 +371,7 @@ class ListedContainer:
     resources: Optional[Resources] = None
     has_no_quota: bool = False
     held: Optional[tuple[tuple[int, int], ...]] = None
+    claims: tuple[str, ...] = ()
 
 
 @frozen

@@ -228,6 +228,8 @@ def _follow_all(
             _follow(engine, item, now_s, listing.listed_at_s)
             _note_where(engine, item)
             _note_whose(engine, item)
+            if item.claims and item.id not in resizing:
+                _note_claims(engine, item)
             was = engine.grants.get(item.id)
             resources = _news_of_resources(engine, item, listing)
             if resources is not None and item.id not in resizing:
@@ -427,6 +429,21 @@ def _note_whose(engine: Engine, item: ListedContainer) -> None:
         engine.amend(replace(grant, stance=Management.ADOPTED, placement=place, why=why), told)
     elif grant.stance is Management.ADOPTED and given is not None and item.cpus == given:
         engine.amend(replace(grant, stance=Management.KUBELET, placement=Placement(), why=BY_KUBELET), told)
+
+
+def _note_claims(engine: Engine, item: ListedContainer) -> None:
+    """Know a container's claims where its record lacks them, as one of a version that knew none: it has their CPUs then.
+
+    What the runtime does not show is no news: not every runtime shows all of it.
+    """
+    grant = engine.grants.get(item.id)
+    if grant is None or grant.life is Life.HELD:
+        return
+    known = grant.container.claims
+    claims = tuple(sorted({*known, *item.claims}))
+    if claims != known:
+        container = replace(grant.container, claims=claims)
+        engine.amend(replace(grant, container=container), engine.told.get(item.id))
 
 
 def _check_cpuset(

@@ -199,6 +199,7 @@ def _seen(
         exit_code=read_exit_code(container),
         cpus=_read_set(cpu.cpus),
         mems=_read_set(cpu.mems) or None,
+        claims=_claims(container),
     )
 
 

@@ -79,6 +79,13 @@ async def _leave(engine: Engine, found: Mapping[str, UnannouncedContainer]) -> N
     pass
 
 
+class _Told(NamedTuple):
+    """What the runtime says of a container that is known: its resources, and the keys of its claims of CPUs."""
+
+    linux: cri.LinuxContainerResources
+    claims: tuple[str, ...]
+
+
 class _Explained(NamedTuple):
     """What the runtime had to say of limits that are not as known: of which, what was known, what was made of them."""
 
@@ -375,7 +382,8 @@ class Reconciler:
         news = [key for key, look in found.items() if self._is_news(engine, key, look.limits)]
         told.update(await self._told([key for key in news if key not in told]))
         for item in live:
-            look, linux, grant = found[item.id], told.get(item.id), engine.grants.get(item.id)
+            look, said, grant = found[item.id], told.get(item.id), engine.grants.get(item.id)
+            linux = None if said is None else said.linux
             item = seen[item.id] = _with_cpusets(item, look, linux)
             if grant is None:
                 continue
@@ -391,7 +399,8 @@ class Reconciler:
             elif item.id in self._explained and has_news(grant, look.limits):
                 resources = self._explained[item.id].resources
             quota_us = look.limits.quota_us if look.limits else linux.cpu_quota if linux else 0
-            seen[item.id] = replace(item, resources=resources, has_no_quota=quota_us < 0)
+            claims = () if said is None else said.claims
+            seen[item.id] = replace(item, resources=resources, has_no_quota=quota_us < 0, claims=claims)
 
     async def _pod_sizes(self, engine: Engine) -> None:
         """The sizes of pods that kubelet has changed past us, by the cgroups that it keeps for them."""
@@ -443,23 +452,23 @@ class Reconciler:
         self._explained[container_id] = explained._replace(looks=looks)
         return looks & (looks - 1) == 0
 
-    async def _told(self, ids: Iterable[str]) -> dict[str, cri.LinuxContainerResources]:
-        """The resources of containers as the runtime has them; of new ones the cgroup is remembered."""
+    async def _told(self, ids: Iterable[str]) -> dict[str, _Told]:
+        """The resources and claims of containers as the runtime has them; of new ones the cgroup is remembered."""
         ids = list(ids)
         # containerd before 1.7 tells resources, and all runtimes tell processes, among the verbose information only.
         found = await _asked(self._told_of, ids)
         for error in found:
             if isinstance(error, Exception):
                 raise error
-        return {i: told for i, told in zip(ids, found) if isinstance(told, cri.LinuxContainerResources)}
+        return {i: told for i, told in zip(ids, found) if isinstance(told, _Told)}
 
-    async def _told_of(self, container_id: str) -> Optional[cri.LinuxContainerResources]:
+    async def _told_of(self, container_id: str) -> Optional[_Told]:
         try:
             status, info = await self._runtime.container_status(container_id, verbose=True)
         except Exception:  # this time it is not looked at
             return None
         self._remember_cgroup(container_id, info)
-        return linux_resources(status, info)
+        return _Told(linux_resources(status, info), claims_of(status, info))
 
     async def _held(
         self, engine: Engine, containers: Mapping[str, Container], seen: dict[str, ListedContainer]

@@ -23,6 +23,8 @@ from cri_api import runtime_v1_pb2 as cri
 from cri_api.claims import cdi_device, claim_key, part_name, variable
 from cri_proxy.config.config import read_config
 from cri_proxy.engine.build import Machine, make_engine, make_host
+from cri_proxy.engine.invariants import broken_invariants
+from cri_proxy.engine.model import ClaimPart
 from cri_proxy.engine.report import engine_status, placement_row
 from cri_proxy.engine.resources import CgroupReading
 from cri_proxy.metrics import Metrics
@@ -113,6 +115,31 @@ async def test_the_line_about_a_comparison_names_the_containers(found) -> None:
     both = ["ns/good/app", "ns/odd/app"]
     assert adopted["adopted"] == 2 and sorted(adopted["containers"]["adopted"]) == both
     assert removed["removed"] == 2 and sorted(removed["containers"]["removed"]) == both
+
+
+# ---------------------------------------------------------------------- claims of what is known
+
+
+async def test_a_record_without_the_claims_that_the_runtime_shows_gets_them_by_the_first_look(found) -> None:
+    # As after a version that knew no claims: the container was made with one, and its record has none.
+    engine = found.engine
+    part = ClaimPart("cpus", 2, parse_cpus("0-3,64-67"), devices=("l3-0",))
+    [record] = engine.prepare("1111-aaaa", "ns", "mine", [part], 1000.0)
+    await found.reconciler.run()
+    assert engine.grants[found.good].container.claims == ()
+    asked = len(found.runtime.calls_of("ContainerStatus"))
+    found.runtime.containers[found.good].config.CDI_devices.add(name=cdi_device(CLAIM))
+    await Reconciler(found.client, found.cgroups, found.node_state).run()
+    grant = engine.grants[found.good]
+    assert grant.container.claims == (claim_key(CLAIM),)
+    assert grant.placement.claimed == record.placement.exclusive == grant.cpus
+    # What it costs is what a first look costs without claims: a call a container.
+    assert len(found.runtime.calls_of("ContainerStatus")) - asked == 2
+    # A look at which the runtime shows none takes none away.
+    found.runtime.containers[found.good].config.ClearField("CDI_devices")
+    await Reconciler(found.client, found.cgroups, found.node_state).run()
+    assert engine.grants[found.good] == grant
+    assert broken_invariants(engine) == []
 
 
 # ---------------------------------------------------------------------- one that is odd
