@@ -463,7 +463,8 @@ async def test_a_container_whose_processes_are_outside_of_its_cgroup_is_said_to_
         assert (await found.reconciler.run()).drifted == ()
     assert placement_row(found.engine.host.topology, found.engine.grants[found.odd])["runs_in"] == sandbox
     assert list(engine_status(found.engine, "hygon")["not_bound"]) == ["ns/odd/app"]
-    # Its runtime may put them there yet.
+    # Its runtime may put them there yet. What is on its way to a container is not judged.
+    await found.node_state.updates.tried([found.odd], 10.0)
     (found.cgroups.base / own.lstrip("/") / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     assert (await found.reconciler.run()).drifted == (found.odd,)
     assert found.engine.grants[found.odd].runs_in == ""
