@@ -1,7 +1,8 @@
 """``python -m cluster.agent``: one node's agent in the foreground. Started by ``cri-resmgr agent run``, or in a pod.
 
 Exit codes: 0 ended by a signal (or healthy, or usage asked for), 1 a sentence on stderr says why not, 2 wrong usage.
-With a view socket it reports; with a control socket it carries out the spec; with both it does both.
+With a view socket it reports; with a control socket it carries out the spec, and where the daemon gives CPUs to claims it is
+their driver; with both sockets it does all of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cluster.agent.io.daemon import DaemonClient, FolderGone
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.reporter import Reporter, Reporting
 from cluster.api.names import AGENT
+from cluster.dra.io.driver import KUBELET, Driver
 from cluster.kube.io.access import Access, NoAccess
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
@@ -102,6 +104,12 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         type=Path,
         default=KUBELET_CONFIG,
         help="kubelet's file: its topology manager is told of",
+    )
+    add(
+        "--kubelet-dir",
+        type=Path,
+        default=KUBELET,
+        help="kubelet's folder: of its plugins, and of its claims",
     )
     add("--health-file", type=Path, help="touched with every round")
     add("--check-health", type=Path, metavar="FILE", help="exit code 0 if a running agent touches FILE")
@@ -223,6 +231,8 @@ async def _work(
         daemon = DaemonClient(options.control_socket)
         commander = Commander(daemon, client, options.node, file, clock, options.period, beat, supervisor)
         keep("commander", commander.run)
+        driver = Driver(daemon, client, options.node, options.kubelet_dir, clock, options.poll, supervisor)
+        keep("dra", driver.run)
     keep("figures", lambda: _figures(client))
     log("info", "started", node=options.node, server=access.server)
     try:
