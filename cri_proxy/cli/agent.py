@@ -45,7 +45,7 @@ def run(
             "control.view_socket is empty, so there is nothing to report from",
             "set it, and restart the daemon",
         )
-    sockets = [f"--view-socket={view}"]
+    sockets = [f"--view-socket={view}", f"--kubelet-dir={loaded.config['kubelet.directory']}"]
     if not report_only:
         sockets.append(f"--control-socket={loaded.config['control.socket']}")
     os.execv(sys.executable, [sys.executable, "-m", "cluster.agent", *sockets, *options])

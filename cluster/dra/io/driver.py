@@ -6,7 +6,9 @@ What it needs is imported when it begins: an agent of a node without claims has 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
@@ -72,7 +74,7 @@ class Driver:
         driver, is_on = str(document.get("driver") or ""), bool(document.get("enabled"))
         self._tell(f"they are given as {driver}" if is_on else f"none: {document.get('reason', '')}")
         if self._parts is None and driver and (is_on or self._was_on(driver)):
-            self._parts = _Parts(self, driver)
+            self._parts = self.begin(driver)
         self._is_first = False
         if self._parts is None:
             return
@@ -81,53 +83,75 @@ class Driver:
         if await self._parts.round(document if is_on else {}):
             await self._parts.end()
             self._parts = None
+            with contextlib.suppress(OSError):
+                self._folder(driver).rmdir()
+
+    def _folder(self, driver: str) -> Path:
+        return self._kubelet_dir / "plugins" / driver
 
     def _was_on(self, driver: str) -> bool:
         """Whether an earlier process was the driver: its slices, and claims that are still prepared, are to end."""
-        return self._is_first and (self._kubelet_dir / "plugins" / driver).exists()
+        return self._is_first and self._folder(driver).exists()
 
     def _tell(self, state: str) -> None:
         if state != self._state:
             log("info", "claims of CPUs", state=state)
         self._state = state
 
-    def begin(self, driver: str) -> tuple[Any, Any, list[asyncio.Task[Any]]]:
-        """Publisher and recoverer of a driver, and the tasks that are kept for it."""
+    def begin(self, driver: str) -> _Parts:
+        """What runs for a driver's name."""
         from cluster.dra.io.plugin import Plugin
         from cluster.dra.io.publisher import Publisher
         from cluster.dra.io.recoverer import Recoverer
+        from cluster.dra.io.sockets import NoSocket
 
         plugin = Plugin(self._daemon, self._client, self._node, driver, self._kubelet_dir)
         publisher = Publisher(self._client, self._node, driver, self._clock)
         recoverer = Recoverer(self._daemon, self._client, self._node, driver, self._kubelet_dir, self._clock)
         said = TroubleLog("kubelet's plugin folder", "the plugin is served")
+        parts = _Parts(driver, plugin, publisher, recoverer, said)
 
         async def serve() -> None:
             while True:
                 try:
                     await plugin.run()
-                except OSError as error:  # no kubelet yet, or another driver of this name
-                    said.trouble(str(error))
+                except (NoSocket, OSError) as error:  # no kubelet yet, or another driver of this name
+                    parts.trouble = str(error)
+                    said.trouble(parts.trouble)
                 await self._clock.sleep(AGAIN_S)
 
-        keep = self._supervisor.keep
-        return publisher, recoverer, [keep(PLUGIN, serve), keep(SLICES, publisher.run)]
+        parts.tasks = [self._supervisor.keep(PLUGIN, serve), self._supervisor.keep(SLICES, publisher.run)]
+        return parts
 
 
+@dataclass
 class _Parts:
     """What runs for one driver's name."""
 
-    def __init__(self, whole: Driver, driver: str) -> None:
-        self.driver = driver
-        self._publisher, self._recoverer, self._tasks = whole.begin(driver)
+    driver: str
+    plugin: Any
+    publisher: Any
+    recoverer: Any
+    said: TroubleLog
+    #: Why the plugin is not served, "" = it is, or will be at once.
+    trouble: str = ""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def round(self, document: Mapping[str, Any]) -> bool:
-        """Whether nothing is left to do: it is off ({}), no slice is there, and no claim is prepared."""
-        self._publisher.want(document)
-        has_claims = await self._recoverer.round()
-        return not document and not has_claims and self._publisher.is_settled
+        """Whether nothing is left to do: it is off ({}), no slice is there, and no claim is prepared.
+
+        While another process serves the driver, its slices and its claims are not ours.
+        """
+        if not self.plugin.is_served:
+            return bool(self.trouble) and not document
+        self.trouble = ""
+        self.said.well()
+        self.publisher.want(document)
+        has_claims = await self.recoverer.round()
+        return not document and not has_claims and self.publisher.is_settled
 
     async def end(self) -> None:
-        for task in self._tasks:
+        """End its tasks, which leave no socket."""
+        for task in self.tasks:
             task.cancel()
-        await asyncio.wait(self._tasks)
+        await asyncio.wait(self.tasks)

@@ -63,6 +63,8 @@ class Plugin:
         self._preparing = Preparing(daemon, client, node, driver)
         self._kubelet = TroubleLog("kubelet has not registered the plugin", "it has now")
         service, registration = socket_paths(kubelet_dir, driver)
+        #: Whether both sockets are there: until then another process may be the driver.
+        self.is_served = False
         #: In the order in which they are to be there.
         self._sockets = (
             ServedSocket(service, _Service(self._driver_calls())),
@@ -79,11 +81,13 @@ class Plugin:
             self._check_no_other()
             for each in self._sockets:
                 await each.start()
+            self.is_served = True
             log("info", "plugin", driver=self._driver, socket=self._sockets[-1].path)
             while True:
                 await self._clock.sleep(LOOK_S)
                 await self._look()
         finally:
+            self.is_served = False
             for each in reversed(self._sockets):
                 each.close()
             await self._preparing.close()

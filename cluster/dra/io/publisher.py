@@ -223,14 +223,11 @@ class Publisher:
 
     async def _wait(self, seconds: float) -> None:
         """So long, or until something else is wanted."""
-        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
-        news = asyncio.ensure_future(self._news.wait())
-        try:
-            await asyncio.wait((sleep, news), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleep.cancel()
-            news.cancel()
+        await together(self._sleep(seconds), self._news.wait())
         self._news.clear()
+
+    async def _sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
 
 
 def _sentence(error: Exception) -> str:

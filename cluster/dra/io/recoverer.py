@@ -95,11 +95,7 @@ class Recoverer:
         try:
             is_there = is_allocated_here(await self._get(claim), claim.uid, self._driver, self._node)
         except ApiError as error:
-            # Kubelet's credentials may read the claims of its pods only: those of none are not there for it.
-            is_foreign = (
-                error.status == FORBIDDEN and NO_RELATION in error.message and self._kubelet is not None
-            )
-            if error.status != NOT_FOUND and not is_foreign:
+            if not self._says_gone(error, claim):
                 raise
             is_there = False
         self._recovery.asked(claim, self._clock.monotonic())
@@ -108,6 +104,12 @@ class Recoverer:
                 "info", "claim ended", claim=claim, uid=claim.uid, reason="neither the API nor kubelet has it"
             )
             await self._daemon.ask("claim-unprepare", uid=claim.uid)
+
+    def _says_gone(self, error: ApiError, claim: Claim) -> bool:
+        if error.status == NOT_FOUND:  # a server that does not know the kind of object names none
+            return f'"{claim.name}" not found' in error.message
+        # Kubelet's credentials may read the claims of its pods only: that of none of them is not there for it.
+        return error.status == FORBIDDEN and NO_RELATION in error.message and self._kubelet is not None
 
     async def _prepare_again(self, claim: Claim) -> None:
         pods: list[dict[str, str]] = []

@@ -20,13 +20,18 @@ class ClaimDaemon:
         self.socket = socket
         self.held: dict[str, list[dict[str, Any]]] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        #: By a claim's name: the sentence with which its prepare is refused.
+        #: By a claim's name: the sentence with which its prepare is refused; by a command's: with which it is.
         self.refusals: dict[str, str] = {}
         #: Prepares wait for it; None: they do not.
         self.gate: Optional[asyncio.Event] = None
         #: What is changed in the answer to ``claims``, by the claim's UID.
         self.troubles: dict[str, dict[str, Any]] = {}
         self.at_once = self.most_at_once = 0
+        #: The answer to ``claim-devices``.
+        self.document: dict[str, Any] = {
+            "enabled": True,
+            "devices": [{"name": f"l3-{n}", **L3} for n in range(2)],
+        }
         self._news = asyncio.Condition()
         self._server: Optional[asyncio.AbstractServer] = None
 
@@ -60,8 +65,10 @@ class ClaimDaemon:
         self.asked.append((command, arguments))
         async with self._news:
             self._news.notify_all()
+        if command in self.refusals:
+            return write_error(self.refusals[command])
         if command == "claim-devices":
-            return write_result({"enabled": True, "devices": [{"name": f"l3-{n}", **L3} for n in range(2)]})
+            return write_result(self.document)
         if command == "claims":
             return write_result({"claims": [row for uid in self.held for row in self._rows(uid)]})
         if command == "claim-unprepare":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.dra.io.publisher import NODES, Publisher
+from cluster.dra.io.publisher import GATES_S, NODES, Publisher
 from cluster.dra.slices import SLICES
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
@@ -219,6 +219,32 @@ async def test_a_server_without_lists_gets_slices_without_them(node: Published) 
     name = "resource.kubernetes.io/pcieRoot"
     assert all(name not in device["attributes"] for device in rows["spec"]["devices"])
     assert node.writes == ["PUT", "POST", "POST"]
+
+
+class WithoutGates(ApiServer):
+    """A server that drops what shared devices need, while a gate of it is off."""
+
+    gates_are_off = True
+
+    def _create(self, call: Call, where: Any) -> dict[str, Any]:
+        for device in call.body["spec"].get("devices", ()) if self.gates_are_off else ():
+            device.pop("allowMultipleAllocations", None)
+        return super()._create(call, where)
+
+
+async def test_where_cpus_would_be_allocated_twice_nothing_is_published(tmp_path: Path) -> None:
+    async with WithoutGates() as api:
+        client = Client(Access.kubeconfig(api.kubeconfig(tmp_path / "kubeconfig")), user_agent="test")
+        node = Published(api, client)
+        node.publisher.want(devices())
+        task = asyncio.ensure_future(node.publisher.run())
+        await api.called(lambda call: call.method == "DELETE", 4)  # it is tried again, rarely
+        assert not node.publisher.is_settled
+        assert node.time.now_s >= GATES_S
+        api.gates_are_off = False
+        await node.until(COUNTERS, DEVICES)
+        await ended(task)
+        await client.close()
 
 
 async def test_where_the_node_may_not_be_read_slices_have_no_owner(node: Published) -> None:
