@@ -238,7 +238,7 @@ class KubeletCounterparts:
             self._newest = record.number
             is_asked = record.operation in (TicketKind.CREATE.value, TicketKind.RESIZE.value)
             if is_asked and record.stance == Management.PLACED.value and record.placement.cpus:
-                self._pinned += bool(record.placement.exclusive)
+                self._pinned += bool(record.placement.exclusive or record.placement.claimed)
                 self._count(engine, record)
 
     def _count(self, engine: Engine, record: DecisionRecord) -> None:

@@ -221,6 +221,8 @@ class Hygon(Policy):
             return "it gets one thread of each core"
         if l3_mode_of(container, self.settings) == "spread":
             return "it is to be spread over many L3s"
+        if container.claims:
+            return "it has claims, and with them their CPUs"
         if container.pod_share is not None and container.pod_share.count > 1:
             return "it shares its pod's CPUs with others"
         return ""

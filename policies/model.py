@@ -295,8 +295,8 @@ class Placement:
     ``exclusive``, oldest first: a shrink gives the newest back. ``hidden``: those of ``exclusive`` that nothing
     runs on, the container neither. ``one_thread``: of its shared CPUs it gets one thread a core.
     ``lift_quota``: the CPU quota is taken away. ``squeezed``: its level is wider than its own, for want of room.
-    ``claimed``: the part of ``cpus`` that belongs to the claims it has: these own it, and other containers of the same
-    claims run there too.
+    ``claimed``: what the claims it has own: the part of ``cpus`` that these and their other containers share with no others,
+    and of that, too, some may be ``hidden``.
     """
 
     cpus: frozenset[int] = NO_CPUS

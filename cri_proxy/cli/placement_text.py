@@ -35,6 +35,7 @@ def placements_text(rows: Iterable[dict[str, Any]]) -> str:
         shown["_path"] = f"{row['namespace']}/{row['pod']}/{row['container']}"
         shown["_request"] = f"{row['cpu_request_milli']}m"
         shown["_limit"] = "-" if row["cpu_limit_milli"] is None else f"{row['cpu_limit_milli']}m"
+        shown["exclusive"] = row["exclusive"] or row.get("claimed", "")
         shown["_managed"] = stance_text(row["stance"]) + (", not bound" if row.get("runs_in") else "")
         lines.append([str(shown[key]) or "-" for _, key in _COLUMNS])
     return "\n".join(table([title for title, _ in _COLUMNS], lines)) if lines else "no containers"
@@ -58,6 +59,7 @@ def explain_text(document: dict[str, Any], verbose: bool = False) -> str:
         )
         lines.append(f"  why: {row['why']}")
         lines += [f"    {figures}" for figures in row.get("figures", ()) if verbose]
+        lines += [f"  {_claim_text(claim)}" for claim in row.get("claim_rows", ())]
         if row.get("isolation"):
             lines.append(f"  class: {row['isolation']} ({row['isolation_why']})")
         lines += [f"  treatment: {sentence}" for sentence in row.get("treatment", ())]
@@ -93,6 +95,14 @@ def explain_text(document: dict[str, Any], verbose: bool = False) -> str:
         lines.append(f"  {_decision_text(row)}")
         lines += [f"    {figures}" for figures in row.get("figures", ()) if verbose]
     return "\n".join(lines)
+
+
+def _claim_text(row: dict[str, Any]) -> str:
+    """One part of a container's claims."""
+    if not row["is_prepared"]:
+        return f"claim {row['name']}: not prepared here"
+    where = ", ".join(row["devices"])
+    return f"claim {row['name']}, {row['request']}: CPUs {row['cpus'] or 'none'} of {where}: {row['why']}"
 
 
 def _pods_text(milli: int, count: int) -> str:

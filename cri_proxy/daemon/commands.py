@@ -230,7 +230,7 @@ class Commands:
     async def release(self, arguments: dict[str, Any]) -> Any:
         engine = self._engine()
         if arguments.get("all"):
-            grants = [g for g in engine.grants.values() if g.life is not Life.CREATING]
+            grants = [g for g in engine.grants.values() if g.life not in (Life.CREATING, Life.CLAIM)]
         else:
             grants = [self._one(str(arguments.get("container", "")))]
         for grant in grants:
@@ -278,8 +278,9 @@ class Commands:
         if arguments.get("replace"):
             waiting = [g for g in engine.grants.values() if g.stance is Management.ADOPTED]
             left = self._manage_all(engine, waiting)
-        result = await self._carry_out(len(engine.grants))
-        return {**result, "left": left, "state": await moved, "adopted": len(engine.grants)}
+        count = engine.container_count
+        result = await self._carry_out(count)
+        return {**result, "left": left, "state": await moved, "adopted": count}
 
     async def acknowledge(self, arguments: dict[str, Any]) -> Any:
         """The loss of records was seen: it is no reason any more."""

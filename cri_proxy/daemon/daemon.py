@@ -180,7 +180,7 @@ class Daemon:
             serving=front.status()["sockets"],
             runtime=self.services.runtime.path,
             cpus=len(engine.host.usable) if engine else 0,
-            containers=len(engine.grants) if engine else 0,
+            containers=engine.container_count if engine else 0,
         )
 
     async def _fail(self, sentences: str) -> None:

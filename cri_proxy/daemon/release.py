@@ -63,7 +63,7 @@ async def release(config: Config, container: Optional[str], log: Any) -> dict[st
         _give_back_quotas(node, engine, loaded)
         await store.settled()
         rows = [_row(engine, update, result) for update, result in zip(updates, results)]
-        return {"containers": len(engine.grants), "updates": rows, "problem": store.problem}
+        return {"containers": engine.container_count, "updates": rows, "problem": store.problem}
     finally:
         await store.close()
         await runtime.close()
@@ -108,7 +108,9 @@ def _release(engine: Engine, container: Optional[str]) -> list[CpusetUpdate]:
     chosen = list(engine.grants.values()) if container is None else [find_one(engine, container)]
     # One without a record may be one of ours whose record is lost: its CPUs are given back too.
     live = [
-        g for g in chosen if g.life not in (Life.CREATING, Life.HELD) and g.stance is not Management.KUBELET
+        g
+        for g in chosen
+        if g.life not in (Life.CREATING, Life.HELD, Life.CLAIM) and g.stance is not Management.KUBELET
     ]
     for grant in live:
         engine.release(grant.key)

@@ -83,6 +83,8 @@ def prepare(
         decision = _decided(state, grant)
         state.put(replace(grant, placement=as_claims(decision.placement), why=decision.why))
         give_places(state, decision, grant.container)
+        for other in [state.grants[other] for other in decision.others if state.grants[other].is_claim]:
+            state.put(altered(other, moved_s=now_s or 1.0))
         reconcile(state)
     # 3. Told once all of them are there.
     for key, _ in new:
@@ -179,8 +181,7 @@ def _unless_short(grant: ContainerRecord, decision: Optional[Decision]) -> Optio
     assert grant.part is not None
     if decision is None:
         return None
-    place = decision.placement
-    return decision if len(place.exclusive - place.hidden) == grant.part.count else None
+    return decision if len(decision.placement.exclusive) == grant.part.count else None
 
 
 def _as_they_run(state: State, grant: ContainerRecord, members: Iterable[str]) -> Optional[Decision]:
@@ -214,15 +215,24 @@ def _with_room(state: State, grant: ContainerRecord) -> Optional[Decision]:
 
 
 def _repacked(state: State, grant: ContainerRecord) -> Optional[Decision]:
-    """A place that other claims have left, which go to other CPUs of their devices."""
+    """A place that other claims have left, as few and as small ones as can be, which go to other CPUs of their devices."""
     part = grant.part
     assert part is not None
     others = [g for g in state.grants.values() if g.is_claim and not g.exclusive.isdisjoint(part.cpus)]
-    others.sort(key=lambda g: (-len(g.exclusive), g.key))
+    others.sort(key=lambda g: (len(g.exclusive), g.key))
+    for count in range(1, min(len(others), state.max_moves) + 1):
+        if (found := _with_others_moved(state, grant, others[:count][::-1])) is not None:
+            return found
+    return None
+
+
+def _with_others_moved(
+    state: State, grant: ContainerRecord, others: Sequence[ContainerRecord]
+) -> Optional[Decision]:
     added: list[str] = []
     places: dict[str, Placement] = {}
     with state.without([other.key for other in others]):
-        first = claim_place(state, grant) if others and state.max_moves else None
+        first = claim_place(state, grant)
         if first is None:
             return None
         try:
@@ -239,8 +249,6 @@ def _repacked(state: State, grant: ContainerRecord) -> Optional[Decision]:
         finally:
             for key in added:
                 state.node.remove(key)
-    if len(places) > state.max_moves:
-        return None
     names = ", ".join(f"claim {claim_name(state.grants[key])}" for key in places)
     return replace(first, why=f"{first.why}; {names} moved to make room", others=places)
 

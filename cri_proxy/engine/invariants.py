@@ -212,14 +212,15 @@ def _broken_claims(engine: EngineView, grant: ContainerRecord) -> list[str]:
     container, claimed = grant.container, grant.placement.claimed
     if not claimed and not container.claims:
         return []
-    true, who = claimed_by(engine.grants, container), f"{container.path} ({grant.key})"
+    (true, hidden), who = claimed_by(engine.grants, container), f"{container.path} ({grant.key})"
     allowed = engine.node.usable if grant.constraint.cpus is None else grant.constraint.cpus
-    if claimed != true and (claimed or true & engine.node.usable & allowed):
+    allowed &= engine.node.usable
+    if claimed != true and (claimed or (true - hidden) & allowed):
         return [
             f"{who} has CPUs {format_cpus(claimed) or 'none'} of its claims, which own {format_cpus(true) or 'none'}"
         ]
-    if claimed & engine.node.usable & allowed - grant.placement.cpus:
-        return [f"{who} does not run on CPUs of its claims: {format_cpus(claimed - grant.placement.cpus)}"]
+    if away := ((claimed - hidden) & allowed) - grant.placement.cpus:
+        return [f"{who} does not run on CPUs of its claims: {format_cpus(away)}"]
     return []
 
 

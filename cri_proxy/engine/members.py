@@ -32,11 +32,12 @@ def claims_of(grants: Mapping[str, ContainerRecord], container: Container) -> tu
     return tuple(grant for grant in found if grant.is_claim and grant.container.pod.namespace == namespace)
 
 
-def claimed_by(grants: Mapping[str, ContainerRecord], container: Container) -> frozenset[int]:
-    """The CPUs that a container's claims own, and that may run something: some may be offline."""
-    return NO_CPUS.union(
-        *[grant.placement.exclusive - grant.placement.hidden for grant in claims_of(grants, container)]
-    )
+def claimed_by(
+    grants: Mapping[str, ContainerRecord], container: Container
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The CPUs that a container's claims own, some of which may be offline; and those of them on which nothing runs."""
+    places = [grant.placement for grant in claims_of(grants, container)]
+    return NO_CPUS.union(*[p.exclusive for p in places]), NO_CPUS.union(*[p.hidden for p in places])
 
 
 def member_place(
@@ -48,8 +49,8 @@ def member_place(
 ) -> Optional[Decision]:
     """The place of a container, which is not in the books, by its claims; None: they give it no CPU that may be used."""
     claims = claims_of(grants, container)
-    claimed = claimed_by(grants, container)
-    cpus = claimed & node.usable
+    claimed, hidden = claimed_by(grants, container)
+    cpus = (claimed - hidden) & node.usable
     cpus = cpus if constraint.cpus is None else cpus & constraint.cpus
     if not cpus:
         return None
@@ -75,13 +76,23 @@ def member_place(
         level=_level(node.topology, cpus),
         home=home,
         memory_charge=memory.charge,
+        hidden=hidden,
         claimed=claimed,
     )
     why = f"the {_count(len(claimed))} of {claims_text(claims)}"
     why += f", and {rest}m on shared ones" if shared else ""
     missing = len(container.claims) - len(claims)
-    why += f"; {missing} more of its claims' parts are not prepared here" if missing else ""
+    more = "1 more part is" if missing == 1 else f"{missing} more parts are"
+    why += f"; {more} not prepared here" if missing else ""
     return Decision(place, f"{why}; {memory.why}" if memory.why else why)
+
+
+def class_by_claims(grants: Mapping[str, ContainerRecord], container: Container) -> Optional[tuple[str, str]]:
+    """What a container is to others by the first of its claims that says it, and what says so; None: none does."""
+    for grant in claims_of(grants, container):
+        if kind := grant.container.preferences.isolation_class:
+            return kind, f"claim {claim_name(grant)}"
+    return None
 
 
 def without_claims(decision: Decision, container: Container) -> Decision:

@@ -248,8 +248,11 @@ def milli_beside(container: Container, claimed: int) -> int:
 
     People repeat a claim's number in the request: one that is at least as much includes it.
     """
-    milli = container.resources.milli_request
-    return milli - claimed * 1000 if milli >= claimed * 1000 else milli
+    own, share = container.resources.milli_request, container.pod_share
+    milli = own if share is None else share.milli_pod
+    if milli < claimed * 1000:
+        return own
+    return milli - claimed * 1000 if share is None else (milli - claimed * 1000) // share.count
 
 
 class TicketKind(str, Enum):

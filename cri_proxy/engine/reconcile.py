@@ -401,13 +401,13 @@ def _reconcile_claim(state: State, grant: ContainerRecord, barred: frozenset[int
     # 1. Back on its first CPUs, if all of them are there again.
     first, place = grant.displaced, grant.placement
     cpus = NO_CPUS if first is None else _free_again(state, first, grant, barred, NO_CPUS)
-    if first is not None and cpus == first.exclusive - first.hidden:
+    if first is not None and cpus == first.exclusive - first.hidden and not state.orders.freeze:
         back = placed(grant, altered(first, cpus=cpus), "its first CPUs are there again")
         state.put(altered(back, moved_s=0.0))
         return
     # 2. As it is.
     cpus, wanted = effective(state, place, grant.constraint), place.exclusive - place.hidden
-    is_whole = grant.part is None or len(wanted) == grant.part.count
+    is_whole = grant.part is None or len(place.exclusive) == grant.part.count
     if cpus == wanted and is_whole and place.exclusive.isdisjoint(barred):
         if cpus != place.cpus:
             state.put(altered(grant, placement=altered(place, cpus=cpus)))
@@ -416,7 +416,7 @@ def _reconcile_claim(state: State, grant: ContainerRecord, barred: frozenset[int
     first = first or place
     left = (place.exclusive & state.node.usable) - barred
     anew = claim_place(state, grant, altered(place, exclusive=left))
-    gone = format_cpus((first.exclusive - first.hidden) - (left - place.hidden))
+    gone = format_cpus(first.exclusive - left)
     if anew is not None:
         now = placed(grant, anew.placement, f"its CPUs {gone} are gone: {anew.why}", first)
         is_first = anew.placement.exclusive == first.exclusive
@@ -441,10 +441,9 @@ def claim_place(state: State, grant: ContainerRecord, keep: Optional[Placement] 
             decision = state.place(state.request(grant.container, grant.constraint, grant.key, keep=keep))
     except (PlacementRefused, BudgetSpent):
         return None
-    place = decision.placement
-    if len(place.exclusive - place.hidden) != count or decision.others:
+    if len(decision.placement.exclusive) != count or decision.others:
         return None
-    return replace(decision, placement=as_claims(place))
+    return replace(decision, placement=as_claims(decision.placement))
 
 
 def as_claims(place: Placement) -> Placement:
@@ -457,10 +456,10 @@ def _reconcile_member(state: State, grant: ContainerRecord) -> bool:
     is_untouched = grant.stance is Management.UNTOUCHED and grant.displaced is not None
     if grant.stance not in (Management.PLACED, Management.ADOPTED) and not is_untouched:
         return False
-    place, claimed = grant.placement, claimed_by(state.grants, grant.container)
-    was_member = bool(place.claimed)
+    place, (claimed, hidden) = grant.placement, claimed_by(state.grants, grant.container)
+    was_member, is_same = bool(place.claimed), (place.claimed, place.hidden) == (claimed, hidden)
     # 1. The same CPUs of its claims, and what may be used of its home.
-    if was_member and place.claimed == claimed and grant.stance is Management.PLACED:
+    if was_member and is_same and grant.stance is Management.PLACED:
         cpus = effective(state, place, grant.constraint)
         rest = milli_beside(grant.container, len(claimed))
         if cpus & claimed and bool(rest > 0) == bool(place.home) and (not place.home or cpus - claimed):
@@ -473,10 +472,10 @@ def _reconcile_member(state: State, grant: ContainerRecord) -> bool:
     anew = _place_anew(state, grant)
     if anew is None or not anew.placement.cpus or (not was_member and not anew.placement.claimed):
         if was_member and grant.stance is Management.PLACED:
-            _leave_untouched(state, grant, altered(place, home=place.cpus, claimed=NO_CPUS))
+            _leave_untouched(state, grant, altered(place, home=place.cpus, claimed=NO_CPUS, hidden=NO_CPUS))
         return was_member
     kept = keep_memory(state, place, anew.placement, grant.constraint) if place.cpus else anew.placement
-    if was_member or kept != place:
+    if kept != place or grant.stance is not Management.PLACED:
         state.put(placed(grant, kept, anew.why))
     return True
 
@@ -654,7 +653,7 @@ def effective(
         )
     cpus |= (placement.exclusive - placement.hidden) & state.node.usable
     if placement.claimed:
-        cpus |= placement.claimed & state.node.usable
+        cpus |= (placement.claimed - placement.hidden) & state.node.usable
     cpus = cpus if constraint.cpus is None else cpus & constraint.cpus
     if not own:
         known[key] = cpus

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Optional
 
 from cri_proxy.engine.declared import declared_rows
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet
+from cri_proxy.engine.members import claim_name, claims_of
 from cri_proxy.engine.model import (
     ZONES,
     ContainerRecord,
@@ -119,11 +120,46 @@ def placement_row(topology: Topology, grant: ContainerRecord) -> dict[str, Any]:
 
 def placement_rows(engine: Engine) -> list[dict[str, Any]]:
     """All containers, by namespace, pod and name."""
-    grants = sorted(engine.grants.values(), key=lambda g: (g.container.path, g.container.attempt, g.key))
+    grants = sorted(_containers_of(engine), key=lambda g: (g.container.path, g.container.attempt, g.key))
     return [
-        {**placement_row(engine.host.topology, grant), "why": plain(present_why(engine, grant))}
+        {
+            **placement_row(engine.host.topology, grant),
+            "why": plain(present_why(engine, grant)),
+            **_claims_of(engine, grant),
+        }
         for grant in grants
     ]
+
+
+def _containers_of(engine: Engine) -> Iterator[ContainerRecord]:
+    """The records of containers; claims have none."""
+    return (grant for grant in engine.grants.values() if not grant.is_claim)
+
+
+def _claims_of(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
+    """A container's claims that are prepared, ``namespace/name``, and their CPUs; nothing where it has none."""
+    if not grant.container.claims:
+        return {}
+    names = dict.fromkeys(claim_name(claim) for claim in claims_of(engine.grants, grant.container))
+    return {"claims": list(names), "claimed": format_cpus(grant.placement.claimed)}
+
+
+def _claim_rows(engine: Engine, grant: ContainerRecord) -> list[dict[str, Any]]:
+    """The parts of a container's claims with what they own; of one that is not prepared its name alone."""
+    rows = []
+    for key in grant.container.claims:
+        claim = next((each for each in claims_of(engine.grants, grant.container) if each.key == key), None)
+        rows.append(
+            {
+                "name": key.partition("/")[2] if claim is None else claim_name(claim),
+                "request": "" if claim is None else claim.container.name,
+                "devices": [] if claim is None or claim.part is None else list(claim.part.devices),
+                "cpus": "" if claim is None else format_cpus(claim.placement.cpus),
+                "is_prepared": claim is not None,
+                "why": "" if claim is None else plain(claim.why),
+            }
+        )
+    return rows
 
 
 def _reason(why: str) -> dict[str, Any]:
@@ -149,8 +185,9 @@ def for_text(path: str, operation: str) -> str:
 
 def find(engine: Engine, name: str) -> list[ContainerRecord]:
     """Containers by id prefix or by ``namespace/pod/container`` (or the end of it)."""
-    by_id = [g for key, g in sorted(engine.grants.items()) if name and key.startswith(name)]
-    return by_id or [g for g in engine.grants.values() if _matches(g.container.path, name)]
+    found = sorted(_containers_of(engine), key=lambda g: g.key)
+    by_id = [g for g in found if name and g.key.startswith(name)]
+    return by_id or [g for g in _containers_of(engine) if _matches(g.container.path, name)]
 
 
 def path_of(engine: Engine, container_id: str) -> str:
@@ -207,8 +244,8 @@ def explain(engine: Engine, name: str, now_s: Optional[float] = None) -> Optiona
     if not any(key.startswith(name) for key in found):
         grants += [
             grant
-            for key, grant in engine.grants.items()
-            if key not in found and _is_of_pod(grant.container.path, name)
+            for grant in _containers_of(engine)
+            if grant.key not in found and _is_of_pod(grant.container.path, name)
         ]
     paths = {g.key: g.container.path for g in grants}
     history: list[dict[str, Any]] = []
@@ -255,6 +292,8 @@ def _explained(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
     charged = frozenset(n for n, _ in row["memory_charge"])
     nodes = charged | grant.placement.mems or node.topology.nodes_of(grant.cpus)
     row["memory"] = [_memory_row(node, n) for n in sorted(nodes)]
+    if grant.container.claims:
+        row.update({**_claims_of(engine, grant), "claim_rows": _claim_rows(engine, grant)})
     row["peers"] = peer_rows(engine, grant)
     row["declared"] = declared_rows(engine, grant)
     row["not_alone"] = sorted(path_of(engine, key) for key in engine.not_alone(grant.key))
@@ -438,7 +477,7 @@ def history_row(record: DecisionRecord) -> dict[str, Any]:
 def engine_status(engine: Engine, policy: str, now_s: float = 0.0) -> dict[str, Any]:
     """What the status says of an engine; ``now_s``: since boot."""
     stances: dict[str, int] = {}
-    for grant in engine.grants.values():
+    for grant in _containers_of(engine):
         stances[grant.stance.value] = stances.get(grant.stance.value, 0) + 1
     unusable = [
         g.container.path
@@ -611,6 +650,7 @@ def container_row(engine: Engine, grant: ContainerRecord, zones: Iterable[Zone])
         "zone": zone_around(zones, grant.cpus),
         "demand": "" if settings is None else demand_of(grant.container, settings),
         "isolation": grant.isolation,
+        **_claims_of(engine, grant),
         **_in_balloon(engine, settings, grant),
     }
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Callable, Optional, TypeVar, Union
 
-from cri_proxy.engine.members import member_place, without_claims
+from cri_proxy.engine.members import class_by_claims, member_place, without_claims
 from cri_proxy.engine.model import (
     NO_ORDERS,
     Begun,
@@ -169,6 +169,11 @@ class State:
         return id(self.node), self.node.shared, self.node.claims, self.node.claims_alone
 
     @property
+    def container_count(self) -> int:
+        """How many containers there are records of: claims are none."""
+        return sum(not grant.is_claim for grant in self.grants.values())
+
+    @property
     def newest_record(self) -> int:
         """The number of the last entry of the history; 0 = there is none."""
         return self.history[-1].number if self.history else 0
@@ -247,7 +252,7 @@ class State:
     def classified(self, grant: ContainerRecord, anew: bool = False) -> ContainerRecord:
         """A grant with the class of its container. ``anew``: what classes follow from has changed."""
         selectors = self.options.classes
-        if selectors is None:
+        if selectors is None or grant.is_claim:
             return altered(grant, isolation="", isolation_why="") if grant.isolation else grant
         known = self.grants.get(grant.key)
         if (
@@ -256,9 +261,12 @@ class State:
             and known is not None
             and known.container is grant.container
             and known.placement.group == grant.placement.group
+            and known.placement.claimed == grant.placement.claimed
         ):
             return grant
         found = self._class_of(grant.container, grant.placement.group, selectors)
+        if grant.placement.claimed and not grant.container.preferences.isolation_class:
+            found = class_by_claims(self.grants, grant.container) or found
         if found == (grant.isolation, grant.isolation_why):
             return grant
         return altered(grant, isolation=found[0], isolation_why=found[1])

@@ -295,7 +295,7 @@ def all_not_alone(state: State) -> dict[str, tuple[str, ...]]:
         leaving.setdefault(left, []).append(key)  # many leave the same
     found = {}
     for key, grant in state.grants.items() if leaving else ():
-        if grant.own:
+        if grant.own and not grant.is_claim:
             on = [k for left, keys in leaving.items() if not left.isdisjoint(grant.own) for k in keys]
             if others := tuple(sorted(other for other in on if other != key)):
                 found[key] = others

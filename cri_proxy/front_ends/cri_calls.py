@@ -444,19 +444,19 @@ class StartContainer(_AboutContainer):
     async def _once_alone(self, outcome: Outcome) -> Outcome:
         """Wait until others have left the CPUs that the container owns; a refusal if they must have, and have not."""
         node_state, grant = self.node_state, self.engine.grants.get(self.container_id)
-        if not node_state.enforcing or (grant is not None and not grant.exclusive):
+        if not node_state.enforcing or (grant is not None and not grant.own):
             return outcome
         ends_at_s = node_state.clock() + node_state.shrink_wait_s
         await self.may_decide(node_state.shrink_wait_s)
         grant = self.engine.grants.get(self.container_id)
-        if grant is None or not grant.exclusive:
+        if grant is None or not grant.own:
             return outcome
         self.namespace = grant.container.pod.namespace
         left_s = max(ends_at_s - node_state.clock(), 0)
         others = self.note_company(await node_state.updates.alone(self.container_id, left_s))
         if others and requires_place(grant.container):
             self.is_ours, self.outcome = True, "refused"
-            return Refuse(Code.FAILED_PRECONDITION, f"cri-resmgr: CPUs {format_cpus(grant.exclusive)} are its own by "
+            return Refuse(Code.FAILED_PRECONDITION, f"cri-resmgr: CPUs {format_cpus(grant.own)} are its own by "
                           f"{requires_place(grant.container)}, and {', '.join(others)} may still run there")  # fmt: skip
         return outcome
 

@@ -189,7 +189,7 @@ class ContainerView:
         return tuple(seen for _, seen in self._known.values() if seen is not None)
 
     def _seen(self, key: str, record: ContainerRecord) -> Optional[IsolatedContainer]:
-        if record.stance in LEFT_ALONE or record.life is Life.HELD:
+        if record.stance in LEFT_ALONE or record.life in (Life.HELD, Life.CLAIM):
             return None
         return IsolatedContainer(
             key,
@@ -197,7 +197,7 @@ class ContainerView:
             record.isolation,
             record.isolation_why,
             record.cpus,
-            record.exclusive,
+            record.own,
             self._rdt_class_of(record),
             record.life is Life.RUNNING,
             record.placement.group.rpartition("[")[0],

@@ -166,7 +166,7 @@ def read_seen(
     """
     seen = {c.id: _seen(c, pods, grants.get(c.id)) for c in containers if c.id}
     for key, grant in grants.items():
-        if key not in seen and grant.life is not Life.CREATING:
+        if key not in seen and grant.life not in (Life.CREATING, Life.CLAIM):
             container = grant.container
             seen[key] = ListedContainer(
                 key,

@@ -99,7 +99,7 @@ def diff_document(records: Records, running: Config, wanted: Config, host: Host)
     changed = running.differences(wanted)
     live = running.taking_over(wanted)
     return {
-        "containers": len(records.grants),
+        "containers": sum(not grant.is_claim for grant in records.grants),
         "changed": [{"key": key, "from": old[key], "to": new[key]} for key in changed],
         "restart": list(running.restart_needed(wanted)),
         "moves": [

@@ -20,9 +20,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cri_api.claims import claim_key, part_name
+from cri_proxy.engine.claims import keys_of
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import (
     Admission,
+    ClaimPart,
     CpusetUpdate,
     Host,
     Life,
@@ -114,6 +117,9 @@ WISHES = (
     PlacementPreferences(reserved=True, cfs_quota="lift"),
 )
 
+#: The claims that there may be, and those that a container has: most have none.
+CLAIMS = ("a", "b", "c")
+CLAIMS_OF = (*[()] * 6, ("a",), ("a",), ("b",), ("a", "b"), ("b", "c", "d"))
 IN_FLIGHT = 4
 PODS, NAMES = 5, ("init", "app", "sidecar")
 LIMITS = (None, 250, 1000, 2000, 3500, 8000, 12_000, 40_000)
@@ -211,6 +217,7 @@ class Node_(RuleBasedStateMachine):
         at_once=st.sampled_from([True, True, False]),
         is_refused=st.sampled_from([False, False, False, True]),
         asks=st.integers(0, len(WISHES) - 1),
+        claims=st.sampled_from(CLAIMS_OF),
     )
     def admit(
         self,
@@ -227,6 +234,7 @@ class Node_(RuleBasedStateMachine):
         at_once: bool,
         asks: int,
         is_refused: bool = False,
+        claims: tuple[str, ...] = (),
     ) -> None:
         preferences = WISHES[asks]
         if len(self.calls) >= IN_FLIGHT and not at_once:
@@ -237,6 +245,8 @@ class Node_(RuleBasedStateMachine):
         self.attempts[pod_.uid, name] = attempt
         resources = self._resources(request, limit, memory * machines.GIB)
         container = Container(pod_, name, attempt, qos, resources, preferences=preferences)
+        if claims:
+            container = replace(container, claims=tuple(claim_key(part_name(uid, "cpus")) for uid in claims))
         within = self._fence(constraint, where, request, qos)
         try:
             admission = self.engine.admit(container, within, self.now_s, enforce)
@@ -505,6 +515,37 @@ class Node_(RuleBasedStateMachine):
         assert len(grant.cpus) * 1000 >= min(resources.milli_request, most, len(within) * 1000)
         assert grant.container.milli_size == milli
 
+    # ------------------------------------------------------------------ claims
+
+    @rule(
+        uid=st.sampled_from(CLAIMS),
+        where=index,
+        count=st.sampled_from([1, 2, 3, 4, 8]),
+        smt=st.sampled_from(["", "", "full-core", "hide"]),
+        spans=st.sampled_from([1, 1, 2]),
+    )
+    def prepare(self, uid: str, where: int, count: int, smt: str, spans: int) -> None:
+        leaves = self.engine.host.topology.caches
+        chosen = [leaves[(where + number) % len(leaves)] for number in range(spans)]
+        cpus = NO_CPUS.union(*[leaf.cpus for leaf in chosen])
+        names = tuple(dict.fromkeys(leaf.name for leaf in chosen))
+        part = ClaimPart("cpus", count, cpus, PlacementPreferences(smt=smt), names)
+        before = dict(self.engine.grants)
+        try:
+            (record,) = self.engine.prepare(uid, "default", f"claim-{uid}", [part], self.now_s)
+        except PlacementRefused as refusal:
+            assert str(refusal).startswith(f"claim default/claim-{uid} ")
+            assert self.engine.grants == before, "a refused claim has left a trace"
+        else:
+            assert record.exclusive <= cpus
+        self._send(self.engine.tell_all())
+
+    @rule(uid=st.sampled_from(CLAIMS))
+    def unprepare(self, uid: str) -> None:
+        self.engine.unprepare(uid, self.now_s)
+        assert not keys_of(self.engine, uid)
+        self._send(self.engine.tell_all())
+
     # ------------------------------------------------------------------ the node
 
     @rule(start=index, off=st.sampled_from([0, 1, 1, 4, 8, 33]), not_ours=st.sampled_from([0, 0, 2, 9]), reserved=st.sampled_from([0, 0, 1500]), memory=st.sampled_from(["", "", "first", "last"]))  # fmt: skip
@@ -600,6 +641,7 @@ class Node_(RuleBasedStateMachine):
     def the_indexes_find_what_a_look_at_all_grants_does(self) -> None:
         state = self.engine
         grants = self.engine.grants
+        assert state.members == {key for key, grant in grants.items() if grant.container.claims}
         assert state.held == {key for key, grant in grants.items() if grant.life is Life.HELD}
         assert state.displaced == {key for key, grant in grants.items() if grant.displaced is not None}
         assert state.kubelets == {key for key, grant in grants.items() if grant.stance is Management.KUBELET}
@@ -618,6 +660,7 @@ class Node_(RuleBasedStateMachine):
                 and grant.container.resources.milli_request
                 and not grant.placement.group
                 and grant.placement.level != "reserved"
+                and not grant.placement.claimed
                 and grant.placement.home <= domain.cpus
             ]
             movable.sort(key=lambda pair: (-pair[0], pair[1]))
@@ -650,6 +693,8 @@ class Node_(RuleBasedStateMachine):
             self.engine.cancel(call.admission.ticket, self.now_s)
         while self.engine.tickets:
             self.engine.cancel(next(iter(self.engine.tickets)), self.now_s)
+        for uid in CLAIMS:
+            self.engine.unprepare(uid, self.now_s)
         for key in list(self.engine.grants):
             self.engine.remove(key)
         assert broken_invariants(self.engine) == []

@@ -190,7 +190,7 @@ def watchable(engine: Engine) -> Sequence[IsolatedContainer]:
             record.isolation,
             record.isolation_why,
             record.cpus or engine.host.usable,
-            record.exclusive,
+            record.own,
         )
         for key, record in engine.grants.items()
         if record.life is Life.RUNNING
