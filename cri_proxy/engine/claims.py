@@ -177,11 +177,11 @@ def _decided(state: State, grant: ContainerRecord) -> Decision:
 
 
 def _unless_short(grant: ContainerRecord, decision: Optional[Decision]) -> Optional[Decision]:
-    """A decision by which a part has all its CPUs; else None."""
+    """A decision by which a part has all its CPUs, in whole cores one more perhaps; else None."""
     assert grant.part is not None
     if decision is None:
         return None
-    return decision if len(decision.placement.exclusive) == grant.part.count else None
+    return decision if len(decision.placement.exclusive) >= grant.part.count else None
 
 
 def _as_they_run(state: State, grant: ContainerRecord, members: Iterable[str]) -> Optional[Decision]:

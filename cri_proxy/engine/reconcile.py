@@ -407,7 +407,7 @@ def _reconcile_claim(state: State, grant: ContainerRecord, barred: frozenset[int
         return
     # 2. As it is.
     cpus, wanted = effective(state, place, grant.constraint), place.exclusive - place.hidden
-    is_whole = grant.part is None or len(place.exclusive) == grant.part.count
+    is_whole = grant.part is None or len(place.exclusive) >= grant.part.count
     if cpus == wanted and is_whole and place.exclusive.isdisjoint(barred):
         if cpus != place.cpus:
             state.put(altered(grant, placement=altered(place, cpus=cpus)))
@@ -441,7 +441,7 @@ def claim_place(state: State, grant: ContainerRecord, keep: Optional[Placement] 
             decision = state.place(state.request(grant.container, grant.constraint, grant.key, keep=keep))
     except (PlacementRefused, BudgetSpent):
         return None
-    if len(decision.placement.exclusive) != count or decision.others:
+    if len(decision.placement.exclusive) < count or decision.others:
         return None
     return replace(decision, placement=as_claims(decision.placement))
 

@@ -14,7 +14,7 @@ from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.model import NO_CONSTRAINT, PlacementPreferences, PlacementRefused, PodShare, Qos, Resources
 from policies.registry import POLICIES
 from policies.settings import ClassSelectors, EngineOptions
-from tests.claims import CCX_0, CCX_1, NODE_0, having, key_of, owned, part, prepare
+from tests.claim_scenes import CCX_0, CCX_1, NODE_0, having, key_of, owned, part, prepare
 from tests.machines import HYGON_7285_2S
 from tests.scenes import (
     HYGON,
@@ -229,11 +229,11 @@ def test_other_claims_go_together_inside_of_their_device_so_that_whole_cores_are
 
 
 def test_frozen_none_is_moved(engine: Engine) -> None:
-    test_frozen = replace(engine.orders, freeze=True)
+    frozen = replace(engine.orders, freeze=True)
     for uid, cpus in (("b", "0,64"), ("c", "1,65")):
         (record,) = prepare(engine, uid, part(1, cpus))
         engine.amend(replace(record, constraint=constraint(CCX_0)))
-    engine.set_orders(test_frozen)
+    engine.set_orders(frozen)
     with pytest.raises(PlacementRefused):
         prepare(engine, "a", part(6, smt="full-core"))
 
@@ -430,3 +430,8 @@ def test_its_container_gets_its_cpus_once_others_have_left_them(engine: Engine) 
     engine.took("sharer")
     assert told(engine.pending()) == {"member": format_cpus(owned(engine, "a"))}
     assert engine.not_alone("member") == ()
+
+
+def test_an_odd_number_of_hidden_threads_is_whole_cores(engine: Engine) -> None:
+    prepare(engine, "a", part(3, smt="hide"))
+    assert len(owned(engine, "a")) == 4 and len(engine.grants[key_of("a")].cpus) == 2
