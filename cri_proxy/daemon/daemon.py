@@ -270,6 +270,7 @@ class Daemon:
         self.assembly.on_engage = self._engage
         self.assembly.on_mode = self._mode_changed
         self.assembly.on_meta = lambda meta: {**self.orders.recall(meta), **self.claims.recall(meta)}
+        self.assembly.kept = self.orders.kept
 
     def _mode_changed(self) -> None:
         self.sizer.wake()

@@ -97,6 +97,8 @@ class Assembly:
         self.on_engage: Callable[[Engine], None] = lambda engine: None
         #: Given what the state file says besides the engine's records, once it is read; what it is to say of that.
         self.on_meta: Callable[[Mapping[str, str]], dict[str, str]] = lambda meta: {}
+        #: The same as it is now: what has changed since is in the state file, and is to be in the next one.
+        self.kept: Callable[[], dict[str, str]] = dict
         #: Called when the mode is another one.
         self.on_mode: Callable[[], None] = lambda: None
         self._mark = UnsavedMark(Path(services.config["control.socket"]), boot_id)
@@ -295,7 +297,7 @@ class Assembly:
         self.on_engage(engine)
         services.node_state.engine = engine
         self._meta[HASH_KEY] = engine.host.topology.hash()
-        services.store.write(engine.drain(), self._meta)
+        services.store.write(engine.drain(), {**self._meta, **self.kept()})
         services.look.set()
 
     def host(self, machine: Machine) -> Host:
@@ -375,7 +377,7 @@ class Assembly:
             options = engine_options(services.config) if by_reload else None
             engine.rehost(host, make_policy(services.config, host.topology), options)
             self._meta[HASH_KEY] = host.topology.hash()
-            services.store.write({}, self._meta)
+            services.store.write({}, {**self._meta, **self.kept()})
             services.node_state.save()
 
     # ------------------------------------------------------------------ the mode

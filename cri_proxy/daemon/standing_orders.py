@@ -48,6 +48,10 @@ class StandingOrders:
             self.services.node_state.orders, left_out = read_orders(meta.get(ORDERS_KEY, ""))
             for why in left_out:
                 self.services.log.warning("a kept order is left out", why=why)
+        return self.kept()
+
+    def kept(self) -> dict[str, str]:
+        """What the state file is to say."""
         return {ORDERS_KEY: write_orders(self.orders)}
 
     def engaged(self, engine: Engine) -> None:
@@ -73,7 +77,7 @@ class StandingOrders:
     async def _follow(self, orders: Orders) -> None:
         services, self._is_told = self.services, True
         services.node_state.set_orders(orders)
-        services.store.write({}, {ORDERS_KEY: write_orders(orders)})
+        services.store.write({}, self.kept())
         await services.store.settled()
         self._wake.set()
 
