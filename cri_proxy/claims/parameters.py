@@ -4,7 +4,7 @@
     kind: CpuParameters
     smt: full-core | hide | any         whole cores only; of each core one thread runs; as it comes
     l3: one | few | spread              all CPUs in one L3; in as few as can be; over many
-    memory: pin | prefer                as the node's placement.memory is: a claim cannot have another
+    memory: pin | prefer                its containers' memory comes from their NUMA nodes alone; or from there first
     isolation: protected | standard | batch
 
 A key or value that is not known is refused by name: a misspelt wish that is passed over is seen only when it hurts.
@@ -35,7 +35,7 @@ _TEXT_CHARS = 60
 
 
 class BadParameters(ValueError):
-    """Parameters that cannot be read, or that this node cannot fulfil. The message is a sentence that names the place."""
+    """Parameters that cannot be read. The message is a sentence that names the place."""
 
 
 @frozen
@@ -54,6 +54,7 @@ class CpuParameters:
             l3=L3_WAYS.get(self.l3, ""),
             smt=self.smt,
             isolation_class=self.isolation,
+            memory=self.memory,
         )
 
 
@@ -97,18 +98,6 @@ def parameters_for(entries: Iterable[ParametersEntry], request: str) -> CpuParam
             said = {key: text for key in VALUES if (text := getattr(entry.parameters, key))}
             found = replace(found, **said)
     return found
-
-
-def check_memory(parameters: CpuParameters, memory: str) -> None:
-    """``memory``: the node's option of that name.
-
-    :raises BadParameters: another handling of memory is asked for than the node has.
-    """
-    if parameters.memory and parameters.memory != memory:
-        asked = f"the parameters ask for memory: {parameters.memory}"
-        raise BadParameters(
-            f"{asked}, and placement.memory of this node is {memory}: a claim cannot have another"
-        )
 
 
 def _shown(value: Any) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cri_api.claims import read_part
+from cri_proxy.engine.claims import members_of
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import ContainerRecord, Life, id_at
+from cri_proxy.engine.model import CLAIM_MOVED, CLAIM_SHORT, ContainerRecord, Life, id_at
 from cri_proxy.engine.report import path_of
 from policies.machine.cpus import format_cpus
 from policies.machine.topology import Topology
@@ -52,8 +53,26 @@ def _row(engine: Engine, grant: ContainerRecord, containers: list[str]) -> dict[
 
 def is_healthy(engine: Engine, grant: ContainerRecord) -> bool:
     """Whether a part of a claim has what it was given."""
-    part, usable = grant.part, grant.placement.cpus & engine.host.usable
+    part, usable = grant.part, grant.placement.exclusive & engine.host.usable
     return part is None or (len(usable) >= part.count and usable <= part.cpus)
+
+
+def tell_members(engine: Engine, keys: Iterable[str]) -> None:
+    """Have it among the notable events of the containers of these parts of claims that their CPUs are others now."""
+    for key in keys:
+        grant = engine.grants.get(key)
+        if grant is None:
+            continue
+        is_whole, cpus = is_healthy(engine, grant), format_cpus(grant.placement.cpus) or "none"
+        name = f"claim {grant.container.pod.namespace}/{grant.container.pod.name}"
+        sentence = (
+            f"{name} is on CPUs {cpus} now: {grant.why}"
+            if is_whole
+            else f"{name} has CPUs {cpus}: {grant.why}"
+        )
+        for member in members_of(engine, key):
+            reason = CLAIM_MOVED if is_whole else CLAIM_SHORT
+            engine.notable.add(reason, engine.grants[member].container, sentence)
 
 
 def l3_names(topology: Topology, cpus: frozenset[int]) -> list[str]:

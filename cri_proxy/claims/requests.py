@@ -11,13 +11,11 @@ from cri_api.claims import claim_key, part_name
 from cri_proxy.claims.devices import ClaimDevice
 from cri_proxy.claims.parameters import (
     ParametersEntry,
-    check_memory,
     parameters_for,
     read_parameters,
 )
 from cri_proxy.engine.model import ClaimPart, ContainerRecord
 from policies.frozen import frozen
-from policies.machine.topology import Topology
 
 #: A claim of Kubernetes has at most 32 devices; names have 253 characters at most.
 MOST_RESULTS, MOST_ENTRIES, NAME_CHARS = 32, 64, 253
@@ -69,6 +67,7 @@ def read_claim(arguments: Mapping[str, Any]) -> ClaimRequest:
 
     :raises BadClaim, BadParameters: they cannot be read.
     """
+    uid = read_uid(arguments)
     results = tuple(
         _read_result(item, f"results[{at}]")
         for at, item in enumerate(_listed(arguments, "results", MOST_RESULTS))
@@ -79,9 +78,7 @@ def read_claim(arguments: Mapping[str, Any]) -> ClaimRequest:
         _read_entry(item, f"parameters[{at}]")
         for at, item in enumerate(_listed(arguments, "parameters", MOST_ENTRIES))
     )
-    return ClaimRequest(
-        read_uid(arguments), _name(arguments, "namespace"), _name(arguments, "name"), results, entries
-    )
+    return ClaimRequest(uid, _name(arguments, "namespace"), _name(arguments, "name"), results, entries)
 
 
 def _listed(arguments: Mapping[str, Any], key: str, most: int) -> list[Any]:
@@ -128,31 +125,19 @@ def _shown(value: Any) -> str:
 # ---------------------------------------------------------------------- parts
 
 
-@frozen
-class NodeDefaults:
-    """What holds on this node where a claim says nothing: the options ``placement.memory`` and ``placement.smt``."""
-
-    topology: Topology
-    memory: str
-    smt: str
-
-
 def parts_of(
     claim: ClaimRequest,
     find: Callable[[str], Optional[ClaimDevice]],
     known: Mapping[str, ContainerRecord],
-    defaults: NodeDefaults,
 ) -> tuple[ClaimPart, ...]:
     """What the engine is asked for: a part a request. ``known``: the engine's records.
 
-    :raises BadClaim, BadParameters: the allocation fits no device of this node, or the parameters cannot be fulfilled.
+    :raises BadClaim: the allocation fits no device of this node.
     """
     by_request: dict[str, list[DeviceResult]] = {}
     for result in claim.results:
         by_request.setdefault(result.request, []).append(result)
-    return tuple(
-        _part_of(claim, request, results, find, known, defaults) for request, results in by_request.items()
-    )
+    return tuple(_part_of(claim, request, results, find, known) for request, results in by_request.items())
 
 
 def _part_of(
@@ -161,11 +146,9 @@ def _part_of(
     results: list[DeviceResult],
     find: Callable[[str], Optional[ClaimDevice]],
     known: Mapping[str, ContainerRecord],
-    defaults: NodeDefaults,
 ) -> ClaimPart:
     devices = {result.device: _found(result, find) for result in results}
     names, parameters = tuple(sorted(devices)), parameters_for(claim.parameters, request)
-    check_memory(parameters, defaults.memory)
     bounds = frozenset().union(*[device.bounds for device in devices.values()])
     there = known.get(claim_key(part_name(claim.uid, request)))
     before = None if there is None else there.part
@@ -174,10 +157,7 @@ def _part_of(
     elif before is not None and before.devices == names:
         count = before.count  # what of it may be owned has changed since, perhaps
     else:
-        cpus = frozenset().union(*[device.cpus for device in devices.values()])
-        # Of hidden threads none is a container's to run on.
-        is_hiding = (parameters.smt or defaults.smt) == "hide"
-        count = len(defaults.topology.one_thread_per_core(cpus) if is_hiding else cpus)
+        count = len(frozenset().union(*[device.cpus for device in devices.values()]))
     if not count:
         taken = (
             "all are reserved, offline, or owned by containers without a claim; see: cri-resmgr placements"

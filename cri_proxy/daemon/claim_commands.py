@@ -18,7 +18,7 @@ from cri_proxy.claims.devices import device_row, devices_of, find_device
 from cri_proxy.claims.io.cdi_folder import CdiUnusable
 from cri_proxy.claims.parameters import BadParameters
 from cri_proxy.claims.report import claim_rows
-from cri_proxy.claims.requests import BadClaim, ClaimRequest, NodeDefaults, parts_of, read_claim, read_uid
+from cri_proxy.claims.requests import BadClaim, ClaimRequest, parts_of, read_claim, read_uid
 from cri_proxy.config.config import subjects_on
 from cri_proxy.control import Command
 from cri_proxy.daemon.claims_host import FilesLate
@@ -106,11 +106,10 @@ class ClaimCommands:
         if reason := self._host.reason():
             raise ControlError(reason)
         # 2. In one step: all parts, or none.
-        config = self._daemon.services.config
-        defaults = NodeDefaults(engine.host.topology, config["placement.memory"], config["placement.smt"])
-        parts = parts_of(claim, partial(find_device, engine), engine.grants, defaults)
+        parts = parts_of(claim, partial(find_device, engine), engine.grants)
+        driver = self._host.driver
         engine.prepare(claim.uid, claim.namespace, claim.name, parts, node_state.clock())
-        self._host.note_driver()
+        self._host.note_driver(driver)
         node_state.save()
         # 3. The record is durable; others have left; the runtime knows the devices.
         await self._durable(claim.uid)
@@ -139,10 +138,17 @@ class ClaimCommands:
 
         :raises ControlError: they cannot be had there now.
         """
-        store = self._daemon.services.store
+        store, beginning = self._daemon.services.store, f"{CLAIM}{uid}_"
+
+        def is_unsaved() -> bool:
+            return any(str(key).startswith(beginning) for _, key in store.unsaved)
+
         await store.settled()
-        beginning = f"{CLAIM}{uid}_"
-        if any(str(key).startswith(beginning) for _, key in store.unsaved):
+        if is_unsaved():
+            # It has failed, or takes long: tried once more, before anything is said of it.
+            store.later(_nothing)
+            await store.settled()
+        if is_unsaved():
             why = store.problem or "the disk is slow"
             raise ControlError(f"the claim cannot be written down, and {AGAIN}: {why}")
 
@@ -169,3 +175,7 @@ class ClaimCommands:
             "cdi": cdi_device(name),
             "cpus": format_cpus(grant.placement.cpus),
         }
+
+
+def _nothing() -> None:
+    pass

@@ -8,12 +8,14 @@ the records. What is made of claims only is not imported where there are none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
+from cri_api.claims import is_claim
 from cri_api.waiting import wait_within
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.machine_root import below
 from cri_proxy.services.node_state import ENFORCE
 from cri_proxy.services.services import Services
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+#: The commands about claims, whose module is imported with the first that is given (daemon/claim_commands.py).
+COMMANDS = ("claim-devices", "claims", "claim-prepare", "claim-unprepare")
 #: The name under which a driver of this node has claims prepared, in the state file.
 DRIVER_KEY = "dra_driver"
 #: How long one look at files may take, seconds: the folder is in memory, mostly.
@@ -49,6 +53,8 @@ class ClaimsHost:
         self._driver = ""
         #: One change of files at a time, each to what the records say then.
         self._files = asyncio.Lock()
+        #: The last entry of the engine's history that was looked at.
+        self._newest = 0
         self._hardware: Optional[tuple[Topology, Hardware]] = None
 
     # ------------------------------------------------------------------ whether and how
@@ -77,16 +83,19 @@ class ClaimsHost:
         configured: str = self._services.config["dra.driver_name"]
         return (self._driver or configured) if self.count else configured
 
-    def note_driver(self) -> None:
-        """A claim is about to be prepared: have the name kept with it. The record is written after it."""
-        name = self.driver
+    def note_driver(self, name: str) -> None:
+        """A claim is prepared under this name, which was in force before: it is kept, and written before the claim is."""
         if name != self._driver:
             self._driver = name
-            self._services.store.write({}, {DRIVER_KEY: name})
+            self._services.store.write({}, self.kept())
 
     def recall(self, meta: Mapping[str, str]) -> dict[str, str]:
         """Take over what the state file says; what it is to say from now on."""
         self._driver = self._driver or meta.get(DRIVER_KEY, "")
+        return self.kept()
+
+    def kept(self) -> dict[str, str]:
+        """What the state file is to say."""
         return {DRIVER_KEY: self._driver}
 
     def status(self) -> dict[str, Any]:
@@ -109,6 +118,19 @@ class ClaimsHost:
             )
         self._services.health.warn("claims", filter(None, sentences))
 
+    def note(self, records: Iterable[DecisionRecord]) -> None:
+        """Have the pods of a claim hear when its CPUs are others, or fewer, by these decisions."""
+        engine = self._services.node_state.engine
+        for record in records:
+            if record.number <= self._newest:
+                continue  # it is amended
+            self._newest = record.number
+            keys = [key for change in record.changes for key in change.keys if is_claim(key)]
+            if keys and engine is not None:
+                from cri_proxy.claims.report import tell_members
+
+                tell_members(engine, keys)
+
     def _parts(self) -> dict[str, list[str]]:
         engine = self._services.node_state.engine
         if engine is None or not any(grant.is_claim for grant in engine.grants.values()):
@@ -121,6 +143,7 @@ class ClaimsHost:
 
     def engaged(self, engine: Engine) -> None:
         """Another engine is at work: its records and the files are compared, beside all else."""
+        self._newest = engine.newest_record
         self._services.supervisor.begin("claims", self.follow())
 
     async def follow(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -19,7 +20,7 @@ from cri_proxy.config.config import BadConfig, SettingsSource
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import Command
 from cri_proxy.daemon.ages import old_of
-from cri_proxy.daemon.claim_commands import ClaimCommands
+from cri_proxy.daemon.claims_host import COMMANDS as CLAIM_COMMANDS
 from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, sliced
 from cri_proxy.daemon.engine_host import COMMAND, NODE_PLACEMENT
 from cri_proxy.engine.engine import Engine
@@ -83,7 +84,7 @@ class Commands:
             **AffinityCommands(self._daemon).table(),
             **self._view.table(),
             **ClusterCommands(self._daemon).table(),
-            **ClaimCommands(self._daemon).table(),
+            **{name: partial(self._about_claims, name) for name in CLAIM_COMMANDS},
         }
 
     def view_table(self) -> Mapping[str, Command]:
@@ -97,6 +98,11 @@ class Commands:
             reasons = "; ".join(self._daemon.health.reasons.values()) or "it is starting"
             raise ControlError(f"the daemon is degraded and passes bytes only: {reasons}")
         return engine
+
+    async def _about_claims(self, name: str, arguments: dict[str, Any]) -> Any:
+        from cri_proxy.daemon.claim_commands import ClaimCommands  # few nodes have claims
+
+        return await ClaimCommands(self._daemon).table()[name](arguments)
 
     # ------------------------------------------------------------------ questions
 

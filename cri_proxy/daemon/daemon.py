@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from cri_proxy.daemon.monitoring_host import MonitoringHost
 from cri_proxy.daemon.proxy import Proxy
 from cri_proxy.daemon.standing_orders import StandingOrders
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.model import ContainerRecord, DecisionRecord
 from cri_proxy.front_ends.protocol import FrontEnd, FrontEndMaker
 from cri_proxy.history.io.keeper import HistoryKeeper
 from cri_proxy.metrics import Metrics
@@ -225,7 +227,7 @@ class Daemon:
             read_boot_id(self.options.boot_id_file),
             self.supervisor,
         )
-        self.services.node_state.on_records = self.history.add
+        self.services.node_state.on_records = self._decided
         self.services.node_state.on_happening = self.history.tell
         self.isolation = IsolationHost(
             self.services,
@@ -270,7 +272,11 @@ class Daemon:
         self.assembly.on_engage = self._engage
         self.assembly.on_mode = self._mode_changed
         self.assembly.on_meta = lambda meta: {**self.orders.recall(meta), **self.claims.recall(meta)}
-        self.assembly.kept = self.orders.kept
+        self.assembly.kept = lambda: {**self.orders.kept(), **self.claims.kept()}
+
+    def _decided(self, records: list[DecisionRecord], grants: Mapping[str, ContainerRecord]) -> None:
+        self.history.add(records, grants)
+        self.claims.note(records)
 
     def _mode_changed(self) -> None:
         self.sizer.wake()

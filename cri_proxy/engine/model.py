@@ -531,6 +531,8 @@ LARGER_RUNG, REFUSED, MOVED, UNPLACED = "LargerRung", "Refused", "MovedNearPeer"
 #: Of isolation: the kernel has refused a value, no class of service is left, and less for batch is not enough.
 TREATMENT_REFUSED, NO_CLASS_OF_SERVICE = "IsolationRefused", "NoClassOfService"
 PROTECTION_AT_FLOOR = "ProtectionAtFloor"
+#: Of claims: its CPUs are others now; it has fewer than it was given.
+CLAIM_MOVED, CLAIM_SHORT = "ClaimMoved", "ClaimShort"
 TYPES = {
     LARGER_RUNG: "Warning",
     REFUSED: "Warning",
@@ -539,6 +541,8 @@ TYPES = {
     TREATMENT_REFUSED: "Warning",
     NO_CLASS_OF_SERVICE: "Warning",
     PROTECTION_AT_FLOOR: "Warning",
+    CLAIM_MOVED: "Normal",
+    CLAIM_SHORT: "Warning",
 }
 
 

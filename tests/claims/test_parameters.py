@@ -12,7 +12,6 @@ from cri_proxy.claims.parameters import (
     BadParameters,
     CpuParameters,
     ParametersEntry,
-    check_memory,
     parameters_for,
     read_parameters,
 )
@@ -36,7 +35,7 @@ def document(**keys: Any) -> dict[str, Any]:
             {"isolation": "protected"},
             PlacementPreferences(ownership="exclusive", isolation_class="protected"),
         ),
-        ({"memory": "pin"}, PlacementPreferences(ownership="exclusive")),
+        ({"memory": "pin"}, PlacementPreferences(ownership="exclusive", memory="pin")),
     ],
 )
 def test_what_is_asked_is_what_a_containers_annotations_would_say(
@@ -91,12 +90,3 @@ def test_of_several_entries_the_later_counts_key_by_key_for_the_requests_it_name
 def test_a_subrequest_may_be_named() -> None:
     assert parameters_for([entry("a/large", smt="any")], "a/large").smt == "any"
     assert parameters_for([entry("a/large", smt="any")], "a/small").smt == ""
-
-
-def test_memory_is_asked_for_as_the_node_has_it_or_refused() -> None:
-    check_memory(CpuParameters(), "off")
-    check_memory(CpuParameters(memory="pin"), "pin")
-    with pytest.raises(
-        BadParameters, match="ask for memory: pin, and placement.memory of this node is prefer"
-    ):
-        check_memory(CpuParameters(memory="pin"), "prefer")

@@ -86,17 +86,24 @@ class CdiFolder:
             return None
 
     def _write(self, file: Path, text: str) -> None:
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
+        self._make()
         unfinished = file.with_name(file.name + UNFINISHED)
         effects.before(effects.CDI, unfinished.name)
         try:
             unfinished.write_text(text)
+            unfinished.chmod(0o644)
             effects.before(effects.CDI, file.name)
             os.replace(unfinished, file)
         except OSError:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
+
+    def _make(self) -> None:
+        """Whatever the umask is: other programs of the node read what is there."""
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True)
+            self.path.chmod(0o755)
 
     def _remove(self, file: Path) -> bool:
         there = [path for path in (file.with_name(file.name + UNFINISHED), file) if os.path.lexists(path)]

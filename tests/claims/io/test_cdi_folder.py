@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,21 @@ def test_what_is_missing_is_written_and_what_is_too_much_removed_and_others_file
     assert contents(folder) == {**others, A: "one", "cri-resmgr.io-cpu-torn.json": "text"}
 
 
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """That of the daemon's unit."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
 def test_a_folder_that_is_not_there_has_no_files_and_is_made_with_the_first(folder: CdiFolder) -> None:
     assert folder.follow({}) == ((), ())
     assert not folder.path.exists()
     assert folder.follow({"a": "one"}) == (("a",), ())
-    assert folder.path.stat().st_mode & 0o777 == 0o755 & ~_umask()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    modes = [path.stat().st_mode & 0o777 for path in (folder.path, folder.path / A)]
+    assert modes == [0o755, 0o644]
 
 
 def test_the_folder_may_be_a_link(folder: CdiFolder, tmp_path: Path) -> None:
