@@ -13,7 +13,6 @@ from tests.cluster.api.test_rbac import objects
 OBJECTS = objects("dra/objects")
 SLICES = [one for (kind, _), one in OBJECTS.items() if kind == "ValidatingAdmissionPolicy"]
 ACCOUNT = ("ServiceAccount", "cri-resmgr-agent")
-KUBELETS = ("Group", "system:nodes")
 Json = dict[str, Any]
 
 
@@ -82,11 +81,10 @@ def test_slices_are_written_with_the_token_of_a_pod_and_claims_only_read() -> No
         if kind == "ClusterRoleBinding"
     }
     verbs = ("get", "list", "watch", "create", "update", "delete")
-    assert rights == {
-        "cri-resmgr-dra": {*(("resourceslices", verb) for verb in verbs), ("nodes", "get")},
-        "cri-resmgr-dra-claims": {("resourceclaims", "get")},
-    }
-    assert subjects == {"cri-resmgr-dra": {ACCOUNT}, "cri-resmgr-dra-claims": {ACCOUNT, KUBELETS}}
+    slices = {("resourceslices", verb) for verb in verbs}
+    assert rights == {"cri-resmgr-dra": {*slices, ("resourceclaims", "get"), ("nodes", "get")}}
+    # Not kubelets: the Node authorizer gives them what an agent on a host needs.
+    assert subjects == {"cri-resmgr-dra": {ACCOUNT}}
 
 
 def test_each_class_is_of_our_driver_and_has_a_name_of_its_own() -> None:

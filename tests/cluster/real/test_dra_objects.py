@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.api.names import AGENT, NAMESPACE
+from cluster.dra.recovery import NO_RELATION
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.kubectl import PACKAGING, Kubectl
 from tests.cluster.real.parts import AGENT_PODS, agent_token
@@ -104,11 +105,13 @@ def test_an_agent_in_a_pod_writes_slices_of_its_node_in_its_pool_and_of_our_driv
     )
 
 
-def test_an_agent_on_a_host_writes_slices_of_its_node_and_gets_claims(claims: ControlPlane) -> None:
+def test_an_agent_on_a_host_writes_slices_of_its_node_with_the_rights_that_kubelets_have(
+    claims: ControlPlane,
+) -> None:
     own, other = NODES
     pair = claims.certificate(f"system:node:{own}", "system:nodes")
 
-    def ask(method: str, path: str, body: Any = None) -> int:
+    def ask(method: str, path: str, body: Any = None) -> tuple[int, str]:
         context = ssl.create_default_context(cafile=str(claims.ca))
         context.load_cert_chain(*pair)
         content = None if body is None else json.dumps(body).encode()
@@ -117,24 +120,24 @@ def test_an_agent_on_a_host_writes_slices_of_its_node_and_gets_claims(claims: Co
         )
         try:
             with urllib.request.urlopen(request, timeout=60, context=context) as answer:
-                return int(answer.status)
+                return int(answer.status), ""
         except urllib.error.HTTPError as error:
             with error:
-                return error.code
+                return error.code, error.read().decode()
 
     name = slice_of(own)["metadata"]["name"]
-    assert ask("POST", SLICES, slice_of(own)) == 201
-    assert ask("GET", f"{SLICES}?fieldSelector=spec.nodeName%3D{own}") == 200
-    assert ask("DELETE", f"{SLICES}/{name}") == 200
-    assert ask("POST", SLICES, slice_of(other)) == 403
-    # Of a claim that is gone it hears that, and not that it may not ask.
-    assert ask("GET", f"{RESOURCES}/namespaces/default/resourceclaims/gone") == 404
-    assert ask("GET", f"{RESOURCES}/resourceclaims") == 403
+    assert ask("POST", SLICES, slice_of(own))[0] == 201
+    assert ask("GET", f"{SLICES}?fieldSelector=spec.nodeName%3D{own}")[0] == 200
+    assert ask("GET", f"/api/v1/nodes/{own}")[0] == 200
+    assert ask("DELETE", f"{SLICES}/{name}")[0] == 200
+    assert ask("POST", SLICES, slice_of(other))[0] == 403
+    code, told = ask("GET", f"{RESOURCES}/namespaces/default/resourceclaims/gone")
+    assert code == 403 and NO_RELATION in told
     # What another node's agent has written.
     claims.ask("POST", SLICES, slice_of(other), token=agent_token(claims, other))
     changed = claims.ask("GET", f"{SLICES}/{slice_of(other)['metadata']['name']}")
     changed["spec"]["pool"]["generation"] = 7
-    assert ask("PUT", f"{SLICES}/{changed['metadata']['name']}", changed) == 403
+    assert ask("PUT", f"{SLICES}/{changed['metadata']['name']}", changed)[0] == 403
     claims.ask("DELETE", f"{SLICES}/{changed['metadata']['name']}")
 
 
