@@ -208,6 +208,8 @@ def _of_report(report: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, 
         status["modeFrom"] = shortened(status["modeFrom"], MOST_TEXT)
     if report.get("policy"):
         status["activePolicy"] = report["policy"]
+    if report.get("claims"):
+        status["claims"] = _taken(report["claims"], ("count", "cpus"))
     if report.get("isolation"):
         status["isolation"] = _isolation(report["isolation"])
     machine = report.get("machine")

@@ -101,6 +101,8 @@ def _limited(status: Mapping[str, Any], counts: dict[str, int]) -> dict[str, Any
             found[name] = [_shortened(item, counts, LONG) for item in found[name][:most]]
     if "affinityGroups" in found:
         found["affinityGroups"] = [_few_members(group, counts) for group in found["affinityGroups"]]
+    if "claims" in found:
+        found["claims"] = _shortened(found["claims"], counts, LONG)
     if "policy" in found and found["policy"] is not None:
         found["policy"] = _shortened(found["policy"], counts, LONG)
     if "doctor" in found:

@@ -305,6 +305,17 @@ def _policy_done() -> dict[str, Any]:
     )
 
 
+def _claims() -> dict[str, Any]:
+    return record(
+        "Claims of CPUs by Dynamic Resource Allocation; absent where none is prepared.",
+        {
+            "count": number("How many claims are prepared."),
+            "cpus": cpus("CPUs that they own: no other container runs there"),
+        },
+        ("count",),
+    )
+
+
 def _isolation() -> dict[str, Any]:
     shared = record(
         "One L3 that protected and batch containers may both run in.",
@@ -438,6 +449,7 @@ def _status() -> dict[str, Any]:
             "policy": _policy_done(),
             "doctor": _doctor(),
             "isolation": _isolation(),
+            "claims": _claims(),
             "counts": record(
                 "How many there are, and what is left out here.", {k: number(v) for k, v in COUNTS.items()}
             ),

@@ -33,6 +33,14 @@ def claim_rows(engine: Engine) -> list[dict[str, Any]]:
     return [_row(engine, grant, sorted(members.get(grant.key, ()))) for grant in claim_records(engine)]
 
 
+def summary(engine: Engine) -> dict[str, Any]:
+    """How many claims there are, and the CPUs that they own; {} = there are none."""
+    records = claim_records(engine)
+    cpus = frozenset[int]().union(*(grant.placement.exclusive for grant in records))
+    count = len({grant.container.pod.uid for grant in records})
+    return {"count": count, "cpus": format_cpus(cpus)} if records else {}
+
+
 def _row(engine: Engine, grant: ContainerRecord, containers: list[str]) -> dict[str, Any]:
     pod, part = grant.container.pod, grant.part
     cpus = grant.placement.cpus

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 from cri_api.control import ControlError
 from cri_api.waiting import wait_within
+from cri_proxy.claims.report import summary
 from cri_proxy.config.io.files import Files
 from cri_proxy.control import Command
 from cri_proxy.daemon.ages import old_of
@@ -219,7 +220,7 @@ class ViewCommands:
         document["machine"] = machine
         if not with_rows:
             return document
-        document["zones"] = zone_rows(engine.node, zones)
+        document |= {"zones": zone_rows(engine.node, zones), "claims": summary(engine)}
         # 2. What follows from records that do not change any more.
         rows = await sliced(grants, lambda some: [container_row(engine, grant, zones) for grant in some])
         groups = await self._group_rows(engine, zones)

@@ -41,6 +41,7 @@ def test_every_field_of_a_status_is_one_of_the_schema() -> None:
             remote_peers=[remote("a", "10.0.0.1", 5e6)],
             warnings=["hot"],
             isolation=ISOLATION,
+            claims={"count": 2, "cpus": "0-3,8-9"},
         ),
         "",
         problems,
@@ -59,6 +60,12 @@ def _within(value: Any, allowed: dict[str, Any], where: str) -> None:
             known = allowed.get("properties", {}).get(key) or allowed.get("additionalProperties")
             assert known, f"{where}.{key}"
             _within(item, known, f"{where}.{key}")
+
+
+def test_claims_are_told_of_where_there_are_some() -> None:
+    assert status(claims={"count": 2, "cpus": "0-3,8-9"})["claims"] == {"count": 2, "cpus": "0-3,8-9"}
+    assert "claims" not in status(claims={})
+    assert "claims" not in status()  # of a daemon that knows of none
 
 
 @pytest.mark.parametrize(

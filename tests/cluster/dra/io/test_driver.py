@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -109,16 +108,14 @@ async def api() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-async def node(api: ApiServer) -> AsyncIterator[DriverNode]:
-    with tempfile.TemporaryDirectory(prefix="crd-") as name:  # sockets' paths are short
-        folder = Path(name)
-        client = Client(Access.kubeconfig(api.kubeconfig(folder / "kubeconfig")), user_agent="test")
-        made = DriverNode(api, client, folder)
-        await made.daemon.start()
-        yield made
-        await made.stop()
-        await client.close()
-        await made.daemon.stop()
+async def node(api: ApiServer, folder: Path) -> AsyncIterator[DriverNode]:
+    client = Client(Access.kubeconfig(api.kubeconfig(folder / "kubeconfig")), user_agent="test")
+    made = DriverNode(api, client, folder)
+    await made.daemon.start()
+    yield made
+    await made.stop()
+    await client.close()
+    await made.daemon.stop()
 
 
 # ---------------------------------------------------------------------- on and off
