@@ -40,6 +40,19 @@ def claimed_by(
     return NO_CPUS.union(*[p.exclusive for p in places]), NO_CPUS.union(*[p.hidden for p in places])
 
 
+def rest_of(grants: Mapping[str, ContainerRecord], container: Container) -> int:
+    """What a container requests beside its claims, in milli-CPUs: by what they were given, whatever is left of it."""
+    return milli_beside(
+        container,
+        sum(
+            len(grant.placement.exclusive)
+            if grant.part is None
+            else max(grant.part.count, len(grant.placement.exclusive))
+            for grant in claims_of(grants, container)
+        ),
+    )
+
+
 def member_place(
     grants: Mapping[str, ContainerRecord],
     node: Node,
@@ -55,7 +68,7 @@ def member_place(
     if not cpus:
         return None
     # 1. The shared CPUs around them, for what it requests beside them.
-    rest = milli_beside(container, len(claimed))
+    rest = rest_of(grants, container)
     home = _around(node, claimed, rest, constraint) if rest > 0 else NO_CPUS
     shared = home & node.shared
     cpus |= shared if constraint.cpus is None else shared & constraint.cpus

@@ -232,7 +232,7 @@ def _member_of(grant: ContainerRecord, charge: tuple[tuple[int, int], ...]) -> R
     return altered(
         _NO_RESIDENT,
         pod_uid=container.pod.uid,
-        milli_request=milli_beside(container, len(place.claimed)),
+        milli_request=milli_beside(container, len(place.claimed)) if place.home else 0,
         milli_wanted=wanted_milli(container),
         cpus=place.cpus,
         memory_charge=charge,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Optional
 
-from cri_proxy.engine.members import claimed_by
-from cri_proxy.engine.model import UNPLACED, ContainerRecord, Life, Management, milli_beside
+from cri_proxy.engine.members import claimed_by, rest_of
+from cri_proxy.engine.model import UNPLACED, ContainerRecord, Life, Management
 from cri_proxy.engine.state import Pools, State
 from policies.groups import is_pod_group
 from policies.machine.cpus import NO_CPUS, format_cpus
@@ -461,7 +461,7 @@ def _reconcile_member(state: State, grant: ContainerRecord) -> bool:
     # 1. The same CPUs of its claims, and what may be used of its home.
     if was_member and is_same and grant.stance is Management.PLACED:
         cpus = effective(state, place, grant.constraint)
-        rest = milli_beside(grant.container, len(claimed))
+        rest = rest_of(state.grants, grant.container)
         if cpus & claimed and bool(rest > 0) == bool(place.home) and (not place.home or cpus - claimed):
             if cpus != place.cpus or not place.mems <= state.node.mems:
                 state.put(altered(grant, placement=_on_usable_mems(state, altered(place, cpus=cpus), grant)))

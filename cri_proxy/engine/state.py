@@ -568,9 +568,14 @@ class State:
         container = request.container
         if not container.claims:
             return self.policy.place(self.node, request)
-        settings = self.policy.settings
-        decision = member_place(self.grants, self.node, settings, container, request.constraint)
+        decision = self.place_by_claims(container, request.constraint)
         return decision or without_claims(self.policy.place(self.node, request), container)
+
+    def place_by_claims(self, container: Container, constraint: Constraint) -> Optional[Decision]:
+        """What a container's claims give it; None: it has none, or they give it nothing."""
+        if not container.claims:
+            return None
+        return member_place(self.grants, self.node, self.policy.settings, container, constraint)
 
     def peers(self, container: Container, key: str = "") -> tuple[Peer, ...]:
         """Those in the books that a container talks to, or will by what is known of its owner; the strongest first."""

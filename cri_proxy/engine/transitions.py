@@ -92,8 +92,12 @@ def admit(
     # 2. Decide.
     given_up: tuple[ContainerRecord, ...] = ()
     if stance is Management.PLACED and enforce and meanwhile is not None:
-        decision = same_place(state, container, constraint, replaced) or Decision(UNTOUCHED, "")
-        if not decision.placement.cpus or not decision.placement.cpus <= meanwhile:
+        known = same_place(state, container, constraint, replaced) or state.place_by_claims(
+            container, constraint
+        )
+        decision = known or Decision(UNTOUCHED, "")
+        place = decision.placement
+        if not place.cpus or not place.cpus - place.claimed <= meanwhile:
             stance, decision = Management.WAITING, _for_now(state, constraint, meanwhile)
     elif stance is Management.PLACED:
         decision, given_up = decide(state, container, constraint, replaced)
