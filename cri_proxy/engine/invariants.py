@@ -18,7 +18,7 @@ from cri_proxy.engine.state import KUBELET_KEY, State
 from policies.exclusive.sparing import emptied_by, last_ones
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
-from policies.model import BudgetSpent, Container, Placement, PlacementRefused
+from policies.model import BudgetSpent, Container, Placement, PlacementRefused, altered
 from policies.node import Node
 
 #: Ways to give a container a CPU of another owner's that are tried in one go: each costs a decision, a millisecond or two.
@@ -324,7 +324,8 @@ def _anew(
         if len(decision.placement.exclusive) < len(grant.placement.exclusive):
             return None
     place = keep_memory(state, grant.placement, decision.placement, grant.constraint)
-    return placed(grant, place, f"{why}: {decision.why}")
+    now = placed(grant, place, f"{why}: {decision.why}")
+    return altered(now, moved_s=state.now_s or 1.0) if grant.is_claim else now
 
 
 def give_way(state: State, helped: set[str], now_s: float) -> bool:

@@ -33,7 +33,17 @@ from policies.model import Placement, PlacementRefused, Qos, Resources
 from policies.policy import Policy
 from policies.settings import PlacementSettings
 from tests.engine import test_engine_properties
-from tests.engine.test_engine_properties import LIMITS, MACHINES, NAMES, PODS, WISHES, Node_, Running
+from tests.engine.test_engine_properties import (
+    CLAIMS,
+    CLAIMS_OF,
+    LIMITS,
+    MACHINES,
+    NAMES,
+    PODS,
+    WISHES,
+    Node_,
+    Running,
+)
 from tests.machines import GIB, ONE_CPU, SNC_2S, UNEVEN_CCX, VM_NO_CACHE_INFO
 from tests.scenes import engine_on
 
@@ -335,6 +345,7 @@ def _admit(random: Random) -> dict[str, Any]:
         "where": _index(random),
         "at_once": random.random() < 0.8,
         "asks": random.randrange(len(WISHES)),
+        "claims": random.choice(CLAIMS_OF),
     }
 
 
@@ -345,6 +356,8 @@ def _habits(random: Random) -> dict[str, Any]:
         habits["asks"] = [0]
     if random.random() < 0.6:
         habits["kube_system"] = [False]
+    if random.random() < 0.5:
+        habits["claims"] = random.choice([[()], [("a",), ("a",), ("a", "b")]])
     if random.random() < 0.6:
         habits["enforce"] = [True]
     if random.random() < 0.7:
@@ -401,6 +414,10 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "freeze": (2, lambda r: {"on": r.random() < 0.6}),
     "pin": (3, lambda r: {"which": _index(r), "where": _index(r), "at_once": r.random() < 0.7}),
     "carry_out": (2, lambda r: {}),
+    # Claims of CPUs.
+    "prepare": (8, lambda r: {"uid": r.choice(CLAIMS), "where": _index(r), "count": r.choice([1, 2, 2, 4, 8]),
+                              "smt": r.choice(["", "", "full-core", "hide"]), "spans": r.choice([1, 1, 2])}),
+    "unprepare": (3, lambda r: {"uid": r.choice(CLAIMS)}),
 }  # fmt: skip
 #: Steps that are nothing without a request on its way.
 OF_CALLS = ("accepted", "refused", "nobody_knows")
