@@ -91,6 +91,27 @@ async def test_what_only_a_create_can_carry_is_there_and_nothing_else_is_left(
         assert "k" not in asked_about["annotations"]
 
 
+async def test_a_claim_that_a_plugin_gives_to_a_container_is_one_that_it_has(
+    shared_runtime, start_agent
+) -> None:
+    agent = await start_agent(nri=hosting(), dra={"enabled": True})
+    results = [{"request": "cpus", "device": "l3-0", "cpus": 2}]
+    about = {"uid": "u", "namespace": "default", "name": "c", "results": results}
+    [part] = (await ask(agent, "claim-prepare", **about))["parts"]
+    async with CriClient(agent.socket) as client:
+        pod = await client.run_pod("with-a-claim")
+        async with plugin(agent, CreateContainer=adjust(CDI_devices=[{"name": part["cdi"]}])):
+            container = await client.create(pod, "c", cpu_limit=2000)
+        record = shared_runtime.containers[container]
+        given = [
+            *[device.name for device in record.config.CDI_devices],
+            *[text for key, text in record.config.annotations.items() if key.startswith("cdi.k8s.io/")],
+        ]
+        assert given == [part["cdi"]]
+        assert parse_cpus(record.resources.cpuset_cpus) == parse_cpus(part["cpus"])
+        await client.remove_pod(pod.id)
+
+
 async def test_resources_are_given_to_the_container_that_was_made(agent, client, runtime, pod) -> None:
     resources = {"memory": {"limit": {"value": 123 << 20}}, "cpu": {"shares": {"value": 2048}}}
     async with plugin(agent, CreateContainer=adjust(linux={"resources": resources})):
