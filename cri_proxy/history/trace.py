@@ -23,7 +23,7 @@ _BEGIN, _END, _INSTANT = 1, 2, 3
 #: builtin_clock.proto; SEQ_INCREMENTAL_STATE_CLEARED.
 _REALTIME, _BOOTTIME, _CLEARED = 1, 6, 1
 #: Causes after which a container has no place.
-_ENDS = frozenset(CAUSES.get(name, name) for name in ("exited", "remove", "end_pod", "cancel"))
+_ENDS = frozenset(CAUSES.get(name, name) for name in ("exited", "remove", "end_pod", "cancel", "unprepare"))
 _NODE = "this node"
 
 

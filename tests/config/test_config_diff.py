@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Optional
 
 import pytest
 
+from cri_api.claims import claim_key, part_name
 from cri_proxy.config.config import engine_options
 from cri_proxy.engine.build import Machine, make_engine, make_host, make_policy
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.invariants import broken_invariants
+from cri_proxy.engine.model import ClaimPart
 from cri_proxy.simulator.preview import Shift, diff_document, diff_text, records_of, what_would_move
 from policies.machine.cpus import parse_cpus
 from policies.model import Qos
@@ -85,6 +89,27 @@ def test_what_would_move_is_what_a_reload_moves(policy: str, case: str) -> None:
 @pytest.mark.parametrize("after", ["hygon", "topology-aware", "none"])
 def test_another_policy_moves_nothing_that_need_not(policy: str, after: str) -> None:
     assert shifts(f"policy.Active: {policy}", f"policy.Active: {after}") == ()
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_claims_move_as_a_reload_moves_them_and_their_containers_with_them(case: str) -> None:
+    engine = engine_by("{}")
+    part = ClaimPart("cpus", 4, parse_cpus("0-3,64-67"), devices=("l3-0",))
+    engine.prepare("u", "default", "mine", [part], 0.0)
+    key = claim_key(part_name("u", "cpus"))
+    for name, request in (("whole", 4), ("more", 5)):
+        run(engine, replace(make_container(name, request, request), claims=(key,)), name)
+    for update in engine.lacking():
+        engine.begin_update(update.id)
+        engine.took(update.id)
+    state = dump(engine)
+    found = shifts("{}", CHANGES[case], engine)
+    assert dump(engine) == state
+    told = reload(engine, CHANGES[case])
+    assert {shift.id: shift.why for shift in found} == told
+    assert key not in told and broken_invariants(engine) == []
+    document = diff_document(records_of(engine), read("{}").config, read("{}").config, engine.host)
+    assert document["containers"] == 8
 
 
 def test_each_row_says_from_where_to_where_and_why() -> None:

@@ -109,6 +109,13 @@ def test_an_end_ends_the_slice_and_is_told() -> None:
     assert [event.name for event in kinds] == ["exit"]
 
 
+def test_a_claim_has_its_cpus_from_its_prepare_to_its_unprepare() -> None:
+    claim = "default/claim/cpus"
+    entries = [record(at, claim, operation=what) for at, what in ((1, "prepare"), (2, "unprepare"))]
+    [own, _] = sorted(slices(read(write_trace(rows(*entries, record(4, DB))))))
+    assert (own[0], own[3] - own[2]) == (claim, 1_000_000_000)
+
+
 def test_times_are_those_of_the_wall_clock() -> None:
     trace = read(write_trace(rows(record(1, WEB))))
     clocks = {clock.clock_id: clock.timestamp for clock in trace.packet[0].clock_snapshot.clocks}
