@@ -186,7 +186,7 @@ class Assembly:
                 books = services.node_state.books
                 books.are_behind |= self._mark.is_set() or loaded.is_outdated
                 # Where each change was saved the records have all owners.
-                is_whole = bool(engine.grants) and not (loaded.lost or books.are_behind)
+                is_whole = bool(engine.container_count) and not (loaded.lost or books.are_behind)
             except StateLocked:
                 services.health.note("state", services.store.problem)
                 return False

@@ -20,7 +20,7 @@ from policies.machine.cpus import parse_cpus
 from policies.machine.topology import TopologyData
 from policies.machine.topology_json import write_topology
 from tests.effects.node import Life, World
-from tests.machines import EPYC_NPS4_1S, machine, take_offline
+from tests.machines import EPYC_NPS4_1S, HYGON_7285_2S, machine, take_offline
 
 ON = {"dra": {"enabled": True}}
 UID = "3f2a7c1e-0c6b-4d55-9a51-0a3c0f8e4b11"
@@ -143,6 +143,18 @@ def test_a_whole_device_excludes_its_parts_and_a_part_the_whole_device(make: Any
         assert "default/d" in await refused(life, "claim-prepare", **claim(result("l3-0-whole", None)))
 
     Life(make()).play(work)
+
+
+def test_one_thread_of_each_core_of_a_whole_device_runs_where_the_others_are_hidden(make: Any) -> None:
+    async def work(life: Life) -> None:
+        [part] = (await life.command("claim-prepare", **claim(result("l3-0-whole", None), smt="hide")))[
+            "parts"
+        ]
+        topology = life.engine.host.topology
+        assert parse_cpus(part["cpus"]) == topology.one_thread_per_core(topology.at("l3")[0].cpus)
+        assert (await rows(life))[0]["healthy"]
+
+    Life(make(machine(HYGON_7285_2S))).play(work)
 
 
 def test_all_parts_of_a_claim_are_prepared_or_none(make: Any) -> None:
@@ -386,6 +398,8 @@ def test_a_claim_outlives_a_boot_and_containers_of_the_boot_before_do_not(make: 
         await life.rest()
 
     async def check(life: Life) -> None:
+        # Claims say nothing of what containers of this boot own.
+        assert life.daemon.services.node_state.books.may_be_owned is None
         await life.rest()
         [row] = await rows(life)
         assert (row["uid"], row["healthy"], row["containers"]) == (UID, True, [])
