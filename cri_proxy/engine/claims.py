@@ -152,8 +152,8 @@ def _decided(state: State, grant: ContainerRecord) -> Decision:
 
     :raises PlacementRefused: there is none.
     """
-    # Containers that run with it already are no owners of what it gets, and not left without CPUs by it.
-    members = members_of(state, grant.key)
+    # Containers that run with it already, and will have it, are not left without CPUs by it.
+    members = [key for key in members_of(state, grant.key) if _will_have(state.grants[key], grant)]
     with state.without(members):
         # 1. The CPUs that they run on, where its record was lost; else the policy's choice.
         again = _as_they_run(state, grant, members)
@@ -174,6 +174,15 @@ def _decided(state: State, grant: ContainerRecord) -> Decision:
         if not decision.others:
             decision = with_evictions(state, grant.container, decision)
         return decision
+
+
+def _will_have(member: ContainerRecord, grant: ContainerRecord) -> bool:
+    """Whether a container will have all CPUs of a part: it owns none, and may use any of the devices."""
+    allowed, bounds = member.constraint.cpus, grant.constraint.cpus
+    is_ours = member.stance in (Management.PLACED, Management.ADOPTED)
+    return (
+        is_ours and not member.exclusive and (allowed is None or (bounds is not None and bounds <= allowed))
+    )
 
 
 def _unless_short(grant: ContainerRecord, decision: Optional[Decision]) -> Optional[Decision]:

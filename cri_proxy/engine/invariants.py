@@ -13,7 +13,7 @@ from typing import Optional, Protocol
 from cri_proxy.engine.members import claimed_by
 from cri_proxy.engine.model import ContainerRecord, Host, Life, Management, Ticket, resident_of
 from cri_proxy.engine.moves import being_resized
-from cri_proxy.engine.reconcile import as_claims, keep_memory, placed, reconcile
+from cri_proxy.engine.reconcile import as_claims, effective, keep_memory, placed, reconcile
 from cri_proxy.engine.state import KUBELET_KEY, State
 from policies.exclusive.sparing import emptied_by, last_ones
 from policies.frozen import frozen
@@ -289,6 +289,9 @@ def _place_anew(
 ) -> None:
     """Put a container where the policy has it now, if it has a place for it."""
     now = _anew(state, grant, keep, why)
+    if now is None and grant.is_claim and keep is not None:  # it keeps what is its own
+        kept = altered(keep, cpus=effective(state, keep, grant.constraint))
+        now = altered(grant, placement=kept, displaced=grant.displaced or grant.placement, why=why)
     if now is not None:
         state.put(now)
         state.record("mend", grant.key, now, now_s)
@@ -307,6 +310,8 @@ def _anew(
     ``past``: CPUs that it may not have.
     """
     within = grant.constraint
+    if grant.is_claim and not state.policy.holds_claims:
+        return None
     if past:
         within = replace(within, cpus=(state.node.usable if within.cpus is None else within.cpus) - past)
     with state.without([grant.key]):

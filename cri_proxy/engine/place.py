@@ -186,7 +186,9 @@ def decide_anew(
     held = [
         g
         for g in [state.grants[key] for key in state.held]
-        if (g.container.resources.milli_request or g.exclusive) and g.key not in resized
+        if (g.container.resources.milli_request or g.exclusive)
+        and g.key not in resized
+        and g.key in state.node.residents
     ]
     held.sort(key=lambda g: (g.since_s, g.key))
     # Oldest first, and no more of them than needed: the smallest number with which it fits, by bisection.
@@ -369,7 +371,8 @@ def _stay(
     wanted = wanted_milli(container) / 1000
     why = f"{old.why.split(RESIZED)[0]}{RESIZED}{wanted:g} CPUs, on the same domain level"
     same_limit = container.resources.memory_limit_bytes == old.container.resources.memory_limit_bytes
-    if stay.mems and not (same_limit and constraint.mems == old.constraint.mems):
+    is_there = same_limit and constraint.mems == old.constraint.mems and stay.mems <= state.node.mems
+    if stay.mems and not is_there:
         memory = memory_for(state, cpus, container, constraint, stay.group, stay.memory_charge)
         anew = replace(kept, mems=memory.nodes, memory_charge=memory.charge)
         kept = keep_memory(state, stay, anew, constraint, not same_limit)

@@ -436,6 +436,8 @@ def claim_place(state: State, grant: ContainerRecord, keep: Optional[Placement] 
     """A place of a claim's part with all its CPUs, where it keeps those of ``keep``; None if it has none unless others are
     moved."""
     count = len(grant.placement.exclusive) if grant.part is None else grant.part.count
+    if not state.policy.holds_claims:  # it is of the policy before this one
+        return None
     try:
         with state.without([grant.key] if grant.key in state.node.residents else []):
             decision = state.place(state.request(grant.container, grant.constraint, grant.key, keep=keep))

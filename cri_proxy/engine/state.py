@@ -569,7 +569,12 @@ class State:
         if not container.claims:
             return self.policy.place(self.node, request)
         decision = self.place_by_claims(container, request.constraint)
-        return decision or without_claims(self.policy.place(self.node, request), container)
+        if decision is not None:
+            return decision
+        # It owns none of its own: its claims may be prepared anew, and own theirs.
+        preferences = altered(container.preferences, ownership="shared")
+        alone = altered(request, container=altered(container, preferences=preferences))
+        return without_claims(self.policy.place(self.node, alone), container)
 
     def place_by_claims(self, container: Container, constraint: Constraint) -> Optional[Decision]:
         """What a container's claims give it; None: it has none, or they give it nothing."""
