@@ -107,7 +107,9 @@ def _device(
     capacity: dict[str, Any] = {"value": str(cpus)}
     if is_shared:
         capacity["requestPolicy"] = _whole_cpus(cpus)
-    mapping = {"capacityKey": key} if is_shared else {"allocationMultiplier": str(cpus)}
+    mapping = {"allocationMultiplier": "1" if is_shared else str(cpus)}
+    if is_shared:
+        mapping["capacityKey"] = key
     return {
         "name": str(row["name"]),
         "attributes": _attributes(row, driver, lists),

@@ -47,16 +47,25 @@ class Refused(AssertionError):
 class ControlPlane:
     """``etcd``, ``kube_apiserver``: programs. ``url`` and the credentials stay the same over restarts.
 
-    ``address``: where the server listens, an address of this machine; ``port`` 0: a free one.
+    ``address``: where the server listens, an address of this machine; ``port`` 0: a free one. ``gates``: the server's
+    feature gates as its option has them, "" = as they are by default.
     """
 
     def __init__(
-        self, folder: Path, etcd: Path, kube_apiserver: Path, *, address: str = LOOPBACK, port: int = 0
+        self,
+        folder: Path,
+        etcd: Path,
+        kube_apiserver: Path,
+        *,
+        address: str = LOOPBACK,
+        port: int = 0,
+        gates: str = "",
     ) -> None:
         self.folder = folder
         self._etcd_program = etcd
         self._server_program = kube_apiserver
         self.address = address
+        self._gates = [f"--feature-gates={gates}"] if gates else []
         self.port = port or free_port()
         self.url = f"https://{address}:{self.port}"
         self.ca = folder / "ca.crt"
@@ -108,6 +117,7 @@ class ControlPlane:
             "--enable-admission-plugins=NodeRestriction",
             f"--service-cluster-ip-range={SERVICE_CIDR}",
             "--allow-privileged=true",
+            *self._gates,
         )
         self.wait("kube-apiserver", self.is_ready)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,25 +62,38 @@ async def end(task: asyncio.Future[None], client: Client) -> None:
     await client.close()
 
 
-@pytest.fixture
-async def node(
-    api_server: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Published]:
-    name = f"slices-{abs(hash(request.node.name)) % 100_000}"
-    path = "/api/v1/nodes"
+@contextlib.asynccontextmanager
+async def publishing(server: ControlPlane, folder: Path) -> AsyncIterator[Published]:
+    """On a node that is there meanwhile."""
+    name, path = f"slices-{os.getpid()}", "/api/v1/nodes"
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
-    await asyncio.to_thread(api_server.ask, "POST", path, body)
-    pair = api_server.certificate(f"system:node:{name}", "system:nodes")
-    client = Client(
-        Access.kubeconfig(api_server.kubeconfig(tmp_path / "kubeconfig", certificate=pair)), user_agent="test"
-    )
-    made = Published(api_server, name, client)
+    await asyncio.to_thread(server.ask, "POST", path, body)
+    pair = server.certificate(f"system:node:{name}", "system:nodes")
+    access = Access.kubeconfig(server.kubeconfig(folder / "kubeconfig", certificate=pair))
+    client = Client(access, user_agent="test")
+    made = Published(server, name, client)
     task = asyncio.ensure_future(made.publisher.run())
-    yield made
-    await end(task, client)
-    for each in made.slices():
-        api_server.ask("DELETE", f"{PATH}/{each['metadata']['name']}")
-    api_server.ask("DELETE", f"{path}/{name}")
+    try:
+        yield made
+    finally:
+        await end(task, client)
+        for each in made.slices():
+            server.ask("DELETE", f"{PATH}/{each['metadata']['name']}")
+        server.ask("DELETE", f"{path}/{name}")
+
+
+@pytest.fixture
+async def node(api_server: ControlPlane, tmp_path: Path) -> AsyncIterator[Published]:
+    async with publishing(api_server, tmp_path) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def server_with(programs: dict[str, Path], gates: str) -> Iterator[ControlPlane]:
+    """A server of its own, with these feature gates."""
+    folder = Path(tempfile.mkdtemp(prefix="crk-"))
+    with ControlPlane(folder, programs["etcd"], programs["kube-apiserver"], gates=gates) as running:
+        yield running
 
 
 def stored_bytes(server: ControlPlane, name: str) -> int:
@@ -163,6 +178,35 @@ async def test_slices_that_kubelet_deletes_come_back(node: Published, api_server
     while not await asyncio.to_thread(are_new):
         await asyncio.sleep(0.1)
     assert await node.written({}) == []
+
+
+async def test_with_its_gates_on_a_server_takes_lists_and_what_is_taken_off_the_nodes_cpus(
+    cluster_programs: dict[str, Path], tmp_path: Path
+) -> None:
+    gates = "DRAListTypeAttributes=true,DRANodeAllocatableResources=true"
+    document = devices(8, 8, pcieRoot=ROOTS)
+    with server_with(cluster_programs, gates) as server:
+        async with publishing(server, tmp_path) as node:
+            found = {each["metadata"]["name"]: each["spec"] for each in await node.written(document)}
+            assert node.publisher.writes == 2
+    for name, content in contents_of(document, node.node).items():
+        assert {key: found[name][key] for key in content} == content
+
+
+@pytest.mark.parametrize("gate", ["DRAConsumableCapacity", "DRAPartitionableDevices"])
+async def test_a_server_that_would_allocate_cpus_twice_keeps_no_slice(
+    cluster_programs: dict[str, Path], tmp_path: Path, gate: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with server_with(cluster_programs, f"{gate}=false") as server:
+        async with publishing(server, tmp_path) as node:
+            node.publisher.want(devices(2))
+
+            async def is_over() -> bool:
+                return node.publisher.writes > 1 and not await asyncio.to_thread(node.slices)
+
+            await until(is_over)
+            assert not node.publisher.is_settled
+    assert f"feature gate {gate} is off" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("l3s", "most_json", "most_stored"), [(8, 14_000, 8_000), (32, 50_000, 30_000)])
