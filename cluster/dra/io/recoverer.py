@@ -56,12 +56,13 @@ class Recoverer:
         self._event_writer = EventWriter(client, clock, self._events, lambda count: None)
 
     async def round(self) -> bool:
-        """One look; whether the daemon has claims.
+        """One look; whether the daemon has claims, or kubelet has some of which it has not heard yet that they ended.
 
         :raises DaemonAway, FolderGone, ControlError: as the daemon says.
         """
         rows = (await self._daemon.ask("claims"))["claims"]
-        looked = self._recovery.look(rows, self._kubelet_claims(), self._clock.monotonic())
+        kubelet = self._kubelet_claims()
+        looked = self._recovery.look(rows, kubelet, self._clock.monotonic())
         try:
             for claim in looked.doubtful[:MOST_A_ROUND]:
                 await self._end_if_gone(claim)
@@ -73,7 +74,7 @@ class Recoverer:
         except (ApiError, *NO_ANSWER) as error:
             # What the API has is not known: then everything stays.
             self._api_said.trouble(str(error))
-        return bool(rows)
+        return bool(rows) or (kubelet is not None and bool(kubelet.prepared))
 
     def _kubelet_claims(self) -> Optional[KubeletClaims]:
         """Read anew where it is another file; None: it is not there, or is not understood."""

@@ -155,7 +155,11 @@ async def test_switched_off_the_plugin_stays_until_the_last_claim_is_given_back(
     await node.until(lambda: not node.slices)
     await node.rounds()
     assert len(node.sockets) == 2
+    # The daemon has ended it, and kubelet has not been told so yet: without the plugin it never would be.
     node.daemon.held.clear()
+    await node.rounds()
+    assert len(node.sockets) == 2
+    node.kubelet_has()
     await node.until(lambda: not node.sockets)
 
 
