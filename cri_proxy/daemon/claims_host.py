@@ -178,8 +178,9 @@ class ClaimsHost:
         self.told()
 
     async def try_again(self) -> None:
-        """What could not be done with files before."""
-        if self.problem:
+        """What could not be done with files before, and what became of them since: a container whose device is not
+        described cannot be created."""
+        if self.problem or self.count:
             await self.follow()
 
     def _folder(self) -> CdiFolder:

@@ -467,6 +467,10 @@ def test_a_folder_that_cannot_be_written_at_the_start_is_a_warning_until_it_can(
         await life.daemon.claims.try_again()
         assert cdi(world) == {file_name(UID): [part_name(UID, "cpus")]}
         assert not [w for w in (await life.command("status"))["warnings"] if "CDI" in w]
+        # One that is removed later is there again after the next round.
+        (run / "cdi" / file_name(UID)).unlink()
+        await life.daemon.claims.try_again()
+        assert cdi(world) == {file_name(UID): [part_name(UID, "cpus")]}
 
     Life(world).play(prepare)
     for file in (run / "cdi").iterdir():
