@@ -137,6 +137,7 @@ e2e-crio: setup ## Placing, restarts, adopting, NRI and a real kubelet on a real
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)
+	$(BIN)/python -m tests.peers --get-go dra-example-kubeletplugin
 	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet/real
 
 e2e-cri-tools: peers ## critest and crictl on a real containerd 2: the same direct and through the daemon (root)

@@ -48,6 +48,7 @@ ONE_AFTER_ANOTHER = (
     ("tests/packaging/",),
     ("tests/vm/",),
     ("tests/kubelet/real/shared/",),
+    ("tests/kubelet/real/dra/",),
     # A control plane with a kubelet: a daemon's doctor sees every kubelet of the machine.
     tuple(f"tests/cluster/real/test_{name}.py" for name in ("away", "daemon_sets", "node", "rollout")),
 )

@@ -55,8 +55,12 @@ async def running(
     described: Path,
     logind: Logind,
     config: Optional[Mapping[str, Any]] = None,
+    as_kubelet: bool = False,
 ) -> AsyncIterator[Kind]:
-    """The node, registered, until the end of the block. ``config``: more of the daemon's."""
+    """The node, registered, until the end of the block.
+
+    ``config``: more of the daemon's. ``as_kubelet``: the agent has kubelet's rights, as on a host, not the administrator's.
+    """
     folder = Path(tempfile.mkdtemp(prefix="crf-"))
     name = f"node-{os.getpid()}"
     pair = api.certificate(f"system:node:{name}", "system:nodes")
@@ -85,7 +89,8 @@ async def running(
     host.point_at(agent.socket)
     admin = api.kubeconfig(folder / "admin.kubeconfig", token=ADMIN_TOKEN)
     operates = operator(folder, admin)
-    reports = node_agent(folder, name, agent, admin)
+    agents = folder / "kubelet.kubeconfig" if as_kubelet else admin
+    reports = node_agent(folder, name, agent, agents, f"--kubelet-dir={folder}/k")
     try:
         async with CriClient(str(containerd.socket)) as direct:
             node = kind(api, kubectl, containerd, agent, direct, host, reports)
@@ -115,11 +120,17 @@ def one_folder_of_devices(agent: Agent, containerd: Containerd) -> None:
 @asynccontextmanager
 async def shown(node: SharedNode) -> AsyncIterator[None]:
     """What the parts of a node have said in this block is printed at its end: shown if the test fails."""
-    since = [len(node.host.said()), len(node.agent.log().splitlines()), len(node.reports.log().splitlines())]
+
+    def logs() -> dict[str, list[str]]:
+        return {
+            "kubelet": node.host.said(),
+            "daemon": node.agent.log().splitlines(),
+            "node agent": node.reports.log().splitlines(),
+            "containerd": node.runtime.log.read_text(errors="replace").splitlines(),
+        }
+
+    since = {part: len(lines) for part, lines in logs().items()}
     yield
-    told = [line for line in node.host.said()[since[0] :] if not any(word in line for word in SAID_ALWAYS)]
-    daemon = node.agent.log().splitlines()[since[1] :]
-    reports = node.reports.log().splitlines()[since[2] :]
-    runtime = node.runtime.log.read_text(errors="replace").splitlines()
-    print(*told[-LINES:], "--- daemon", *daemon[-LINES:], sep="\n")
-    print("--- node agent", *reports[-LINES:], "--- containerd", *runtime[-LINES:], sep="\n")
+    for part, lines in logs().items():
+        told = [line for line in lines[since[part] :] if not any(word in line for word in SAID_ALWAYS)]
+        print(f"--- {part}", *told[-LINES:], sep="\n")
