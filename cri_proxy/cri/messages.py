@@ -91,7 +91,9 @@ def read_create(message: bytes, pods: Mapping[str, Pod], memory_capacity_bytes: 
 def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes: int) -> CreateRequest:
     resources = config.linux.resources
     qos = read_qos(pod.cgroup_parent, resources)
-    annotations = kept_annotations(config.annotations)
+    annotations, devices = kept_annotations(config.annotations), config.CDI_devices
+    # Most containers have neither.
+    named = bool(devices or annotations)
     container = Container(
         pod=pod,
         name=config.metadata.name,
@@ -100,7 +102,7 @@ def _read_container(pod: Pod, config: cri.ContainerConfig, memory_capacity_bytes
         resources=read_resources(resources, qos, memory_capacity_bytes),
         labels=kept_labels(config.labels),
         annotations=annotations,
-        claims=asked_claims((device.name for device in config.CDI_devices), annotations),
+        claims=asked_claims((device.name for device in devices), annotations) if named else (),
     )
     return CreateRequest(understood(container), read_fence(resources), read_uses(config))
 

@@ -102,6 +102,28 @@ async def test_standalone_a_container_that_comes_with_a_claim_gets_its_cpus_afte
     await runtime.wait_until(lambda: parse_cpus(runtime.cpuset(container)) == mine)
 
 
+async def test_a_container_that_was_made_past_the_daemon_has_the_cpus_of_its_claims(
+    agent, direct, runtime
+) -> None:
+    mine = await prepare(agent, "a", 2)
+    container = await direct.create(await direct.run_pod("p"), "c", cpu_limit=2000, cdi=having("a"))
+    await direct.start(container)
+    await resync(agent, runtime)
+    await runtime.wait_until(lambda: parse_cpus(runtime.cpuset(container)) == mine)
+    [claim] = (await ask(agent, "claims"))["claims"]
+    assert claim["containers"] == ["default/p/c"]
+
+
+async def test_the_next_attempt_of_a_container_has_the_cpus_of_its_claims(agent, client, runtime) -> None:
+    mine, pod = await prepare(agent, "a", 2), await client.run_pod("p")
+    for attempt in range(3):
+        container = await client.create(pod, "c", attempt=attempt, cpu_limit=2000, cdi=having("a"))
+        await client.start(container)
+        assert parse_cpus(runtime.cpuset(container)) == mine
+        await client.stop(container)
+    assert (await ask(agent, "status"))["invariants"] == []
+
+
 async def test_a_pods_own_variable_is_no_claim(agent, client, direct, runtime) -> None:
     mine = await prepare(agent, "a", 2)
     name, _, value = variable(part_name("a", "cpus")).partition("=")

@@ -136,9 +136,10 @@ def test_a_containers_claims_are_told_by_its_devices_or_by_what_they_bring(
     fields: dict[str, Any], has_it: bool
 ) -> None:
     container = nri.Container(id="c", name="app", **fields)
-    assert containers.read_container(container, make_pod()).container.claims == (
-        (claim_key(CLAIM),) if has_it else ()
-    )
+    claims = (claim_key(CLAIM),) if has_it else ()
+    assert containers.read_container(container, make_pod()).container.claims == claims
+    # A Synchronize shows those of containers that are known, too.
+    assert containers.read_seen([container], {}, {})["c"].claims == claims
 
 
 def test_numbers_that_are_not_there_are_as_kubelets_zero() -> None:
