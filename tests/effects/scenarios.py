@@ -21,6 +21,7 @@ Story = Callable[[Life], Coroutine[Any, Any, None]]
 OWNER: dict[str, Any] = {"qos": "guaranteed", "memory_limit": GIB}
 POLICIES: dict[str, dict[str, Any]] = {
     "hygon": {},
+    "claiming": {"dra": {"enabled": True}},
     "hosting": {"policy": {"Active": "topology-aware"}, "nri": {"host": "on"}},
     "exclusive": {"policy": {"Active": "topology-aware"}, "placement": {"move_exclusive": True}},
     "lifting": {"policy": {"Active": "topology-aware"}, "placement": {"cfs_quota": "lift"}},
@@ -314,6 +315,87 @@ HOSTED: dict[str, Story] = {
     "a plugin refuses": partial(hosted, answer=_refusal, is_agreed=lambda container: False),
 }
 
+# ---------------------------------------------------------------------- stories of claims
+
+
+async def _claim(life: Life, uid: str, device: str = "l3-0", cpus: int = 3) -> str:
+    """The CDI device of a claim that is prepared."""
+    results = [{"request": "cpus", "device": device, "cpus": cpus, "share": "s"}]
+    answer = await life.command("claim-prepare", uid=uid, namespace="default", name=uid, results=results)
+    return str(answer["parts"][0]["cdi"])
+
+
+async def _member(life: Life, name: str, *devices: str, milli: int = 3000) -> str:
+    """A pod with a running container that has claims."""
+    pod = await life.run_pod(name, "burstable", milli)
+    made = await life.create(pod, name, cpu_limit=milli, cdi=devices)
+    await life.start(made)
+    return made
+
+
+async def claim(life: Life) -> None:
+    await _busy(life)
+    life.cut()
+    await _member(life, "web", await _claim(life, "u-1"))
+
+
+async def claim_of_two(life: Life) -> None:
+    await _busy(life)
+    life.cut()
+    device = await _claim(life, "u-1")
+    await asyncio.gather(_member(life, "one", device), _member(life, "two", device, milli=5000))
+
+
+async def claims_at_once(life: Life) -> None:
+    await _busy(life)
+    life.cut()
+    one, two = await asyncio.gather(_claim(life, "u-1"), _claim(life, "u-2", "l3-1"))
+    await _member(life, "web", one, two, milli=6000)
+
+
+async def claim_ends(life: Life) -> None:
+    await _busy(life)
+    pod = await life.run_pod("web", "burstable", 3000)
+    made = await life.create(pod, "web", cpu_limit=3000, cdi=(await _claim(life, "u-1"),))
+    await life.start(made)
+    life.cut()
+    await life.stop(made)
+    await life.end_pod(pod)
+    await life.command("claim-unprepare", uid="u-1")
+
+
+async def claim_ends_first(life: Life) -> None:
+    await _busy(life)
+    made = await _member(life, "web", await _claim(life, "u-1"))
+    life.cut()
+    await life.command("claim-unprepare", uid="u-1")
+    await life.stop(made)
+
+
+async def claim_comes_again(life: Life) -> None:
+    """Its container has begun again; and the state was set aside."""
+    await _busy(life)
+    device = await _claim(life, "u-1")
+    pod = await life.run_pod("web", "burstable", 3000)
+    made = await life.create(pod, "web", cpu_limit=3000, cdi=(device,))
+    await life.start(made)
+    life.cut()
+    await life.stop(made)
+    again = await life.create(pod, "web", attempt=1, cpu_limit=3000, cdi=(device,))
+    await life.start(again)
+    await life.remove(made)
+    await life.command("reset-policy")
+
+
+CLAIMING: dict[str, Story] = {
+    "claim": claim,
+    "claim of two": claim_of_two,
+    "claims at once": claims_at_once,
+    "claim ends": claim_ends,
+    "claim ends first": claim_ends_first,
+    "claim comes again": claim_comes_again,
+}
+
 STORIES: dict[str, Story] = {
     "create": create,
     "create owner": create_owner,
@@ -351,6 +433,8 @@ STORIES: dict[str, Story] = {
 }
 
 
+#: Policies that have stories of their own, and no others.
+OF_SOME = ("hosting", "claiming")
 #: A container goes elsewhere by itself: one in a balloon is where that is.
 OF_PLACES = ("move", "demand")
 
@@ -367,7 +451,7 @@ class Scenario:
         return f"{self.story}, {self.policy}, {self.disk} disk"
 
     async def play(self, life: Life) -> None:
-        await {**STORIES, **HOSTED}[self.story](life)
+        await {**STORIES, **HOSTED, **CLAIMING}[self.story](life)
         await life.rest()
 
 
@@ -379,7 +463,8 @@ def _scenarios(policies: dict[str, tuple[str, ...]]) -> list[Scenario]:
         for disk in disks
         if name != "balloons" or story not in OF_PLACES
     ]
-    return found + [Scenario(story, "hosting", disk) for story in HOSTED for disk in DISKS]
+    found += [Scenario(story, "hosting", disk) for story in HOSTED for disk in DISKS]
+    return found + [Scenario(story, "claiming", disk) for story in CLAIMING for disk in DISKS]
 
 
 DISKS = ("quick", "slow")
@@ -388,4 +473,4 @@ SCENARIOS = [
     *_scenarios({"lifting": DISKS, "hygon": ("slow",), "exclusive": ("quick",)}),
     Scenario("second container", "balloons", "slow"),
 ]
-EVERY_SCENARIO = _scenarios({name: DISKS for name in POLICIES if name != "hosting"})
+EVERY_SCENARIO = _scenarios({name: DISKS for name in POLICIES if name not in OF_SOME})

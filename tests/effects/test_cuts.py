@@ -15,8 +15,10 @@ from typing import Any, Callable, Optional
 import pytest
 
 from cri_api import runtime_v1_pb2 as cri
+from cri_proxy.claims.cdi import file_name
 from cri_proxy.engine.invariants import broken_invariants
 from cri_proxy.engine.model import ContainerRecord as Grant
+from cri_proxy.engine.model import Management
 from cri_proxy.engine.told import LIVING, place_to_tell
 from policies.machine.cpus import format_cpus, parse_cpus
 from tests.effects.node import LONG_S, Life, World
@@ -177,7 +179,28 @@ def _records(life: Life) -> list[str]:
         for other in live.keys() - together - {key}:
             if both := known[key].exclusive & parse_cpus(live[other].resources.cpuset_cpus):
                 found.append(f"{live[other].name} is on {format_cpus(both)}, which {live[key].name} owns")
-    return found
+    return found + _claims(life, live, known)
+
+
+def _claims(life: Life, live: dict[str, ContainerRecord], known: dict[str, Grant]) -> list[str]:
+    """What of claims does not agree: their CPUs, the containers that run there, and the CDI files."""
+    found, parts = [], {key: grant for key, grant in life.engine.grants.items() if grant.is_claim}
+    for key, part in parts.items():
+        for other in live.keys() & known.keys():
+            both = part.exclusive & parse_cpus(live[other].resources.cpuset_cpus)
+            if both and key not in known[other].container.claims:
+                found.append(f"{live[other].name} is on {format_cpus(both)}, which {key} owns")
+    for other in live.keys() & known.keys():
+        grant = known[other]
+        claimed = frozenset().union(
+            *[parts[key].placement.cpus for key in grant.container.claims if key in parts]
+        )
+        if grant.stance is Management.PLACED and grant.placement.claimed != claimed:
+            found.append(f"{live[other].name} has {format_cpus(grant.placement.claimed)} of its claims")
+    folder = life.world.folder / "root/var/run/cdi"
+    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    wanted = {file_name(part.container.pod.uid) for part in parts.values()}
+    return found + ([f"CDI files are {sorted(files)}, not {sorted(wanted)}"] if files != wanted else [])
 
 
 def _places(life: Life) -> list[str]:
