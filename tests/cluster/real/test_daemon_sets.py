@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from cluster.api.names import AGENT, NAMESPACE
 from tests.cluster.real.parts import POLICIES, policy
 from tests.cluster.real.whole import NODE, PODS, WholeCluster, until
 from tests.e2e.image import ARCHIVE, build
+from tests.kubelet.real.node import static_pod
 
 pytestmark = pytest.mark.cluster
 
@@ -230,3 +232,52 @@ def test_an_upgrade_changes_no_mode(new_node: WholeCluster) -> None:
     until_mode(new_node, "enforce", INSTALLED)
     placed(new_node, "young")
     assert new_node.containerd.cpuset_of(kept) == cpus
+
+
+# --- claims of CPUs
+
+DRA = "dra/standalone"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+
+
+@pytest.fixture
+def claims(cluster: WholeCluster) -> Iterator[WholeCluster]:
+    """The cluster with the folder for claims applied. Mount points in a folder that pods see read-only are there."""
+    (cluster.on_host("/var/lib/kubelet") / "plugins_registry").mkdir(exist_ok=True)
+    cluster.kubectl.run("apply", "-f", str(cluster.written(DRA)))
+    for app in (DAEMON, AGENT, OPERATOR_POD):
+        cluster.ready_pod(app)
+    yield cluster
+    cluster.remove_people()
+    cluster.kubectl.run("delete", "-f", str(cluster.written(DRA)))
+    until(lambda: not cluster.our_containers())
+
+
+def test_a_pod_has_the_cpu_that_it_claims_and_gives_it_back(claims: WholeCluster) -> None:
+    # 1. The driver of the agent in its pod has registered, and tells what the node has: each CPU is an L3.
+    def devices() -> set[str]:
+        items = claims.api.ask("GET", SLICES)["items"]
+        return {device["name"] for one in items for device in one["spec"].get("devices", ())}
+
+    until(devices, lambda names: {"l3-0", "l3-1"} <= names)
+    # 2. A pod is scheduled, prepared and placed.
+    asked = {"deviceClassName": "l3.cpu.cri-resmgr.io", "capacity": {"requests": {"cpu": "1"}}}
+    spec = {"devices": {"requests": [{"name": "cpu", "exactly": asked}]}}
+    claims.api.ask("POST", TEMPLATES, {"metadata": {"name": "one"}, "spec": {"spec": spec}})
+    pod = static_pod("claims", resources={"claims": [{"name": "cpu"}]})
+    pod["spec"]["resourceClaims"] = [{"name": "cpu", "resourceClaimTemplateName": "one"}]
+    claims.api.ask("POST", PODS.format("default"), pod)
+    container = until(lambda: claims.container("claims"))
+    told = claims.kubectl.run("cri_resmgr", "claims", "-o", "json")
+    [claim] = json.loads(told)
+    cpu = claim["devices"][0].partition("-")[2].partition("-")[0]
+    until(lambda: claims.containerd.cpuset_of(container)[0], lambda cpus: cpus == cpu)
+    assert (claim["node"], claim["cpus"], claim["pods"]) == (NODE, 1, ["claims"])
+    other = claims.run("other", limit="250m")
+    until(lambda: claims.containerd.cpuset_of(other)[0], lambda cpus: cpus in ("0", "1") and cpus != cpu)
+    # 3. Its end.
+    assert list(claims.on_host("/var/run/cdi").glob("cri-resmgr.io-cpu-*.json"))
+    claims.remove_people()
+    until(lambda: not list(claims.on_host("/var/run/cdi").glob("cri-resmgr.io-cpu-*.json")))
+    claims.api.ask("DELETE", f"{TEMPLATES}/one")

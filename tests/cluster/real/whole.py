@@ -207,6 +207,11 @@ class WholeCluster:
             return Path(path)
         if path == "/run/containerd":
             return self.containerd.folder
+        if path == "/var/run/cdi":
+            return self.containerd.folder / "cdi"
+        if path == "/var/lib/kubelet/plugins_registry":
+            # Kubelet looks for plugins below its own root; where they are is a path that it sees as our pods do.
+            return self.folder / "k" / "k" / "plugins_registry"
         return self.host.root / path.lstrip("/")
 
     def written(self, folder: str, *, mode: str = "enforce", without: str = "") -> Path:
