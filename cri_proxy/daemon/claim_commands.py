@@ -22,6 +22,7 @@ from cri_proxy.claims.requests import BadClaim, ClaimRequest, parts_of, read_cla
 from cri_proxy.config.config import subjects_on
 from cri_proxy.control import Command
 from cri_proxy.daemon.claims_host import FilesLate
+from cri_proxy.engine.claims import keys_of
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ClaimPart
 from cri_proxy.services.books import CALL_WAIT_S
@@ -98,24 +99,41 @@ class ClaimCommands:
         return answer
 
     async def _prepare(self, arguments: dict[str, Any]) -> Any:
-        claim, node_state = read_claim(arguments), self._node_state
-        # 1. By true books: a container may own CPUs of which the records say nothing yet.
-        if not await node_state.books.known("claim-prepare", CALL_WAIT_S):
-            raise ControlError(node_state.books.sentence())
-        engine = self._engine()
-        if reason := self._host.reason():
-            raise ControlError(reason)
-        # 2. In one step: all parts, or none.
+        claim, engine = read_claim(arguments), self._engine()
         parts = parts_of(claim, partial(find_device, engine), engine.grants)
-        driver = self._host.driver
-        engine.prepare(claim.uid, claim.namespace, claim.name, parts, node_state.clock())
-        self._host.note_driver(driver)
-        node_state.save()
-        # 3. The record is durable; others have left; the runtime knows the devices.
+        # 1. What is there is answered wherever it is asked again: by a kubelet that has begun anew, say.
+        if not self._is_there(engine, claim, parts):
+            parts = await self._grant(claim)
+        # 2. The record is durable; others have left; the runtime knows the devices.
         await self._durable(claim.uid)
         await self._alone(claim, parts)
         await self._host.follow_one(claim.uid)
         return {"parts": [self._answer(claim, part) for part in parts]}
+
+    async def _grant(self, claim: ClaimRequest) -> tuple[ClaimPart, ...]:
+        """Have the engine give all parts of a claim their CPUs, or none, in one step.
+
+        :raises ControlError, PlacementRefused, BudgetSpent, BadClaim: it has not, and nothing has changed.
+        """
+        node_state = self._node_state
+        # By true books: a container may own CPUs of which the records say nothing yet.
+        if not self._host.reason() and not await node_state.books.known("claim-prepare", CALL_WAIT_S):
+            raise ControlError(node_state.books.sentence())
+        engine = self._engine()
+        if reason := self._host.reason():
+            raise ControlError(reason)
+        parts, driver = parts_of(claim, partial(find_device, engine), engine.grants), self._host.driver
+        engine.prepare(claim.uid, claim.namespace, claim.name, parts, node_state.clock())
+        self._host.note_driver(driver)
+        node_state.save()
+        return parts
+
+    @staticmethod
+    def _is_there(engine: Engine, claim: ClaimRequest, parts: tuple[ClaimPart, ...]) -> bool:
+        """Whether a claim is prepared with these parts, of the same devices, and no others."""
+        wanted = {claim_key(part_name(claim.uid, part.request)): (part.devices, part.count) for part in parts}
+        known = {key: engine.grants[key].part for key in keys_of(engine, claim.uid)}
+        return wanted == {key: (part.devices, part.count) for key, part in known.items() if part is not None}
 
     async def _unprepare(self, arguments: dict[str, Any]) -> Any:
         uid, node_state = read_uid(arguments), self._node_state

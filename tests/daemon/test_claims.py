@@ -246,6 +246,31 @@ def test_where_no_claim_is_prepared_it_is_said_why(make: Any, config: dict[str, 
     Life(make(**config)).play(work)
 
 
+@pytest.mark.parametrize("how", ["off", "policy", "mode"])
+def test_a_claim_that_is_there_is_answered_and_ended_where_none_is_prepared_any_more(
+    make: Any, how: str
+) -> None:
+    async def work(life: Life) -> None:
+        first = await life.command("claim-prepare", **claim())
+        if how == "mode":
+            await life.command("mode", mode="observe")
+        else:
+            life.configure(
+                {"dra": {"enabled": False}} if how == "off" else {"policy": {"Active": "topology-aware"}}
+            )
+            await life.daemon.reload()
+        assert await life.command("claim-prepare", **claim()) == first
+        assert not (await life.command("claim-devices"))["enabled"]
+        reason = (await life.command("claims"))["reason"]
+        assert await refused(life, "claim-prepare", **claim(result(cpus=3))) == reason
+        assert await refused(life, "claim-prepare", **claim(uid="u-2", name="d")) == reason
+        assert [row["uid"] for row in await rows(life)] == [UID]
+        await life.command("claim-unprepare", uid=UID)
+        assert (await rows(life), cdi(life.world)) == ([], {})
+
+    Life(make()).play(work)
+
+
 def test_a_daemon_without_an_engine_says_that_it_is_degraded(make: Any) -> None:
     world = make()
     (world.folder / "machine.json").write_text("{}")
