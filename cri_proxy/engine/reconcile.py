@@ -440,6 +440,8 @@ def claim_place(state: State, grant: ContainerRecord, keep: Optional[Placement] 
         return None
     try:
         with state.without([grant.key] if grant.key in state.node.residents else []):
+            if keep is not None and not keep.exclusive.isdisjoint(state.node.exclusive):
+                keep = altered(keep, exclusive=keep.exclusive - state.node.exclusive)
             decision = state.place(state.request(grant.container, grant.constraint, grant.key, keep=keep))
     except (PlacementRefused, BudgetSpent):
         return None

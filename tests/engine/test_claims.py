@@ -15,7 +15,7 @@ from policies.model import NO_CONSTRAINT, PlacementPreferences, PlacementRefused
 from policies.registry import POLICIES
 from policies.settings import ClassSelectors, EngineOptions
 from tests.claim_scenes import CCX_0, CCX_1, NODE_0, having, key_of, owned, part, prepare
-from tests.machines import HYGON_7285_2S
+from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO
 from tests.scenes import (
     HYGON,
     constraint,
@@ -435,3 +435,12 @@ def test_its_container_gets_its_cpus_once_others_have_left_them(engine: Engine) 
 def test_an_odd_number_of_hidden_threads_is_whole_cores(engine: Engine) -> None:
     prepare(engine, "a", part(3, smt="hide"))
     assert len(owned(engine, "a")) == 4 and len(engine.grants[key_of("a")].cpus) == 2
+
+
+def test_claims_that_make_room_do_not_get_each_others_cpus() -> None:
+    engine = engine_on(VM_NO_CACHE_INFO)
+    prepare(engine, "b", part(2, "4-7", smt="hide"))
+    prepare(engine, "a", part(1, "4-7", smt="hide"))
+    with pytest.raises(PlacementRefused, match="1 of 4 are free"):
+        prepare(engine, "c", part(2, "4-7"))
+    assert owned(engine, "a").isdisjoint(owned(engine, "b")) and not broken_invariants(engine)
