@@ -209,6 +209,9 @@ class ContainerView:
     pod_uid: str
     bytes_per_s: float = 0.0
     cache_bytes: Optional[int] = None
+    #: Its claims, and the CPUs that they own; "" = it has none.
+    claims: str = ""
+    claimed: str = ""
 
     @property
     def path(self) -> str:
@@ -347,6 +350,8 @@ def _read_container(
         row["pod_uid"],
         rates.get(row["container_id"], 0.0),
         filled.get(row["container_id"]),
+        clean(", ".join(row.get("claims", ()))),
+        row.get("claimed", ""),
     )
 
 

@@ -134,6 +134,7 @@ def _container(one: ContainerView, boxes: Mapping[str, str]) -> dict[str, Any]:
         "qos": one.qos,
         "state": one.state,
         "why": one.why,
+        **({"claims": one.claims, "claimed": one.claimed} if one.claims else {}),
     }
 
 

@@ -21,7 +21,9 @@ from cri_proxy.engine.report import explain
 from cri_proxy.view.snapshot import NodeSnapshot, read_snapshot
 from cri_proxy.view.web.io.server import Feed, PageServer
 from policies.affinity.graph.traffic import traffic_of
+from policies.machine.cpus import format_cpus
 from policies.machine.topology_json import write_topology
+from tests.claim_scenes import having, prepare
 from tests.functional.conftest import HANG_S
 from tests.machines import HYGON_7285_2S, VM_NO_CACHE_INFO, machine
 from tests.scenes import TOPOLOGY_AWARE, engine_on, make_container, make_pod, run
@@ -414,3 +416,16 @@ async def test_on_a_phone_the_picture_comes_first_and_has_most_of_the_room(windo
                 )
                 > 30
             )
+
+
+async def test_a_container_with_a_claim_says_which_cpus_are_the_claims(window: Browser) -> None:
+    engine = engine_on(HYGON_7285_2S)
+    prepare(engine, "a")
+    run(engine, having("app", "a"), "a" * 64)
+    with shown(window, OneSnapshot(engine, HYGON_7285_2S)) as page:
+        await _drawn(page, 1)
+        page.run("document.querySelector('.chip').click()")
+        await page.until(lambda: "Claims" in page.text("#view"), "its claims")
+        own = format_cpus(engine.grants["a" * 64].placement.claimed)
+        assert f"CPUs {own} of l3-0" in page.text("#view")
+        assert f"{own}, with its claims' other containers" in page.text("#view")

@@ -44,7 +44,7 @@ export function sheet() {
   if (row) {
     made.append(element("p", { class: "where" }, `${row.namespace} / ${row.pod}`), element("p", { class: "reason" }, row.why || "No reason is kept."));
     made.append(facts([
-      ["place", `${row.box || "several sockets"} (${row.level})`], ["CPUs", row.cpus || "all"], ["exclusive", row.own ? "yes, no other container has these" : "no"],
+      ["place", `${row.box || "several sockets"} (${row.level})`], ["CPUs", row.cpus || "all"], ["exclusive", row.claims ? `${row.claimed}, with its claims' other containers` : row.own ? "yes, no other container has these" : "no"],
       ["memory nodes", row.mems || "not set"], ["request", `${row.milli}m`], ["class", row.qos], ["state", row.state],
     ]));
   }
@@ -54,6 +54,8 @@ export function sheet() {
   const names = new Map(Object.entries(shown).map(([id, row]) => [path(row), id]));
   for (const one of more.containers.filter((one) => one.id === view.chosen)) {
     made.append(element("h3", {}, "Room around it"), facts(one.domains.map((domain) => [domain.name, `${cores(domain.charged_milli)} CPUs requested, ${cores(domain.free_milli)} left (${domain.cpus})`])));
+    if (one.claim_rows) made.append(element("h3", {}, "Claims"), element("ul", { class: "rows" }, ...one.claim_rows.map((claim) => element("li", {},
+      claim.is_prepared ? `${claim.name}, ${claim.request}: CPUs ${claim.cpus} of ${claim.devices.join(", ")}` : `${claim.name} is not prepared here`))));
     if (one.caches) made.append(element("h3", {}, "Caches"), element("ul", { class: "rows" }, ...one.caches.texts.map((text) => element("li", {}, text))));
     if (one.isolation) made.append(element("h3", {}, "Isolation"), element("ul", { class: "rows" },
       ...[`${one.isolation} (${one.isolation_why})`, ...(one.treatment ?? [])].map((text) => element("li", {}, text))));
