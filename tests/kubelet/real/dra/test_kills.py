@@ -64,7 +64,7 @@ async def staying(node: ClaimNode) -> dict[str, tuple[frozenset[int], dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("workers", "rounds"), [(4, 1), pytest.param(20, 12, marks=pytest.mark.long, id="long")]
+    ("workers", "rounds"), [(4, 1), pytest.param(8, 12, marks=pytest.mark.long, id="long")]
 )
 async def test_claims_outlive_every_part_and_none_is_left(node: ClaimNode, workers: int, rounds: int) -> None:
     for name, requests in TEMPLATES.items():
@@ -83,8 +83,6 @@ async def test_claims_outlive_every_part_and_none_is_left(node: ClaimNode, worke
     # 2. Of what came and went nothing is left: books, cgroups, server, kubelet and CDI folder say the same.
     await node.claims_agree()
     assert {row["name"] for row in (await node.parts()).values()} == set(STAY)
-    listed = await node.direct.list_containers()
-    assert {each.metadata.attempt for each in listed} == {0}
     await asyncio.gather(*(node.remove(name) for name in STAY))
     await node.claims_agree()
     assert await node.parts() == {}
