@@ -29,6 +29,8 @@ QUESTIONS = {
     "report",
     "history",
     "isolation",
+    "claims",
+    "claim-devices",
 }
 
 
