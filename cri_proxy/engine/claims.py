@@ -71,7 +71,8 @@ def prepare(
     pod = Pod(CLAIM + uid, uid, name, namespace)
     wanted = {claim_key(part_name(uid, part.request)): part for part in parts}
     # 1. What it has, and is not to have any more.
-    for key in [key for key in keys_of(state, uid) if not _is_as_asked(state, key, wanted.get(key))]:
+    changed = [key for key in keys_of(state, uid) if not _is_as_asked(state, key, wanted.get(key))]
+    for key in changed:
         state.drop(key)
     # 2. Its parts, the largest first.
     new = sorted(
@@ -89,7 +90,8 @@ def prepare(
     # 3. Told once all of them are there.
     for key, _ in new:
         state.record("prepare", key, state.grants[key], now_s)
-    reconcile(state)
+    # One that is on the same CPUs again may hide others of them.
+    reconcile(state, force=bool(changed))
     return tuple(state.grants[key] for key in wanted)
 
 

@@ -444,3 +444,11 @@ def test_claims_that_make_room_do_not_get_each_others_cpus() -> None:
     with pytest.raises(PlacementRefused, match="1 of 4 are free"):
         prepare(engine, "c", part(2, "4-7"))
     assert owned(engine, "a").isdisjoint(owned(engine, "b")) and not broken_invariants(engine)
+
+
+def test_prepared_otherwise_on_the_same_cpus_its_containers_follow(engine: Engine) -> None:
+    prepare(engine, "a", part(2, smt="hide"))
+    grant = run(engine, having("app", "a", limit=2), "c1")
+    assert len(grant.cpus) == 1
+    prepare(engine, "a", part(2, smt="full-core", devices=("l3-0", "l3-1")))
+    assert engine.grants["c1"].cpus == owned(engine, "a") and len(owned(engine, "a")) == 2
