@@ -162,7 +162,8 @@ class Turbo:
         most: float,
         now_s: float,
     ) -> Optional[TurboChange]:
-        has_us = each.now_us or each.quota_us
+        # Its own may have become more than what it was raised to.
+        has_us = max(each.now_us, each.quota_us)
         wanted_us = min(
             has_us + max(int(each.quota_us * STEP), each.period_us // SMALLEST), each.most_us(most)
         )

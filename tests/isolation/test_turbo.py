@@ -137,6 +137,12 @@ def test_never_over_the_most_back_at_once_and_never_the_same_value_twice(
         assert sum(k == key and at_s <= s < at_s + MINUTE_S for k, s in raised_s) <= RAISES
 
 
+def test_a_raise_begins_at_its_own_quota_where_that_has_become_more_than_the_raised_one() -> None:
+    each = TurboContainer("a", 200_000, PERIOD_US, 8, (0,), now_us=110_000, throttled=1.0, used=2.0)
+    (change,) = Turbo().decide([each], {0: IdleDomain(8, 8.0)}, 1.1, 0.0)
+    assert 200_000 < change.quota_us <= 220_000
+
+
 # ---------------------------------------------------------------------- what is read
 
 STAT = """\
