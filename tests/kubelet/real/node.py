@@ -153,14 +153,16 @@ class KubeletNode:
         await self.until_ended(name)
 
     async def until_ended(self, pod: str) -> None:
-        """Until nothing of a pod runs, its sandbox neither."""
+        """Until nothing of a pod runs, its sandbox neither. What was created in that and never started is kubelet's garbage,
+        which it collects when it has run for a minute."""
 
-        async def is_over() -> bool:
+        async def left() -> list[str]:
             found = await self._ask("ListPodSandbox", cri.ListPodSandboxRequest())
             ready = [s for s in found.items if s.metadata.name == self.full_name(pod) and not s.state]
-            return not ready and not await self.containers(pod, CREATED, RUNNING)
+            runs = await self.containers(pod, RUNNING)
+            return [f"{pod}: sandbox {s.id}" for s in ready] + [f"{pod}: container {c.id}" for c in runs]
 
-        await until(is_over, timeout_s=TIMEOUT_S)
+        await until(left, lambda found: not found, timeout_s=TIMEOUT_S)
 
     async def containers(self, pod: str, *states: Any) -> Sequence[cri.Container]:
         """What the runtime has of a pod, oldest attempt first."""
