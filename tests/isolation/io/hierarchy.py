@@ -112,20 +112,31 @@ def mounted(config: pytest.Config) -> Iterator[Optional[Hierarchy]]:
     try:
         yield Hierarchy(folder)
     finally:
-        for group in [path for path in folder.iterdir() if path.is_dir()]:
-            # As resctrl does itself: what was in a removed group is in the root's.
-            for thread in (group / "tasks").read_text().split():
+        _empty(folder)
+
+
+def end_left_behind() -> None:
+    """End the hierarchies of runs that were killed, before anything is started: a runtime would make its groups in them."""
+    for name, pid in re.findall(r"name=(crm-isolation-([0-9]+)):", Path("/proc/self/cgroup").read_text()):
+        if not os.geteuid() and not Path(f"/proc/{pid}").exists():
+            folder = Path(tempfile.mkdtemp(prefix="crm-isolation-"))
+            subprocess.run(_command(name, folder), check=True, capture_output=True)
+            _end(name, folder)
+            folder.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    for group in [path for path in folder.iterdir() if path.is_dir()]:
+        # As resctrl does itself: what was in a removed group is in the root's.
+        for below, _, _ in os.walk(group):
+            for thread in Path(below, "tasks").read_text().split():
                 with contextlib.suppress(OSError):
                     (folder / "tasks").write_text(thread)
-            remove_cgroup(group, time.monotonic() + END_S)
+        remove_cgroup(group, time.monotonic() + END_S)
 
 
 def _mount(config: pytest.Config) -> Optional[Path]:
     folder = Path(tempfile.mkdtemp(prefix="crm-isolation-"))
-    for name in re.findall(r"name=(crm-isolation-([0-9]+)):", Path("/proc/self/cgroup").read_text()):
-        if not os.geteuid() and not Path(f"/proc/{name[1]}").exists():  # of a run that was killed
-            subprocess.run(_command(name[0], folder), check=True, capture_output=True)
-            _end(name[0], folder)
     if os.geteuid() or subprocess.run(_command(NAME, folder), capture_output=True).returncode:
         folder.rmdir()
         return None
@@ -144,10 +155,11 @@ def _command(name: str, folder: Path) -> list[str]:
 
 
 def _end(name: str, folder: Path) -> None:
-    """Unmount a hierarchy until it is gone: one of which a group had not quite ended lives on without a mount, until it is
-    mounted and unmounted once more."""
+    """Unmount a hierarchy until it is gone: one of which a group had not quite ended, or in which a runtime has made one
+    since, lives on without a mount, until it is mounted and unmounted once more."""
     pause_s = 0.1
     while pause_s < END_S:
+        _empty(folder)
         subprocess.run(["umount", "-l", str(folder)], check=True)
         again_s = time.monotonic() + pause_s
         while time.monotonic() < again_s:
