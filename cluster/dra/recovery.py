@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
+from cluster.dra.claims import ClaimName
+
 #: Kubelet's file, in its folder (k8s.io/kubernetes/pkg/kubelet/cm/dra/state).
 STATE_FILE = "dra_manager_state"
 #: A claim that came so lately is left alone.
@@ -24,20 +26,11 @@ LOST_S = 3.0
 NO_RELATION = "no relationship found between node"
 
 
-class Claim(NamedTuple):
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 class KubeletClaims(NamedTuple):
     """Out of kubelet's state. ``known``: UIDs of all claims; ``prepared``: those with devices of the driver, by UID."""
 
     known: frozenset[str]
-    prepared: Mapping[str, Claim]
+    prepared: Mapping[str, ClaimName]
 
 
 def read_kubelet(text: str, driver: str) -> KubeletClaims:
@@ -53,7 +46,7 @@ def read_kubelet(text: str, driver: str) -> KubeletClaims:
         rows = json.loads(data)["ClaimInfoStateList"] or ()
         claims = {row["ClaimUID"]: row for row in rows}
         prepared = {
-            uid: Claim(str(row["Namespace"]), str(row["ClaimName"]), str(uid))
+            uid: ClaimName(str(row["Namespace"]), str(row["ClaimName"]), str(uid))
             for uid, row in claims.items()
             if ((row.get("DriverState") or {}).get(driver) or {}).get("Devices")
         }
@@ -64,9 +57,9 @@ def read_kubelet(text: str, driver: str) -> KubeletClaims:
 
 class Looked(NamedTuple):
     #: To be looked up in the API: gone from there, they end.
-    doubtful: tuple[Claim, ...] = ()
+    doubtful: tuple[ClaimName, ...] = ()
     #: To be prepared again.
-    lost: tuple[Claim, ...] = ()
+    lost: tuple[ClaimName, ...] = ()
 
 
 class Recovery:
@@ -82,10 +75,10 @@ class Recovery:
     ) -> Looked:
         """``rows``: the daemon's ``claims``, asked for before kubelet's file was read. ``kubelet`` None: its state is not
         known, and the API alone says what is gone."""
-        claims: dict[str, Claim] = {}
+        claims: dict[str, ClaimName] = {}
         used = set()
         for row in rows:
-            claim = Claim(*(str(row.get(key, "")) for key in Claim._fields))
+            claim = ClaimName(*(str(row.get(key, "")) for key in ClaimName._fields))
             claims[claim.uid] = claim
             if row.get("containers"):
                 used.add(claim.uid)
@@ -103,11 +96,11 @@ class Recovery:
         lost = [prepared[uid] for uid in sorted(missing) if now_s - self._missing_since[uid] >= LOST_S]
         return Looked(self._due(doubtful, now_s), self._due(lost, now_s))
 
-    def asked(self, claim: Claim, now_s: float) -> None:
+    def asked(self, claim: ClaimName, now_s: float) -> None:
         """The API has answered about it, or the daemon has: not again so soon."""
         self._asked[claim.uid] = now_s
 
-    def _due(self, claims: Iterable[Claim], now_s: float) -> tuple[Claim, ...]:
+    def _due(self, claims: Iterable[ClaimName], now_s: float) -> tuple[ClaimName, ...]:
         return tuple(claim for claim in claims if now_s - self._asked.get(claim.uid, now_s - ASK_S) >= ASK_S)
 
 

@@ -7,7 +7,7 @@ it consume: whole and shared use of it exclude each other. Where L3s are not kno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Optional, Union
 
@@ -65,38 +65,31 @@ def devices_of(engine: Engine) -> tuple[ClaimDevice, ...]:
     A whole device is left out while it cannot be given whole: CPUs of it are reserved, not available, or owned by a
     container without a claim. One that a claim has stays.
     """
-    topology, ours, claimed = engine.host.topology, free_for_claims(engine), claimed_devices(engine)
-    zones = zones_of(topology)
-    parts = _parts(zones)
-    found = [
-        ClaimDevice(
-            zone.name, L3 if zone.level == "l3" else NUMA, zone, zone.domain.cpus & ours, (zone.name,)
-        )
-        for zone in parts
-    ]
-    for zone in sorted((z for z in zones if z.level in ("l3", "numa")), key=lambda z: z.level):
-        cpus, name = zone.domain.cpus & ours, zone.name + WHOLE
-        if cpus and (name in claimed or zone.domain.cpus & topology.online <= ours):
-            counters = tuple(part.name for part in parts if part.domain.cpus & zone.domain.cpus)
-            found.append(
-                ClaimDevice(name, WHOLE_L3 if zone.level == "l3" else WHOLE_NUMA, zone, cpus, counters)
-            )
-    return tuple(found)
+    online, claimed = engine.host.topology.online, claimed_devices(engine)
+    return tuple(
+        device
+        for device in _all_devices(engine)
+        if device.is_shared
+        or (device.cpus and (device.name in claimed or device.bounds & online == device.cpus & online))
+    )
 
 
 def find_device(engine: Engine, name: str) -> Optional[ClaimDevice]:
     """The device of a name, also while it is not offered; None: this machine has none of that name."""
-    offered = next((device for device in devices_of(engine) if device.name == name), None)
-    if offered is not None or not name.endswith(WHOLE):
-        return offered
-    zones = zones_of(engine.host.topology)
-    for zone in zones:
-        if zone.name + WHOLE == name and zone.level in ("l3", "numa"):
-            kind = WHOLE_L3 if zone.level == "l3" else WHOLE_NUMA
-            cpus = zone.domain.cpus & free_for_claims(engine)
-            counters = tuple(p.name for p in _parts(zones) if p.domain.cpus & zone.domain.cpus)
-            return ClaimDevice(name, kind, zone, cpus, counters)
-    return None
+    return next((device for device in _all_devices(engine) if device.name == name), None)
+
+
+def _all_devices(engine: Engine) -> Iterator[ClaimDevice]:
+    """Every device that this machine can have, shared ones first."""
+    zones, ours = zones_of(engine.host.topology), free_for_claims(engine)
+    parts = _parts(zones)
+    for zone in parts:
+        kind = L3 if zone.level == "l3" else NUMA
+        yield ClaimDevice(zone.name, kind, zone, zone.domain.cpus & ours, (zone.name,))
+    for zone in sorted((z for z in zones if z.level in ("l3", "numa")), key=lambda z: z.level):
+        kind = WHOLE_L3 if zone.level == "l3" else WHOLE_NUMA
+        counters = tuple(part.name for part in parts if part.domain.cpus & zone.domain.cpus)
+        yield ClaimDevice(zone.name + WHOLE, kind, zone, zone.domain.cpus & ours, counters)
 
 
 def _parts(zones: Iterable[Zone]) -> tuple[Zone, ...]:

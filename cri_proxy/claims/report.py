@@ -8,6 +8,7 @@ from typing import Any
 from cri_api.claims import read_part
 from cri_proxy.engine.claims import members_of
 from cri_proxy.engine.engine import Engine
+from cri_proxy.engine.members import claim_name
 from cri_proxy.engine.model import CLAIM_MOVED, CLAIM_SHORT, ContainerRecord, Life, id_at
 from cri_proxy.engine.report import path_of
 from policies.machine.cpus import format_cpus
@@ -72,7 +73,7 @@ def tell_members(engine: Engine, keys: Iterable[str]) -> None:
         if grant is None:
             continue
         is_whole, cpus = is_healthy(engine, grant), format_cpus(grant.placement.cpus) or "none"
-        name = f"claim {grant.container.pod.namespace}/{grant.container.pod.name}"
+        name = f"claim {claim_name(grant)}"
         sentence = (
             f"{name} is on CPUs {cpus} now: {grant.why}"
             if is_whole

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 from cri_api.claims import is_claim
 from cri_api.waiting import wait_within
+from cri_proxy.claims.report import known_parts, tell_members
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import DecisionRecord
 from cri_proxy.machine_root import below
@@ -127,17 +128,11 @@ class ClaimsHost:
             self._newest = record.number
             keys = [key for change in record.changes for key in change.keys if is_claim(key)]
             if keys and engine is not None:
-                from cri_proxy.claims.report import tell_members
-
                 tell_members(engine, keys)
 
     def _parts(self) -> dict[str, list[str]]:
         engine = self._services.node_state.engine
-        if engine is None or not any(grant.is_claim for grant in engine.grants.values()):
-            return {}
-        from cri_proxy.claims.report import known_parts
-
-        return known_parts(engine)
+        return {} if engine is None else known_parts(engine)
 
     # ------------------------------------------------------------------ files
 

@@ -146,9 +146,9 @@ def _claims_of(engine: Engine, grant: ContainerRecord) -> dict[str, Any]:
 
 def _claim_rows(engine: Engine, grant: ContainerRecord) -> list[dict[str, Any]]:
     """The parts of a container's claims with what they own; of one that is not prepared its name alone."""
-    rows = []
+    rows, prepared = [], {claim.key: claim for claim in claims_of(engine.grants, grant.container)}
     for key in grant.container.claims:
-        claim = next((each for each in claims_of(engine.grants, grant.container) if each.key == key), None)
+        claim = prepared.get(key)
         rows.append(
             {
                 "name": key.partition("/")[2] if claim is None else claim_name(claim),

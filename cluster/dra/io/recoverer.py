@@ -13,11 +13,10 @@ from cluster.agent.io.daemon import DaemonClient
 from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER
 from cluster.api import names
-from cluster.dra.claims import CLAIMS, ClaimUnusable, prepare_arguments
+from cluster.dra.claims import CLAIMS, ClaimName, ClaimUnusable, prepare_arguments
 from cluster.dra.recovery import (
     NO_RELATION,
     STATE_FILE,
-    Claim,
     KubeletClaims,
     Recovery,
     is_allocated_here,
@@ -92,7 +91,7 @@ class Recoverer:
             self._file_said.trouble(f"{self._file}: {error}")
         return self._kubelet
 
-    async def _end_if_gone(self, claim: Claim) -> None:
+    async def _end_if_gone(self, claim: ClaimName) -> None:
         try:
             is_there = is_allocated_here(await self._get(claim), claim.uid, self._driver, self._node)
         except ApiError as error:
@@ -106,13 +105,13 @@ class Recoverer:
             )
             await self._daemon.ask("claim-unprepare", uid=claim.uid)
 
-    def _says_gone(self, error: ApiError, claim: Claim) -> bool:
+    def _says_gone(self, error: ApiError, claim: ClaimName) -> bool:
         if error.status == NOT_FOUND:  # a server that does not know the kind of object names none
             return f'"{claim.name}" not found' in error.message
         # Kubelet's credentials may read the claims of its pods only: that of none of them is not there for it.
         return error.status == FORBIDDEN and NO_RELATION in error.message and self._kubelet is not None
 
-    async def _prepare_again(self, claim: Claim) -> None:
+    async def _prepare_again(self, claim: ClaimName) -> None:
         pods: list[dict[str, str]] = []
         try:
             found = await self._get(claim)
@@ -136,7 +135,7 @@ class Recoverer:
                 raise
             self._refused(claim, pods, error.message)
 
-    def _refused(self, claim: Claim, pods: list[dict[str, str]], sentence: str) -> None:
+    def _refused(self, claim: ClaimName, pods: list[dict[str, str]], sentence: str) -> None:
         self._recovery.asked(claim, self._clock.monotonic())
         log("warning", "claim not prepared again", claim=claim, uid=claim.uid, reason=sentence)
         message = (
@@ -146,5 +145,5 @@ class Recoverer:
             about = About("v1", "Pod", pod["name"], pod["uid"], claim.namespace)
             self._events.add(about, NOT_RESTORED, WARNING, message, self._clock.stamp())
 
-    async def _get(self, claim: Claim) -> dict[str, Any]:
+    async def _get(self, claim: ClaimName) -> dict[str, Any]:
         return await self._client.get(CLAIMS, claim.name, claim.namespace)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import zlib
 
-from cluster.dra.recovery import Claim
+from cluster.dra.claims import ClaimName
 
 
-def kubelet_state(*claims: tuple[Claim, str]) -> str:
+def kubelet_state(*claims: tuple[ClaimName, str]) -> str:
     """As kubelet writes it; "" instead of a driver: the claim is known, and no device is prepared."""
     rows = []
     for claim, driver in claims:

@@ -8,11 +8,11 @@ from typing import Any, Optional
 
 import pytest
 
+from cluster.dra.claims import ClaimName
 from cluster.dra.recovery import (
     ASK_S,
     LOST_S,
     YOUNG_S,
-    Claim,
     KubeletClaims,
     Recovery,
     is_allocated_here,
@@ -21,14 +21,14 @@ from cluster.dra.recovery import (
 from tests.cluster.dra.kubelet_state import kubelet_state
 
 DRIVER = "cpu.cri-resmgr.io"
-A = Claim("ns", "a", "u-a")
+A = ClaimName("ns", "a", "u-a")
 
 
-def row(claim: Claim = A, *containers: str) -> dict[str, Any]:
+def row(claim: ClaimName = A, *containers: str) -> dict[str, Any]:
     return {**claim._asdict(), "request": "cpus", "containers": list(containers)}
 
 
-def kubelet(*claims: Claim) -> KubeletClaims:
+def kubelet(*claims: ClaimName) -> KubeletClaims:
     return KubeletClaims(frozenset(claim.uid for claim in claims), {claim.uid: claim for claim in claims})
 
 
@@ -40,10 +40,12 @@ class At:
 
     def doubtful(
         self, now_s: float, rows: list[dict[str, Any]], known: Optional[KubeletClaims]
-    ) -> list[Claim]:
+    ) -> list[ClaimName]:
         return list(self.recovery.look(rows, known, now_s).doubtful)
 
-    def lost(self, now_s: float, rows: list[dict[str, Any]], known: Optional[KubeletClaims]) -> list[Claim]:
+    def lost(
+        self, now_s: float, rows: list[dict[str, Any]], known: Optional[KubeletClaims]
+    ) -> list[ClaimName]:
         return list(self.recovery.look(rows, known, now_s).lost)
 
 
@@ -51,7 +53,7 @@ class At:
 
 
 def test_kubelets_state_tells_of_claims_with_devices_of_the_driver() -> None:
-    found = read_kubelet(kubelet_state((A, DRIVER), (Claim("ns", "b", "u-b"), "gpu.example.com")), DRIVER)
+    found = read_kubelet(kubelet_state((A, DRIVER), (ClaimName("ns", "b", "u-b"), "gpu.example.com")), DRIVER)
     assert found.known == {"u-a", "u-b"}
     assert found.prepared == {"u-a": A}
 

@@ -13,11 +13,11 @@ from typing import Any, Optional
 import pytest
 
 from cluster.agent.io.daemon import DaemonClient
-from cluster.dra.claims import CLAIMS
+from cluster.dra.claims import CLAIMS, ClaimName
 from cluster.dra.io.driver import Driver
 from cluster.dra.io.plugin import socket_paths
 from cluster.dra.io.publisher import NODES
-from cluster.dra.recovery import ASK_S, STATE_FILE, YOUNG_S, Claim
+from cluster.dra.recovery import ASK_S, STATE_FILE, YOUNG_S
 from cluster.dra.slices import SLICES
 from cluster.kube.io.access import Access
 from cluster.kube.io.client import Client
@@ -31,7 +31,7 @@ from tests.cluster.dra.io.daemon import ClaimDaemon
 from tests.cluster.dra.kubelet_state import kubelet_state
 from tests.cluster.dra.objects import DRIVER, NODE, UID, claim
 
-FOUR = Claim("shop", "four", UID)
+FOUR = ClaimName("shop", "four", UID)
 
 
 class Time:
@@ -91,7 +91,7 @@ class DriverNode:
         before = len(self.daemon.commands("claim-devices"))
         await self.until(lambda: len(self.daemon.commands("claim-devices")) >= before + count)
 
-    def kubelet_has(self, *claims: Claim) -> None:
+    def kubelet_has(self, *claims: ClaimName) -> None:
         text = kubelet_state(*((each, DRIVER) for each in claims))
         new = self.kubelet_dir / "new"
         new.write_text(text)
@@ -270,7 +270,7 @@ async def test_with_kubelets_own_credentials_a_claim_of_none_of_its_pods_is_gone
 
 async def test_a_claim_that_kubelet_has_and_the_daemon_lost_is_prepared_again(node: DriverNode) -> None:
     stored = node.api.put(CLAIMS, claim())
-    node.kubelet_has(Claim("shop", "four", stored["metadata"]["uid"]))
+    node.kubelet_has(ClaimName("shop", "four", stored["metadata"]["uid"]))
     node.start()
     await node.until(lambda: node.daemon.commands("claim-prepare"))
     [asked] = node.daemon.commands("claim-prepare")
@@ -282,7 +282,7 @@ async def test_a_claim_that_kubelet_has_and_the_daemon_lost_is_prepared_again(no
 
 async def test_what_cannot_be_prepared_again_is_an_event_on_the_pod(node: DriverNode) -> None:
     stored = node.api.put(CLAIMS, claim())
-    node.kubelet_has(Claim("shop", "four", stored["metadata"]["uid"]))
+    node.kubelet_has(ClaimName("shop", "four", stored["metadata"]["uid"]))
     node.daemon.refusals["four"] = "l3-0 has 2 CPUs left, 4 are wanted"
     node.start()
     await node.api.until(lambda: node.api.objects(EVENTS))

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.dra.claims import ClaimName
 from cluster.dra.io.publisher import NODES
-from cluster.dra.recovery import STATE_FILE, Claim
+from cluster.dra.recovery import STATE_FILE
 from cluster.dra.slices import SLICES
 from policies.machine.cpus import parse_cpus
 from tests.agent import Agent
@@ -112,7 +112,7 @@ async def test_a_daemon_that_lost_its_state_has_its_claims_again(
 ) -> None:
     await kubelet.prepare(four)
     names = known_to_cdi(daemon)
-    (folder / "k" / STATE_FILE).write_text(kubelet_state((Claim(*four), DRIVER)))
+    (folder / "k" / STATE_FILE).write_text(kubelet_state((ClaimName(*four), DRIVER)))
     await daemon.kill()
     shutil.rmtree(daemon.state)
     await daemon.start()
