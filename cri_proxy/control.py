@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -57,11 +58,16 @@ class ControlServer:
         note: Callable[[str], object] = lambda why: None,
         supervisor: Optional[Supervisor] = None,
         is_busy: Callable[[], bool] = lambda: True,
+        calls: Collection[str] = (),
     ) -> None:
-        """``key``: the option that says where it is; the rest as of ``Door``."""
+        """``key``: the option that says where it is; the rest as of ``Door``.
+
+        ``calls``: the commands that the start or the end of a pod waits for. They give way to nothing.
+        """
         self.path = path
         self._key = key
         self._commands = commands
+        self._calls = calls
         self._log = log
         self._is_open = False
         self._door = Door(key, self._serve, write_error, note, supervisor, is_busy)
@@ -98,9 +104,15 @@ class ControlServer:
                 raise Refused(write_error("no request has come for long")) from None
             if line is None:
                 return
+            is_call = self._is_call(line)
             work, line = self._answer(line), b""  # else the request stays in memory until the next one
-            await visitor.answer(await self._door.answers.run(work))
+            await visitor.answer(await (work if is_call else self._door.answers.run(work)))
             idle_s = IDLE_S
+
+    def _is_call(self, line: bytes) -> bool:
+        with contextlib.suppress(ControlError):
+            return bool(self._calls) and read_request(line)[0] in self._calls
+        return False
 
     async def _answer(self, line: bytes) -> list[bytes]:
         try:

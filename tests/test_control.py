@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -305,3 +306,19 @@ async def test_a_connection_keeps_no_request_that_has_its_answer(server: Control
     for writer in clients:
         writer.close()
     assert kept < 10 * MAX_REQUEST
+
+
+async def test_what_a_pod_waits_for_is_answered_at_once_while_calls_pass(folder: Path) -> None:
+    async def slow(_: dict[str, Any]) -> Any:
+        began_s = time.thread_time()
+        while time.thread_time() < began_s + 0.2:  # of which the next answer waits a hundred times as long
+            pass
+
+    server = ControlServer(folder / "control.sock", {"slow": slow, "echo": echo}, Log(), calls={"echo"})
+    await server.start()
+    await asked(server, "slow")
+    waits = asyncio.ensure_future(exchange(server.path, write_request("slow", {})))
+    assert await asked(server, "echo", {"a": 1}) == {"a": 1}
+    assert not waits.done()
+    await server.stop()
+    await waits

@@ -2,7 +2,8 @@
 
 Prepare is a decision of the engine before there is a container. It is answered when the claim's record is durable, when
 the containers that lose CPUs by it have been told (or have had the time that a create gives them), and when its CDI file
-is there. All of it may be asked again: what is done stays as it is, what is missing is made up for.
+is there. All of it may be asked again: what is done stays as it is, what is missing is made up for. What is asked about one
+claim is done in the order of its coming: what an agent has asked for that was killed since goes on.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class ClaimCommands:
         counter = self._daemon.services.metrics.claim_calls
         about = {key: str(arguments.get(key, "")) for key in ("uid", "namespace", "name") if key in arguments}
         try:
-            answer = await work(arguments)
+            async with self._host.turn(read_uid(arguments)):
+                answer = await work(arguments)
         except (BadClaim, BadParameters, PlacementRefused, BudgetSpent, CdiUnusable, FilesLate) as error:
             counter.labels(call, REFUSED).inc()
             self._daemon.log.warning(f"claim {call} refused", **about, why=str(error))

@@ -8,7 +8,8 @@ the records. What is made of claims only is not imported where there are none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+#: The commands by which pods start and end.
+CALLS = ("claim-prepare", "claim-unprepare")
 #: The commands about claims, whose module is imported with the first that is given (daemon/claim_commands.py).
-COMMANDS = ("claim-devices", "claims", "claim-prepare", "claim-unprepare")
+COMMANDS = ("claim-devices", "claims", *CALLS)
 #: The name under which a driver of this node has claims prepared, in the state file.
 DRIVER_KEY = "dra_driver"
 #: How long one look at files may take, seconds: the folder is in memory, mostly.
@@ -57,6 +60,8 @@ class ClaimsHost:
         #: The last entry of the engine's history that was looked at.
         self._newest = 0
         self._hardware: Optional[tuple[Topology, Hardware]] = None
+        #: By UID the end of what was asked for last about a claim.
+        self._turns: dict[str, asyncio.Future[None]] = {}
 
     # ------------------------------------------------------------------ whether and how
 
@@ -133,6 +138,20 @@ class ClaimsHost:
     def _parts(self) -> dict[str, list[str]]:
         engine = self._services.node_state.engine
         return {} if engine is None else known_parts(engine)
+
+    @asynccontextmanager
+    async def turn(self, uid: str) -> AsyncIterator[None]:
+        """For the block nothing else is done about a claim that is asked for; what was asked for before has ended."""
+        before, mine = self._turns.get(uid), asyncio.get_running_loop().create_future()
+        self._turns[uid] = mine
+        try:
+            if before is not None:
+                await asyncio.wait((before,))
+            yield
+        finally:
+            mine.set_result(None)
+            if self._turns[uid] is mine:
+                del self._turns[uid]
 
     # ------------------------------------------------------------------ files
 

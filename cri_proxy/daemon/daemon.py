@@ -34,7 +34,7 @@ from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import ControlServer
 from cri_proxy.daemon import first_mode
-from cri_proxy.daemon.claims_host import ClaimsHost
+from cri_proxy.daemon.claims_host import CALLS, ClaimsHost
 from cri_proxy.daemon.cluster_layer import ClusterLayer
 from cri_proxy.daemon.commands import Commands
 from cri_proxy.daemon.engine_host import Assembly, read_boot_id
@@ -327,7 +327,7 @@ class Daemon:
         path, commands = Path(self.services.config["control.socket"]), self.commands.table()
         note = partial(self.health.note, "control connections")
         control = ControlServer(
-            path, commands, self.log, "control.socket", note, self.supervisor, self._is_busy
+            path, commands, self.log, "control.socket", note, self.supervisor, self._is_busy, CALLS
         )
         try:
             await control.start()

@@ -5,6 +5,7 @@ The daemon is that of tests/effects/node.py: nothing of it is left out but socke
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Optional
@@ -118,14 +119,30 @@ def test_to_ask_again_changes_nothing_and_gives_the_same(make: Any) -> None:
 
 def test_many_claims_are_prepared_at_once(make: Any) -> None:
     async def work(life: Life) -> None:
-        import asyncio
-
         asked = [claim(result(f"l3-{n % 2}", 1), uid=f"u-{n}", name=f"c{n}") for n in range(8)]
         answers = await asyncio.gather(*(life.command("claim-prepare", **each) for each in asked))
         cpus = [parse_cpus(answer["parts"][0]["cpus"]) for answer in answers]
         assert len(frozenset().union(*cpus)) == 8
         assert len(cdi(life.world)) == 8
         assert broken_invariants(life.engine) == []
+
+    Life(make()).play(work)
+
+
+def test_of_one_claim_what_was_asked_for_first_is_done_first(make: Any) -> None:
+    """An agent that was killed has asked for a prepare, which waits; the next agent is told that the pod has ended."""
+
+    async def work(life: Life) -> None:
+        life.daemon.services.node_state.books.doubt("the runtime was not asked yet")
+        prepare = asyncio.ensure_future(life.command("claim-prepare", **claim()))
+        other = asyncio.ensure_future(life.command("claim-prepare", **claim(uid="u-2", name="d")))
+        await asyncio.sleep(0)
+        unprepare = asyncio.ensure_future(life.command("claim-unprepare", uid=UID))
+        await asyncio.sleep(0)
+        life.daemon.services.node_state.books.confirm()
+        await asyncio.gather(prepare, other, unprepare)
+        assert [row["uid"] for row in await rows(life)] == ["u-2"]
+        assert list(cdi(life.world)) == [file_name("u-2")]
 
     Life(make()).play(work)
 
