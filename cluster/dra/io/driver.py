@@ -107,7 +107,9 @@ class Driver:
 
         plugin = Plugin(self._daemon, self._client, self._node, driver, self._kubelet_dir)
         publisher = Publisher(self._client, self._node, driver, self._clock)
-        recoverer = Recoverer(self._daemon, self._client, self._node, driver, self._kubelet_dir, self._clock)
+        recoverer = Recoverer(
+            self._daemon, self._client, self._node, driver, self._kubelet_dir, self._clock, plugin.preparing
+        )
         said = TroubleLog("kubelet's plugin folder", "the plugin is served")
         parts = _Parts(driver, plugin, publisher, recoverer, said)
 

@@ -60,7 +60,7 @@ class Plugin:
     ) -> None:
         self._daemon, self._node, self._driver = daemon, node, driver
         self._clock = clock or Clock()
-        self._preparing = Preparing(daemon, client, node, driver)
+        self.preparing = Preparing(daemon, client, node, driver)
         self._kubelet = TroubleLog("kubelet has not registered the plugin", "it has now")
         service, registration = socket_paths(kubelet_dir, driver)
         #: Whether both sockets are there: until then another process may be the driver.
@@ -90,7 +90,7 @@ class Plugin:
             self.is_served = False
             for each in reversed(self._sockets):
                 each.close()
-            await self._preparing.close()
+            await self.preparing.close()
 
     def _check_no_other(self) -> None:
         """Kubelet takes the last of several plugins with one name, and the claims of the others are lost to it."""
@@ -170,7 +170,7 @@ class Plugin:
         return calls
 
     async def _prepare(self, stream: Any) -> None:
-        found = await _each(await stream.recv_message(), self._preparing.prepare)
+        found = await _each(await stream.recv_message(), self.preparing.prepare)
         answer = api.NodePrepareResourcesResponse()
         for uid, prepared in found.items():
             one = answer.claims[uid]
@@ -187,7 +187,7 @@ class Plugin:
         await stream.send_message(answer)
 
     async def _unprepare(self, stream: Any) -> None:
-        found = await _each(await stream.recv_message(), self._preparing.unprepare)
+        found = await _each(await stream.recv_message(), self.preparing.unprepare)
         answer = api.NodeUnprepareResourcesResponse()
         for uid, prepared in found.items():
             answer.claims[uid].error = prepared.error

@@ -6,6 +6,7 @@ A claim is asked for in the API by its name: a list would be of all claims of th
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,6 +15,7 @@ from cluster.agent.io.log import TroubleLog, log
 from cluster.agent.io.written import NO_ANSWER
 from cluster.api import names
 from cluster.dra.claims import CLAIMS, ClaimName, ClaimUnusable, prepare_arguments
+from cluster.dra.io.preparing import Preparing
 from cluster.dra.recovery import (
     NO_RELATION,
     STATE_FILE,
@@ -42,8 +44,17 @@ class Recoverer:
     """Of one driver on one node; ``round`` is called with the polls of the daemon."""
 
     def __init__(
-        self, daemon: DaemonClient, client: Client, node: str, driver: str, kubelet_dir: Path, clock: Clock
+        self,
+        daemon: DaemonClient,
+        client: Client,
+        node: str,
+        driver: str,
+        kubelet_dir: Path,
+        clock: Clock,
+        preparing: Preparing,
     ) -> None:
+        """``preparing``: what kubelet asks for meanwhile."""
+        self._preparing = preparing
         self._daemon, self._client, self._node, self._driver = daemon, client, node, driver
         self._file, self._clock = kubelet_dir / STATE_FILE, clock
         self._recovery = Recovery()
@@ -61,12 +72,13 @@ class Recoverer:
         """
         rows = (await self._daemon.ask("claims"))["claims"]
         kubelet = self._kubelet_claims()
+        self._preparing.forget(() if kubelet is None else kubelet.known)
         looked = self._recovery.look(rows, kubelet, self._clock.monotonic())
         try:
             for claim in looked.doubtful[:MOST_A_ROUND]:
                 await self._end_if_gone(claim)
             for claim in looked.lost[:MOST_A_ROUND]:
-                await self._prepare_again(claim)
+                await self._preparing.restore(claim, partial(self._prepare_again, claim))
             await self._event_writer.round()
             if looked.doubtful or looked.lost:
                 self._api_said.well()

@@ -28,6 +28,7 @@ from tests.agent import ROOT
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.dra.devices import devices
 from tests.cluster.dra.io.daemon import ClaimDaemon
+from tests.cluster.dra.io.kubelet import Kubelet
 from tests.cluster.dra.kubelet_state import kubelet_state
 from tests.cluster.dra.objects import DRIVER, NODE, UID, claim
 
@@ -299,6 +300,50 @@ async def test_a_damaged_file_of_kubelets_is_as_none(node: DriverNode) -> None:
     node.start()
     await node.until(lambda: not node.is_held())
     assert stored["metadata"]["uid"] in node.daemon.held
+
+
+@pytest.fixture
+async def kubelet(node: DriverNode) -> AsyncIterator[Kubelet]:
+    """It registers the plugin when a test says so."""
+    made = Kubelet(node.kubelet_dir)
+    yield made
+    await made.close()
+
+
+async def test_what_kubelet_gives_back_while_it_is_prepared_again_is_given_back(
+    node: DriverNode, kubelet: Kubelet
+) -> None:
+    four = ClaimName("shop", "four", node.api.put(CLAIMS, claim())["metadata"]["uid"])
+    node.kubelet_has(four)
+    node.daemon.gate = asyncio.Event()
+    node.start()
+    await node.until(lambda: node.daemon.commands("claim-prepare"))
+    await kubelet.register()
+    back = asyncio.ensure_future(kubelet.unprepare(four))
+    # A call of another claim that is answered shows that the call before has been taken.
+    assert (await kubelet.prepare(ClaimName("shop", "none", "uid-none")))["uid-none"].error
+    node.daemon.gate.set()
+    assert await back == {four.uid: ""}
+    assert not node.daemon.held
+
+
+async def test_what_kubelet_has_given_back_and_not_yet_forgotten_is_not_lost(
+    node: DriverNode, kubelet: Kubelet
+) -> None:
+    four = ClaimName("shop", "four", node.api.put(CLAIMS, claim())["metadata"]["uid"])
+    node.start()
+    await kubelet.register()
+    assert (await kubelet.prepare(four))[four.uid].error == ""
+    node.kubelet_has(four)
+    assert await kubelet.unprepare(four) == {four.uid: ""}
+    # Kubelet writes its file after it has the answer; a machine that is busy takes long.
+    began_s = node.time.now_s
+    await node.until(lambda: node.time.now_s > began_s + 2 * ASK_S)
+    assert not node.daemon.held
+    # Asked for again and lost then, it is.
+    assert (await kubelet.prepare(four))[four.uid].error == ""
+    node.daemon.held.clear()
+    await node.until(lambda: four.uid in node.daemon.held)
 
 
 # ---------------------------------------------------------------------- small

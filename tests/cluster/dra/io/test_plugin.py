@@ -318,6 +318,20 @@ async def test_many_claims_are_worked_on_a_few_at_a_time(
     assert len(daemon.held) == len(named) and daemon.most_at_once <= MOST_AT_ONCE
 
 
+async def test_while_the_api_server_does_not_answer_claims_are_given_back(
+    four: ClaimName, kubelet: Kubelet, daemon: ClaimDaemon, api_server: ApiServer
+) -> None:
+    assert (await kubelet.prepare(four))[four.uid].error == ""
+    others = [put(api_server, name=f"c{number}") for number in range(MOST_AT_ONCE)]
+    hangs = Fault("hang")
+    api_server.faults = [hangs]
+    waiting = asyncio.ensure_future(kubelet.prepare(*others))
+    await api_server.until(lambda: not hangs.times)
+    assert await kubelet.unprepare(four) == {four.uid: ""}
+    assert not waiting.done()
+    waiting.cancel()
+
+
 # ---------------------------------------------------------------------- requests that are none
 
 REQUESTS = {
