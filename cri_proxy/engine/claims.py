@@ -296,9 +296,11 @@ def _refusal(state: State, grant: ContainerRecord, reason: str) -> str:
         held += [f"{len(cpus)} {'is' if len(cpus) == 1 else 'are'} {words}"] if cpus else []
     sentence = f"{_subject(grant)}; {len(free)} of {len(part.cpus)} are free"
     sentence += f": {', '.join(held)}" if held else ""
-    if len(free) >= part.count:
-        return f"{sentence}. {reason or 'They do not make up whole cores: a claim with smt any would fit'}"
     help_ = f"It fits once {owners[0][0]} has ended" if owners else "It fits with more CPUs available there"
+    if len(free) >= part.count:
+        if len(node.usable - node.exclusive - node.isolated) <= part.count:
+            return f"{sentence}. They are the last that containers without CPUs of their own have. {help_}"
+        return f"{sentence}. {reason or 'They do not make up whole cores: a claim with smt any would fit'}"
     return f"{sentence}. {help_}"
 
 

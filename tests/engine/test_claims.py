@@ -176,6 +176,17 @@ def test_a_refusal_names_reserved_cpus_and_those_that_may_not_be_used() -> None:
     )
 
 
+def test_the_last_shared_cpu_is_refused_as_that() -> None:
+    engine = engine_on(host_of(HYGON_7285_2S, usable=CCX_0))
+    prepare(engine, "a", part(7))
+    with pytest.raises(PlacementRefused) as refusal:
+        prepare(engine, "b", part(1))
+    assert str(refusal.value) == (
+        "claim default/claim-b wants 1 CPU of l3-0; 1 of 8 are free: 7 belong to claim default/claim-a. "
+        "They are the last that containers without CPUs of their own have. It fits once claim default/claim-a has ended"
+    )
+
+
 def test_kubelets_own_cpus_are_named() -> None:
     given = {("uid-x", "app"): parse_cpus("0-5")}
     engine = engine_on(host_of(HYGON_7285_2S, kubelet_exclusive=given))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from typing import Any, Callable
 
 import pytest
 
 from tests.e2e.node import until
 from tests.kubelet.real.node import RUNNING, TIMEOUT_S
+from tests.kubelet.real.shared.crowd import Crowd, crowd_on, load_on
 from tests.kubelet.real.shared.node import EXCLUSIVE, SHARED, SharedNode, container, pod
 from tests.kubelet.real.shared.test_pods import ALL
 
@@ -23,8 +22,6 @@ LIMITS = ("500m", "2", "4", "12", "24")
 #: One of so many comes and goes.
 ONE_GOES = 10
 
-Made = Callable[[str, int], dict[str, Any]]
-
 
 def numbered(name: str, number: int) -> dict[str, Any]:
     if number % 2:
@@ -32,10 +29,9 @@ def numbered(name: str, number: int) -> dict[str, Any]:
     return pod(name, container(cpu="100m", limit=LIMITS[number // 2 % len(LIMITS)]))
 
 
-async def start_all(node: SharedNode, count: int) -> dict[str, str]:
+async def start_all(node: SharedNode, crowd: Crowd, count: int) -> dict[str, str]:
     """The container of each of so many pods, by pod, once all run and everything agrees on where."""
-    pods = [numbered(f"pod-{number}", number) for number in range(count)]
-    await asyncio.gather(*(node.create(each) for each in pods))
+    await crowd.start(*(numbered(f"pod-{number}", number) for number in range(count)))
     found = await running(node, count)
     await node.all_agree()
     return found
@@ -65,7 +61,8 @@ async def test_twenty_pods_are_given_back_and_taken_over_by_the_switch(node: Sha
     code, *said = await node.host.cli(node.agent, "enable", "--restart", wait_s=60)
     assert code == 0, said
     await node.until_registered()
-    ids = await start_all(node, count)
+    async with crowd_on(node) as crowd:
+        ids = await start_all(node, crowd, count)
     own = await owners(node)
     assert len(own) == count // 2
 
@@ -87,55 +84,6 @@ async def test_twenty_pods_are_given_back_and_taken_over_by_the_switch(node: Sha
     await until(lambda: owners(node), lambda found: set(found) == set(own), TIMEOUT_S)
     await node.all_agree()
     node.host.point_at(node.agent.socket)
-
-
-class Load:
-    """Pods that come and go; ``made`` says which, by name and number."""
-
-    def __init__(self, node: SharedNode, workers: int, made: Made = numbered) -> None:
-        self._node = node
-        self._made = made
-        self._gone = 0
-        self._is_over = False
-        self.tasks = [asyncio.ensure_future(self._work(number)) for number in range(workers)]
-
-    async def _work(self, worker: int) -> None:
-        for count in itertools.takewhile(lambda count: not self._is_over, itertools.count()):
-            name = f"load-{worker}-{count}"
-            await self._node.create(self._made(name, worker + count))
-            await self._node.ids(name, "main")
-            await self._node.remove(name)
-            self._gone += 1
-
-    async def end(self) -> None:
-        """Until none comes any more: a create that was begun would go on in its thread were its task cancelled."""
-        self._is_over = True
-        await asyncio.gather(*self.tasks)
-
-    async def goes_on(self, more: int = 1) -> None:
-        """Until so many pods more have come and gone."""
-        wanted = self._gone + more
-
-        async def gone() -> int:
-            for task in self.tasks:
-                if task.done():
-                    task.result()
-            return self._gone
-
-        await until(gone, lambda number: number >= wanted, 2 * TIMEOUT_S)
-
-
-@asynccontextmanager
-async def load_on(node: SharedNode, workers: int, made: Made = numbered) -> AsyncIterator[Load]:
-    load = Load(node, workers, made)
-    try:
-        yield load
-        await load.end()
-    finally:
-        for task in load.tasks:
-            task.cancel()
-        await asyncio.gather(*load.tasks, return_exceptions=True)
-    await node.remove_all("load-")
 
 
 async def kubelet_is_killed(node: SharedNode) -> None:
@@ -180,20 +128,21 @@ OUTAGES: tuple[Callable[[SharedNode], Awaitable[None]], ...] = (
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
 async def test_every_part_ends_and_starts_again_while_pods_come_and_go(node: SharedNode, count: int) -> None:
     going = count // ONE_GOES
-    lasting = await start_all(node, count - going)
-    own = await owners(node)
-    assert len(own) == (count - going) // 2
-    async with load_on(node, going) as load:
-        for outage in OUTAGES:
-            await load.goes_on()
-            await outage(node)
-        await load.goes_on(going)
-    # 1. No container of those that stayed was restarted, and none that owned CPUs was moved.
-    assert await running(node, count - going) == lasting
-    listed = {each.id: each.metadata.attempt for each in await node.direct.list_containers()}
-    assert {listed[each] for each in lasting.values()} == {0}
-    now = await owners(node)
-    assert {each: now[each] for each in own} == own
-    # 2. What was going is gone, or is one more that runs.
-    await node.all_agree()
-    await node.remove_all("pod-")
+    async with crowd_on(node) as crowd:
+        lasting = await start_all(node, crowd, count - going)
+        own = await owners(node)
+        assert len(own) == (count - going) // 2
+        async with load_on(node, crowd, going, numbered) as load:
+            for outage in OUTAGES:
+                await load.goes_on()
+                await outage(node)
+            await load.goes_on(going)
+        # 1. No container of those that stayed was restarted, and none that owned CPUs was moved.
+        assert await running(node, count - going) == lasting
+        listed = {each.id: each.metadata.attempt for each in await node.direct.list_containers()}
+        assert {listed[each] for each in lasting.values()} == {0}
+        now = await owners(node)
+        assert {each: now[each] for each in own} == own
+        # 2. What was going is gone.
+        await node.all_agree()
+        await crowd.remove(*lasting)
