@@ -244,8 +244,8 @@ class Hygon(Policy):
         together = {
             name: list(group.members.items()) for name, group in node.groups.items() if is_pod_group(name)
         }
-        for key, owner in node.owners.items():
-            if owner.container is not None and owner.container.pod_share is not None and owner.placement:
+        for key, owner in node.owners_of_pods.items():
+            if owner.container is not None and owner.placement:
                 together.setdefault(pod_group(owner.container.pod), []).append((key, owner))
         # 2. As many CPUs as they request together; of those they have as many as can be.
         changed: dict[str, Placement] = {}

@@ -18,6 +18,9 @@ from policies.machine.cpus import NO_CPUS
 from policies.machine.topology import Topology
 from policies.model import BATCH, PROTECTED, Container, Placement, Resident, altered
 
+#: CPUs, each with how many claim it.
+Claims = frozenset[tuple[int, int]]
+
 NANO_PER_MILLI = 1_000_000
 #: For ordering candidates every container counts at least this much, so that containers without a request spread too.
 MIN_ORDER_MILLI = 10
@@ -113,6 +116,8 @@ class Node:
         self.owned_before: dict[str, frozenset[int]] = {}
         #: Containers that own CPUs alone; and the number placed on CPUs that they own in no way.
         self.owners: dict[str, Resident] = {}
+        #: Those of ``owners`` that are to own CPUs with others of their pods.
+        self.owners_of_pods: dict[str, Resident] = {}
         self.sharers = 0
         #: Containers with affinity annotations.
         self.with_terms: dict[str, Resident] = {}
@@ -156,6 +161,8 @@ class Node:
         #: Grows whenever the exclusive CPUs change, and with them the shared ones.
         self.pool_version = 0
         self._pool: Optional[frozenset[int]] = None
+        self._claims: Optional[Claims] = None
+        self._claims_alone: Optional[Claims] = None
         self._sums: dict[Optional[frozenset[int]], _LeafSums] = {}
 
     # ------------------------------------------------------------------ changes
@@ -173,7 +180,7 @@ class Node:
         if group := resident.group:
             self.groups.setdefault(group, Group()).add(key, resident)
         elif resident.exclusive:
-            self.owners[key] = resident
+            self._enter_owner(key, resident)
         self.sharers += resident.shares
         self.homes.add(key, resident.placement, resident.milli_request)
         self._book(resident, +1)
@@ -187,6 +194,7 @@ class Node:
             if not self.groups[group]:
                 del self.groups[group]
         self.owners.pop(key, None)
+        self.owners_of_pods.pop(key, None)
         self.sharers -= resident.shares
         self.homes.remove(key, resident.placement, resident.milli_request)
         others = tuple(other for other in self._of_pod.pop(resident.pod_uid) if other != key)
@@ -213,7 +221,7 @@ class Node:
             self.groups[group].add(key, resident)
             self.group_versions[group] = self.version
         elif resident.exclusive:
-            self.owners[key] = resident
+            self._enter_owner(key, resident)
         # The charge in a group depends on nothing else.
         if was.cpus != resident.cpus or (was.exclusive != resident.exclusive and not group):
             self._book_cpus(was, -1)
@@ -221,6 +229,11 @@ class Node:
         if was.exclusive != resident.exclusive:
             self._claim(group, resident.exclusive, +1)
             self._claim(group, was.exclusive, -1)
+
+    def _enter_owner(self, key: str, resident: Resident) -> None:
+        self.owners[key] = resident
+        if resident.container is not None and resident.container.pod_share is not None:
+            self.owners_of_pods[key] = resident
 
     def share(self, places: Mapping[str, Optional[Placement]], cpus: frozenset[int]) -> None:
         """Book containers that have one set of CPUs on another: as ``replace`` of each, where only its CPUs are others.
@@ -360,7 +373,7 @@ class Node:
                 if not counts[cpu]:
                     del counts[cpu]
         self.pool_version += 1
-        self._pool = None
+        self._pool = self._claims = self._claims_alone = None
         self._sums.clear()
         self.allowed_now.clear()
 
@@ -414,18 +427,22 @@ class Node:
         return frozenset(self._exclusive)
 
     @property
-    def claims(self) -> frozenset[tuple[int, int]]:
+    def claims(self) -> Claims:
         """The exclusive CPUs, each with how many claim it: containers alone, and the sets that groups own."""
-        return frozenset(self._exclusive.items())
+        if self._claims is None:
+            self._claims = frozenset(self._exclusive.items())
+        return self._claims
 
     def claimants(self, cpu: int) -> int:
         """How many records claim a CPU: a resize on its way is a second one."""
         return self._alone.get(cpu, 0) + sum([n for (_, own), n in self._owned_by.items() if cpu in own])
 
     @property
-    def claims_alone(self) -> frozenset[tuple[int, int]]:
+    def claims_alone(self) -> Claims:
         """The same of records in no group: the number of all stays as it was where one of a group goes and another comes."""
-        return frozenset(self._alone.items())
+        if self._claims_alone is None:
+            self._claims_alone = frozenset(self._alone.items())
+        return self._claims_alone
 
     @property
     def shared(self) -> frozenset[int]:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
-from policies.model import Placement, Resident
+from policies.model import Placement, PodShare, Resident, Resources
 from policies.node import CONSTRAINTS_KEPT, NANO_PER_MILLI, Capacity, Node, charges
 from tests.machines import ALL_MACHINES, BIG_1024, HYGON_7285_2S, OFFLINE_CPUS, VM_NO_CACHE_INFO
-from tests.scenes import node_of, topology
+from tests.scenes import make_container, node_of, topology
 
 
 def resident(
@@ -273,6 +273,32 @@ def test_a_group_claims_its_cpus_once_and_is_told_apart_from_what_owns_them_alon
     assert (node.claims, node.claims_alone, node.claimants(1)) == ({(1, 2)}, {(1, 1)}, 2)
     node.remove("kubelet's")
     assert (node.claims, node.claims_alone) == ({(1, 1)}, set())
+
+
+def test_what_owns_cpus_is_one_value_until_that_changes(node) -> None:
+    # A decision compares it with that of the one before, and a node may have hundreds of owners.
+    node.add("a", resident("0", exclusive="0"))
+    claims, alone = node.claims, node.claims_alone
+    node.add("b", resident("1-3", 100))
+    node.remove("b")
+    assert node.claims is claims and node.claims_alone is alone
+    node.add("c", resident("4", exclusive="4"))
+    assert node.claims == node.claims_alone == claims | {(4, 1)}
+
+
+def test_owners_that_share_their_pods_cpus_are_known_apart(node) -> None:
+    alone = replace(resident("0", exclusive="0"), container=make_container("alone"))
+    share = PodShare(Resources(0, 1000), 1000, 2)
+    of_pod = replace(resident("1", exclusive="1"), container=replace(make_container("b"), pod_share=share))
+    node.add("alone", alone)
+    node.add("of a pod", of_pod)
+    assert node.owners_of_pods == {"of a pod": of_pod}
+    # The second one is told resources of its own.
+    node.replace("of a pod", replace(of_pod, container=make_container("b")))
+    assert not node.owners_of_pods and node.owners.keys() == {"alone", "of a pod"}
+    node.replace("of a pod", of_pod)
+    node.remove("of a pod")
+    assert not node.owners_of_pods and node.owners.keys() == {"alone"}
 
 
 def test_the_cpus_of_a_place_are_one_set_until_its_shared_cpus_change(node) -> None:
