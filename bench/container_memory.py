@@ -37,8 +37,8 @@ CONTAINER_ANNOTATIONS = {
 }
 
 
-def start_container(client: Client, number: int) -> None:
-    """A pod with one container, as kubelet starts them."""
+def start_container(client: Client, number: int, cdi: tuple[str, ...] = ()) -> None:
+    """A pod with one container, as kubelet starts them; ``cdi``: the names of its CDI devices."""
 
     def call(method: str, message: bytes) -> bytes:
         client.prepare(method, 1)
@@ -58,7 +58,7 @@ def start_container(client: Client, number: int) -> None:
     sandbox_id = cri.RunPodSandboxResponse.FromString(
         call("RunPodSandbox", run.SerializeToString())
     ).pod_sandbox_id
-    container = container_config("app", cpu_request=100, cpu_limit=1000, memory_limit=1 << 28)
+    container = container_config("app", cdi=cdi, cpu_request=100, cpu_limit=1000, memory_limit=1 << 28)
     container.labels.update({"io.kubernetes.container.name": "app", **own})
     container.annotations.update({key: text.format(number) for key, text in CONTAINER_ANNOTATIONS.items()})
     create = create_request(Pod(sandbox_id, "", name, "default", config), container)

@@ -114,8 +114,9 @@ def measure_relay() -> dict[str, float]:
 class Kubelet:
     """Makes pods of one container and removes them: seven calls."""
 
-    def __init__(self, path: str, name: str, volumes: int = 0) -> None:
+    def __init__(self, path: str, name: str, volumes: int = 0, cdi: tuple[str, ...] = ()) -> None:
         self.client = Client(path)
+        self._cdi = cdi
         self._names = (f"{name}-{number}" for number in itertools.count())
         self._volumes = volumes
 
@@ -126,7 +127,9 @@ class Kubelet:
         sandbox = cri.RunPodSandboxResponse.FromString(
             call(client, "RunPodSandbox", run.SerializeToString())
         ).pod_sandbox_id
-        container = container_config("app", cpu_request=100, cpu_limit=2000, memory_limit=1 << 28)
+        container = container_config(
+            "app", cdi=self._cdi, cpu_request=100, cpu_limit=2000, memory_limit=1 << 28
+        )
         for number in range(self._volumes):
             container.mounts.add(
                 container_path=f"/v{number}", host_path=f"/var/lib/kubelet/pods/{name}/v{number}"
