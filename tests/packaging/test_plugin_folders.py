@@ -46,4 +46,7 @@ def test_the_agent_writes_its_sockets_on_a_node_where_kubelet(kubelet: str, node
     others = ["./plugins_registry/other.sock"] if kubelet == "ran" else []
     ours = ["./plugins/cpu.example/dra.sock", "./plugins_registry/cpu.example-reg.sock"]
     assert sorted(found) == sorted([*ours, *others])
+    # As `kubeadm reset` leaves it.
+    node.type(f"rm -rf /var/lib/kubelet/*; systemctl restart {AGENT}")
+    assert sorted(node.type("cd /var/lib/kubelet; find . -type f").split()) == ours
     node.type(f"systemctl stop {AGENT}")
