@@ -8,10 +8,10 @@ the records. What is made of claims only is not imported where there are none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from weakref import WeakValueDictionary
 
 from cri_api.claims import is_claim
 from cri_api.waiting import wait_within
@@ -60,8 +60,8 @@ class ClaimsHost:
         #: The last entry of the engine's history that was looked at.
         self._newest = 0
         self._hardware: Optional[tuple[Topology, Hardware]] = None
-        #: By UID the end of what was asked for last about a claim.
-        self._turns: dict[str, asyncio.Future[None]] = {}
+        #: By UID, of claims about which something is being done.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # ------------------------------------------------------------------ whether and how
 
@@ -139,19 +139,12 @@ class ClaimsHost:
         engine = self._services.node_state.engine
         return {} if engine is None else known_parts(engine)
 
-    @asynccontextmanager
-    async def turn(self, uid: str) -> AsyncIterator[None]:
-        """For the block nothing else is done about a claim that is asked for; what was asked for before has ended."""
-        before, mine = self._turns.get(uid), asyncio.get_running_loop().create_future()
-        self._turns[uid] = mine
-        try:
-            if before is not None:
-                await asyncio.wait((before,))
-            yield
-        finally:
-            mine.set_result(None)
-            if self._turns[uid] is mine:
-                del self._turns[uid]
+    def turn(self, uid: str) -> asyncio.Lock:
+        """For the block in which something is done about a claim: in the order of asking, one thing at a time."""
+        found = self._turns.get(uid)
+        if found is None:
+            found = self._turns[uid] = asyncio.Lock()
+        return found
 
     # ------------------------------------------------------------------ files
 
