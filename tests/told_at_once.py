@@ -162,7 +162,7 @@ def _told_after(name: str) -> Any:
 
 for _name in (
     "bind", "cancel", "doubt", "commit", "follow_resources", "resize_pod", "end_pod", "exited", "remove", "tick", "manage",
-    "apply", "take_back", "restore", "adopt", "take_over", "amend",
+    "apply", "take_back", "restore", "adopt", "take_over", "amend", "set_orders",
 ):  # fmt: skip
     setattr(ToldAtOnce, _name, _told_after(_name))
 

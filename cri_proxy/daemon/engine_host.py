@@ -481,6 +481,7 @@ def carry_over(old: Engine, new: Engine) -> None:
             if g.stance in (Management.PLACED, Management.ADOPTED) and g.exclusive and not g.placement.group
             if not g.is_claim
         }
+    new.set_orders(old.orders)
     creates = [t for t in old.tickets.values() if t.kind is TicketKind.CREATE]
     tickets = [replace(t, replaces=(), replaced_tickets=(), moved=(), waiting=()) for t in creates]
     new.restore([*parts, *(old.grants[t.key] for t in creates)], tickets, old.pods.values(), (), {})

@@ -30,6 +30,7 @@ from cri_proxy.engine.model import (
     Host,
     Life,
     Management,
+    Orders,
     Ticket,
     Told,
     resident_of,
@@ -278,6 +279,15 @@ class Engine(State):
         reconcile(self)
 
     # ------------------------------------------------------------------ by command
+
+    @_transition
+    def set_orders(self, orders: Orders) -> None:
+        """Decide by these from now on. What a freeze alone has kept from its first place goes back there with the freeze's
+        end, as it would with the next start; no other container is moved by it."""
+        was_frozen = self.orders.freeze
+        self.follow_orders(orders)
+        if was_frozen and not orders.freeze:
+            reconcile(self, force=True)
 
     release, manage = _transition(requests.release), _transition(requests.manage)
     manage_all = _transition(requests.manage_all)

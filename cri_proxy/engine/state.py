@@ -180,8 +180,8 @@ class State:
 
     # ------------------------------------------------------------------ orders
 
-    def set_orders(self, orders: Orders) -> None:
-        """Decide by these from now on. No container is moved by it."""
+    def follow_orders(self, orders: Orders) -> None:
+        """Decide by these from now on."""
         self.orders, self.unpinned, self._pins, self._pins_by_beginning = orders, {}, {}, {}
         for rank, override in enumerate(orders.overrides):
             namespace, pod, name = override.namespace, override.pod, override.container
@@ -787,6 +787,7 @@ CAUSES = {
     "amend": "comparison",
     "restore": "restart",
     "rehost": "machine or configuration",
+    "set_orders": "end of a freeze",
     "follow_kubelet": "kubelet's exclusive CPUs",
     "mend_records": "mend",
     "give_way": "mend",
@@ -794,7 +795,7 @@ CAUSES = {
 #: A ``PlacementChange`` without its keys.
 _What = tuple[str, str, frozenset[int], frozenset[int], str, str]
 #: These are about no container.
-ABOUT_NONE = ("restore", "rehost", "follow_kubelet")
+ABOUT_NONE = ("restore", "rehost", "set_orders", "follow_kubelet")
 
 
 def note_changes(state: State, transition: str, newest: int) -> None:

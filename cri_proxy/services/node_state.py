@@ -129,10 +129,11 @@ class NodeState:
         self.updates.switch(gives_back=not self.enforcing)
 
     def set_orders(self, orders: Orders) -> None:
-        """Have containers placed and moved by these orders from now on. None is moved by it."""
+        """Have containers placed and moved by these orders from now on; a freeze's end is a change of places."""
         self.orders = orders
         if self.engine is not None:
             self.engine.set_orders(orders)
+            self.save()
 
     def active(self) -> Optional[Engine]:
         """The engine, if it is to be asked: not degraded and not in mode off."""

@@ -32,7 +32,7 @@ from cri_proxy.daemon.engine_host import (
 )
 from cri_proxy.engine.build import Machine
 from cri_proxy.engine.engine import Engine
-from cri_proxy.engine.model import Management
+from cri_proxy.engine.model import Management, Orders
 from cri_proxy.front_ends.placer import Placer
 from cri_proxy.kubelet.io.cpu_manager import NotUnderstood
 from cri_proxy.node.machine import NoMachine
@@ -286,7 +286,9 @@ async def test_a_new_engine_knows_what_is_under_way_and_what_single_containers_o
     grant = old.grants["c"]
     old.adopt(replace(grant, placement=replace(grant.placement, exclusive=own, cpus=own, home=own)))
     creation = Placer(old).create(make_container("next", 2), NO_CONSTRAINT, 0.0, True)
+    old.set_orders(Orders(freeze=True))
     carry_over(old, new)
+    assert new.orders == Orders(freeze=True)  # before a record of a claim comes, which would go back
     assert [ticket.id for ticket in new.tickets.values()] == [creation.admission.ticket]
     assert list(new.grants) == [creation.admission.ticket] and set(new.pods) == set(old.pods)
     assert new.claims == {"c": own}

@@ -613,6 +613,7 @@ class Node_(RuleBasedStateMachine):
         old, before = self.engine, dump(self.engine)
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
         self.engine.given = old.given
+        self.engine.set_orders(old.orders)
         updates = self.engine.restore(
             list(tables.get("grant", {}).values()),  # type: ignore[arg-type]
             list(tables.get("ticket", {}).values()),  # type: ignore[arg-type]

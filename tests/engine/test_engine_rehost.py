@@ -11,7 +11,7 @@ import pytest
 
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import broken_invariants
-from cri_proxy.engine.model import CpusetUpdate, Host, Life, Management
+from cri_proxy.engine.model import ClaimPart, CpusetUpdate, Host, Life, Management, Orders
 from policies.hygon import Hygon
 from policies.machine.cpus import NO_CPUS, format_cpus, parse_cpus
 from policies.machine.topology import Topology, TopologyData, remember
@@ -159,6 +159,38 @@ def test_rule_11_a_container_left_with_no_cpu_is_placed_anew_near_its_memory() -
     assert (grant.displaced, format_cpus(grant.placement.mems)) != (None, "")
     assert node.offline([]) == {"app": "0-3,64-67"}
     assert node.engine.grants["app"].why == "its first place is there again"
+
+
+@pytest.mark.parametrize("what", ["a container", "a claim"])
+def test_what_a_freeze_has_kept_away_goes_back_with_its_end_and_a_restart_moves_nothing(what: str) -> None:
+    def is_back() -> bool:
+        return node.engine.grants[key].cpus == first
+
+    def restarted() -> dict[str, str]:
+        engine, old = node.engine, node.engine
+        node.engine = engine_on(old.host, policy=old.policy, options=old.options)
+        node.engine.set_orders(old.orders)
+        return told(node.engine.restore(engine.grants.values(), (), engine.pods.values(), (), {}))
+
+    node = Machine(machines.VM_NO_CACHE_INFO)
+    if what == "a container":
+        key = "app"
+        run(node.engine, make_container("app", limit=2), key)
+    else:
+        part = ClaimPart("cpus", 2, frozenset(range(4)), devices=("node-0",))
+        (claim,) = node.engine.prepare("u", "default", "claim", [part], 1.0)
+        key = claim.key
+    first = node.engine.grants[key].cpus
+    gone = range(4) if what == "a container" else sorted(first)[:1]
+    node.engine.set_orders(Orders(freeze=True))
+    node.offline(gone)
+    assert node.offline([]) == {} and not is_back()
+    assert restarted() == {} and not is_back()
+    assert told(node.engine.set_orders(Orders())) == (
+        {key: format_cpus(first)} if what == "a container" else {}
+    )
+    assert is_back()
+    assert restarted() == {} and is_back()
 
 
 def test_rule_11_across_nodes_its_memory_nodes_stay_beside_the_new_ones() -> None:

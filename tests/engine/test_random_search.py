@@ -149,6 +149,7 @@ class Searched(Node_):
         old, tables = self.engine, self.shadow.tables
         self.engine = engine_on(old.host, policy=old.policy, options=old.options)
         self.engine.given = old.given
+        self.engine.set_orders(old.orders)
         distrusted = {tuple(key.split("\n")): until_s for key, until_s in tables.get("distrust", {}).items()}
         history = sorted(tables.get("record", {}).values(), key=lambda record: record.number)[-1000:]
         grants = list(tables.get("grant", {}).values())
@@ -161,7 +162,7 @@ class Searched(Node_):
 
     def freeze(self, on: bool) -> None:
         """No container that runs is moved from now on, or they may be again."""
-        self.engine.set_orders(replace(self.engine.orders, freeze=on))
+        self._send(self.engine.set_orders(replace(self.engine.orders, freeze=on)))
 
     def pin(self, which: int, where: int, at_once: bool) -> None:
         """A container, and what comes after it under its name, belongs into a zone; all that are elsewhere are moved."""
