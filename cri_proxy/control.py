@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Awaitable, Collection, Mapping
 from pathlib import Path
@@ -19,9 +18,9 @@ from cri_api.control import (
     write_request,
     write_result_in_pieces,
 )
+from cri_api.socket_paths import listen_at
 from cri_api.supervisor import Supervisor
 from cri_proxy.door import BACKLOG, IDLE_S, REQUEST_S, Door, Refused, Visitor
-from cri_proxy.unix_sockets import claim
 
 #: A release of many containers may wait for the runtime.
 ANSWER_S = 60.0
@@ -73,19 +72,8 @@ class ControlServer:
         self._door = Door(key, self._serve, write_error, note, supervisor, is_busy)
 
     async def start(self) -> None:
-        """:raises SocketTaken, OSError: the socket cannot be had."""
-        claim(self.path, self._key)
-        listener = socket.socket(socket.AF_UNIX)
-        mask = os.umask(0o177)
-        try:
-            listener.bind(str(self.path))
-            listener.listen(BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-        finally:
-            os.umask(mask)
-        self._door.open([listener])
+        """:raises SocketTaken: the socket cannot be had."""
+        self._door.open([listen_at(self.path, self._key, backlog=BACKLOG)])
         self._is_open = True
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Unix sockets to listen on: stale ones are replaced, live ones never stolen, systemd's are taken over."""
+"""Unix sockets of the daemon: those of systemd are taken over, and all are as open as they are to be."""
 
 from __future__ import annotations
 
@@ -26,64 +26,6 @@ def allow_descriptors() -> None:
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-class SocketTaken(Exception):
-    """A socket cannot be had: a process serves it, or the path is something else. The message says so."""
-
-
-def claim(path: Path, option: str = "relay.socket or relay.extra_sockets") -> None:
-    """Make a path free for binding: its folder exists, and a socket that no process serves is removed.
-
-    ``option``: where the path is set.
-
-    :raises SocketTaken: a live server is there, or the path is not a socket.
-    """
-    try:
-        _make_folder(path.parent)
-    except OSError as error:
-        raise SocketTaken(f"{path} cannot be served: its folder cannot be made: {error.strerror}") from None
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise SocketTaken(f"{path} exists and is not a socket; remove it or set {option} to another path")
-    try:
-        live = is_served(path)
-    except OSError as error:
-        raise SocketTaken(f"{path} is in use ({error}); stop the other server first") from None
-    if live:
-        raise SocketTaken(
-            f"{path} is served by another process; stop it first (is cri-resmgr running already?)"
-        )
-    path.unlink(missing_ok=True)
-
-
-def _make_folder(folder: Path) -> None:
-    """As systemd makes those of its sockets (0755): a mask that keeps others from a socket is not for its folder.
-
-    Without search permission not even root gets in, where it has no capability for that, as in our unit.
-    """
-    mask = os.umask(0o022)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    finally:
-        os.umask(mask)
-
-
-def is_served(path: Path) -> bool:
-    """Whether a process accepts connections on a unix socket.
-
-    :raises OSError: that cannot be found out: no permission, or it does not accept fast enough.
-    """
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-    return True
 
 
 def copy_access(source: Path, targets: list[Path]) -> None:
@@ -131,29 +73,25 @@ def _copy(descriptor: int) -> socket.socket:
 
 
 def bind_wanted(
-    wanted: Sequence[Path], given: Sequence[socket.socket], bind: Callable[[Path], None]
+    wanted: Sequence[Path], given: Sequence[socket.socket], bind: Callable[[Path], object]
 ) -> tuple[list[Path], dict[Path, str]]:
     """Bind ``wanted`` (the first must be had) but for those that listening sockets we were ``given`` have.
 
     Returns the paths that clients may use, and why others are not served.
 
-    :raises SocketTaken, OSError: the first cannot be had.
+    :raises OSError: the first cannot be had.
     """
     taken_over = {os.path.realpath(listener.getsockname()) for listener in given}
     # /var/run is /run: one socket may be wanted by two names.
     others = {os.path.realpath(path): path for path in reversed(wanted)}
     problems = {}
-    mask = os.umask(0o177)
-    try:
-        for path in [path for real, path in reversed(others.items()) if real not in taken_over]:
-            try:
-                bind(path)
-            except (SocketTaken, OSError) as error:
-                if path == wanted[0]:
-                    raise
-                problems[path] = str(error)
-    finally:
-        os.umask(mask)
+    for path in [path for real, path in reversed(others.items()) if real not in taken_over]:
+        try:
+            bind(path)
+        except OSError as error:
+            if path == wanted[0]:
+                raise
+            problems[path] = str(error)
     served = [path for path in wanted if path not in problems]
     served += [Path(name) for name in sorted(taken_over - {os.path.realpath(path) for path in wanted})]
     return served, problems

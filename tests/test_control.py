@@ -22,9 +22,9 @@ from cri_api.control import (
     write_result,
     write_result_in_pieces,
 )
+from cri_api.socket_paths import SocketTaken
 from cri_proxy.control import ABSENT_HINT, ControlServer, DaemonAbsent, ask
 from cri_proxy.door import MOST_CONNECTIONS
-from cri_proxy.unix_sockets import SocketTaken
 
 
 class Log:

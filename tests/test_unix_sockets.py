@@ -1,4 +1,4 @@
-"""A path is free for us unless somebody serves it; our sockets are as open as the runtime's."""
+"""Our sockets are as open as the runtime's, and those of systemd are taken over."""
 
 from __future__ import annotations
 
@@ -10,74 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cri_proxy.unix_sockets import SocketTaken, activated, bind_wanted, claim, copy_access, is_served
+from cri_proxy.unix_sockets import activated, copy_access
 
 
 def bound(path: Path) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
     return server
-
-
-# ---------------------------------------------------------------------- a path to bind
-
-
-def test_a_path_that_is_free_gets_its_folder(folder: Path) -> None:
-    claim(folder / "a" / "b" / "x.sock")
-    assert list((folder / "a" / "b").iterdir()) == []
-
-
-def test_folders_are_open_and_sockets_are_not(folder: Path) -> None:
-    wanted = [folder / "x.sock", folder / "run" / "crio" / "crio.sock"]
-
-    def bind(path: Path) -> None:
-        claim(path)
-        bound(path).close()
-
-    assert bind_wanted(wanted, [], bind) == (wanted, {})
-    assert [path.stat().st_mode & 0o777 for path in wanted] == [0o600, 0o600]
-    assert [(folder / name).stat().st_mode & 0o777 for name in ("run", "run/crio")] == [0o755, 0o755]
-
-
-def test_a_socket_nobody_serves_is_removed(folder: Path) -> None:
-    bound(folder / "x.sock").close()
-    assert not is_served(folder / "x.sock")
-    claim(folder / "x.sock")
-    bound(folder / "x.sock").close()
-
-
-def test_a_socket_somebody_serves_is_refused_and_stays(folder: Path) -> None:
-    with bound(folder / "x.sock") as server:
-        server.listen()
-        assert is_served(folder / "x.sock")
-        with pytest.raises(SocketTaken, match="is served by another process; stop it first"):
-            claim(folder / "x.sock")
-        assert is_served(folder / "x.sock")
-
-
-def test_a_server_too_busy_to_accept_is_not_robbed(folder: Path) -> None:
-    with bound(folder / "x.sock") as server, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waiting:
-        server.listen(0)
-        waiting.connect(str(folder / "x.sock"))  # fills the queue
-        with pytest.raises(SocketTaken, match="is in use .*; stop the other server first"):
-            claim(folder / "x.sock")
-        assert (folder / "x.sock").exists()
-
-
-@pytest.mark.parametrize("what", ["a file", "a folder", "a link to a socket", "a dangling link"])
-def test_what_is_not_a_socket_is_refused_and_stays(what: str, folder: Path) -> None:
-    path = folder / "x.sock"
-    if what == "a file":
-        path.write_text("precious")
-    elif what == "a folder":
-        path.mkdir()
-    else:
-        path.symlink_to(folder / "other.sock")
-    if what == "a link to a socket":
-        bound(folder / "other.sock").close()
-    with pytest.raises(SocketTaken, match="exists and is not a socket; remove it or set relay.socket"):
-        claim(path)
-    assert os.path.lexists(path)
 
 
 # ---------------------------------------------------------------------- who may connect

@@ -14,9 +14,8 @@ import contextlib
 import math
 import os
 import re
-import socket
-import stat
 import time
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 from grpclib.const import Cardinality, Handler, Status
@@ -35,6 +34,7 @@ from bpf.service.options import BadOptions, Options
 from bpf.service.wire import write_changes, write_graph, write_groups, write_whole
 from cri_api import affinity_pb2 as pb
 from cri_api.checked_requests import CheckedRequests
+from cri_api.socket_paths import SocketTaken, listen_at
 from cri_api.waiting import wait_within
 from policies.affinity.graph.graph import Graph
 from policies.affinity.graph.remote import RemoteRates
@@ -210,7 +210,10 @@ class ServiceSockets:
     def __init__(self, options: Options) -> None:
         """:raises BadOptions: a socket cannot be had; the sentence says why."""
         self._path = options.socket
-        self._unix = _bind(self._path)
+        try:
+            self._unix = listen_at(Path(self._path), "affinity.socket", "does an observer run already?")
+        except SocketTaken as error:
+            raise BadOptions(str(error)) from None
         self._inode = os.stat(self._path).st_ino
         self._options = options
         self._servers: list[Server] = []
@@ -255,47 +258,6 @@ class ServiceSockets:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         self._unix.close()
-
-
-def _bind(path: str) -> socket.socket:
-    """A unix socket for root only; a file that a dead process has left is replaced."""
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        _clear(path)
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            bound.bind(path)
-            # Listening at once, so that a second observer finds this socket alive while we compile.
-            bound.listen()
-        except BaseException:
-            bound.close()
-            raise
-        finally:
-            os.umask(before)
-        return bound
-    except OSError as error:
-        raise BadOptions(f"{path} cannot be served: {error.strerror or error}") from None
-
-
-def _clear(path: str) -> None:
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise BadOptions(
-            f"{path} exists and is not a socket; remove it or set affinity.socket to another path"
-        )
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            return
-    raise BadOptions(f"{path} is served by another process; stop it first (does an observer run already?)")
 
 
 def _tls(options: Options) -> Optional[Any]:

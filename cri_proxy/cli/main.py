@@ -15,6 +15,7 @@ from typing import Any, Optional
 import click
 
 from cri_api.control import ControlError
+from cri_api.socket_paths import is_served
 from cri_proxy.cli.answers import (
     ask_daemon,
     containers,
@@ -51,7 +52,6 @@ from cri_proxy.config.config import BadConfig, Config, LoadedConfig, read_config
 from cri_proxy.config.io import files as settings
 from cri_proxy.control import DaemonAbsent, ask
 from cri_proxy.node.sysfs import SysfsError, read_sysfs
-from cri_proxy.unix_sockets import is_served
 from cri_proxy.version import VERSION
 from policies.machine.borders import settled
 from policies.machine.topology import BadTopology, Topology, TopologyData

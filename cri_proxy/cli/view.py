@@ -12,13 +12,13 @@ from typing import Optional
 
 import click
 
+from cri_api.socket_paths import is_served
 from cri_proxy.cli.answers import control_socket, fail
 from cri_proxy.cli.arguments import ANY_PATH
 from cri_proxy.cli.output import echo
 from cri_proxy.cli.placement_text import explain_text
 from cri_proxy.config.config import BadConfig, view_socket
 from cri_proxy.config.io import files as settings
-from cri_proxy.unix_sockets import is_served
 from cri_proxy.view.web.requests import read_listen
 
 #: Where the unit has the address with its token.

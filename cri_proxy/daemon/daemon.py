@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional, TextIO, cast
 
 from bpf.kernel.notify import notify, watchdog_period_s
+from cri_api.socket_paths import SocketTaken
 from cri_api.supervisor import Supervisor
 from cri_api.waiting import wait_within
 from cri_proxy import event_loop
@@ -57,7 +58,7 @@ from cri_proxy.runtime import WELL_KNOWN, NoRuntime, RuntimeClient, discover
 from cri_proxy.services import logs
 from cri_proxy.services.logs import LogLines
 from cri_proxy.services.services import Health, make_parts
-from cri_proxy.unix_sockets import SocketTaken, allow_descriptors, share_with
+from cri_proxy.unix_sockets import allow_descriptors, share_with
 from cri_proxy.version import VERSION
 from policies.frozen import frozen
 
@@ -293,7 +294,7 @@ class Daemon:
     async def _serve(self) -> None:
         """Open the sockets; what connects waits for ``FrontEnd.start_behind``.
 
-        :raises SocketTaken, OSError: what must be had cannot be, or the node has an owner already.
+        :raises OSError: what must be had cannot be, or the node has an owner already.
         """
         front = self.options.front_end(self.services)
         self.ownership = NodeLock(self.services.config, front.name)
@@ -331,7 +332,7 @@ class Daemon:
         )
         try:
             await control.start()
-        except (SocketTaken, OSError) as error:
+        except OSError as error:
             self.health.note("control", f"the command line cannot talk to this daemon: {error}")
         else:
             self.control = control
@@ -347,7 +348,7 @@ class Daemon:
         view = ControlServer(path, commands, self.log, key, note, self.supervisor, self._is_busy)
         try:
             await view.start()
-        except (SocketTaken, OSError) as error:
+        except OSError as error:
             self.health.warn("view", [f"nothing answers on control.view_socket: {error}"])
         else:
             self.view = view

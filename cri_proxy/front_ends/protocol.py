@@ -30,7 +30,7 @@ class FrontEnd(Protocol):
     async def open(self) -> None:
         """Make what others connect to; a connection waits for ``start_behind``.
 
-        :raises SocketTaken, OSError: it cannot be had, and the daemon ends with that sentence.
+        :raises OSError: it cannot be had, and the daemon ends with that sentence.
         """
         ...
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from cri_api.socket_paths import is_served
 from cri_proxy.daemon.maintenance import absence_of
-from cri_proxy.unix_sockets import is_served
 from tests.agent import Agent
 from tests.cri_client import CriClient
 from tests.fake_runtime import FakeRuntime

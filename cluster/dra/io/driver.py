@@ -103,7 +103,6 @@ class Driver:
         from cluster.dra.io.plugin import Plugin
         from cluster.dra.io.publisher import Publisher
         from cluster.dra.io.recoverer import Recoverer
-        from cluster.dra.io.sockets import NoSocket
 
         plugin = Plugin(self._daemon, self._client, self._node, driver, self._kubelet_dir)
         publisher = Publisher(self._client, self._node, driver, self._clock)
@@ -117,7 +116,7 @@ class Driver:
             while True:
                 try:
                     await plugin.run()
-                except (NoSocket, OSError) as error:  # no kubelet yet, or another driver of this name
+                except OSError as error:  # no kubelet yet, or another driver of this name
                     parts.trouble = str(error)
                     said.trouble(parts.trouble)
                 await self._clock.sleep(AGAIN_S)

@@ -22,13 +22,14 @@ from cluster.api.reader import Unreadable
 from cluster.dra.claims import ClaimName
 from cluster.dra.health import DeviceState, device_states
 from cluster.dra.io.preparing import Prepared, Preparing
-from cluster.dra.io.sockets import ServedSocket, SocketTaken, is_served
+from cluster.dra.io.sockets import ServedSocket
 from cluster.kube.io.client import Client
 from cluster.kube.io.clock import Clock
 from cri_api import dra_health_pb2 as health_api
 from cri_api import dra_v1_pb2 as api
 from cri_api import plugin_registration_pb2 as registration_api
 from cri_api.control import ControlError
+from cri_api.socket_paths import SocketTaken, is_served
 
 #: What kubelet registers a plugin of this kind as.
 TYPE = "DRAPlugin"
@@ -74,8 +75,7 @@ class Plugin:
     async def run(self) -> None:
         """Serve; a socket's file that is removed meanwhile is made again, and kubelet registers the plugin anew.
 
-        :raises SocketTaken: another process serves the plugin, or has registered one of the same name.
-        :raises NoSocket: a socket cannot be served.
+        :raises SocketTaken: a socket cannot be served, or another process serves the plugin, or one of the same name.
         """
         try:
             self._check_no_other()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -15,14 +13,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 from cri_api.checked_requests import CheckedRequests
-
-
-class NoSocket(Exception):
-    """A socket cannot be served; the sentence says which one, and why."""
-
-
-class SocketTaken(NoSocket):
-    """Another process serves it."""
+from cri_api.socket_paths import listen_at
 
 
 class ServedSocket:
@@ -36,8 +27,8 @@ class ServedSocket:
         self._file: Optional[tuple[int, int]] = None
 
     async def start(self) -> None:
-        """:raises NoSocket: it cannot be served, or is served by another process."""
-        bound = _bind(self.path)
+        """:raises SocketTaken: it cannot be served, or is served by another process."""
+        bound = listen_at(self.path, other="does another agent run?", folder_mode=0o750)
         self._file = _file_of(self.path)
         self._server = _EndingServer(self._services)
         await self._server.serve(bound)
@@ -95,50 +86,6 @@ class _EndingServer(Server):
             self._listening.close()
         for connection in tuple(self._connections):
             connection.processor.close("the plugin has ended")
-
-
-def _bind(path: Path) -> socket.socket:
-    try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        _clear(path)
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            bound.bind(str(path))
-            bound.listen()
-        except BaseException:
-            bound.close()
-            raise
-        finally:
-            os.umask(before)
-        return bound
-    except OSError as error:
-        raise NoSocket(f"{path} cannot be served: {error.strerror or error}") from None
-
-
-def _clear(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise NoSocket(f"{path} exists and is not a socket; remove it")
-    if is_served(path):
-        raise SocketTaken(f"{path} is served by another process; stop it first (does another agent run?)")
-    path.unlink(missing_ok=True)
-
-
-def is_served(path: Path) -> bool:
-    """Whether a process listens on a socket."""
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # it has no time to accept
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def _file_of(path: Path) -> Optional[tuple[int, int]]:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from cri_api.socket_paths import listen_at
 from cri_api.supervisor import Supervisor
 from cri_proxy import greeting
 from cri_proxy.relay.interception import Around, Interceptor, as_it_is
@@ -22,7 +23,7 @@ from cri_proxy.relay.io.link import Link
 from cri_proxy.relay.io.links import RESTING, Kind, Links
 from cri_proxy.relay.io.subscription import Subscription
 from cri_proxy.relay.status import Code
-from cri_proxy.unix_sockets import SocketTaken, bind_wanted, claim, copy_access
+from cri_proxy.unix_sockets import bind_wanted, copy_access
 
 #: How often a runtime that is away is looked for.
 LOOK_FOR_RUNTIME_S = 0.1
@@ -122,7 +123,7 @@ class FrameRelay:
 
         Returns why others are not served, by path. What connects from here on waits for ``start_behind``.
 
-        :raises SocketTaken, OSError: the first cannot be had.
+        :raises OSError: the first cannot be had.
         """
         self.sockets, problems = bind_wanted(wanted, given, self._bind)
         self._given = list(given)
@@ -378,15 +379,7 @@ async def behind(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
 
 
 def _bound(path: Path) -> socket.socket:
-    claim(path)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise SocketTaken(f"{path} cannot be served: {error.strerror or error}") from None
-    return listener
+    return listen_at(path, "relay.socket or relay.extra_sockets", backlog=BACKLOG)
 
 
 async def _is_there(path: str) -> bool:

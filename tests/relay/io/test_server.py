@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from cri_api.socket_paths import SocketTaken
 from cri_proxy.relay.http2 import frames
 from cri_proxy.relay.http2.local import NO_RUNTIME
 from cri_proxy.relay.interception import CallEnd
 from cri_proxy.relay.io.drain import STOPPING
 from cri_proxy.relay.io.links import Kind
 from cri_proxy.relay.io.server import ACCEPT_AT_ONCE, ACCEPTING, REACHING, FrameRelay
-from cri_proxy.unix_sockets import SocketTaken
 from tests.cri_client import CriClient
 from tests.relay.http2.hand import CONFIRMED, CREATE, VERSION, data, headers, ping
 from tests.relay.io.frames import (

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import stat
 import struct
 import time
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from typing import Any, Callable, Optional, Protocol
 from google.protobuf.message import DecodeError
 
 from cri_api import nri_v1alpha1_pb2 as nri
+from cri_api.socket_paths import listen_at
 from cri_api.waiting import wait_within
 from cri_proxy.nri.dispatch import effective_mask, pause_s, registration_problem
 from cri_proxy.nri.io.connection import CallFailed, NriConnection
@@ -28,7 +27,6 @@ from cri_proxy.nri.messages import Shown, sync_parts
 from cri_proxy.nri.subscription import NRI_VERSION
 from cri_proxy.relay.interception import AnswerFailed
 from cri_proxy.relay.status import Code
-from cri_proxy.unix_sockets import is_served
 
 #: The most plugins with a penalty.
 _MOST_PENALTIES = 100
@@ -36,7 +34,6 @@ _MOST_PENALTIES = 100
 LONG_S = 1.0
 #: How long a plugin that is refused may take to read why.
 FAREWELL_S = 1.0
-_BACKLOG = 64
 #: Of root's processes alone; more of them is a mistake.
 MOST_CONNECTIONS = 128
 
@@ -294,31 +291,11 @@ def _read(kind: Any, message: bytes) -> Any:
 
 
 def listening_socket(path: Path) -> socket.socket:
-    """A socket of mode 0600; its directory is made with 0700. One that no process serves is replaced.
+    """A socket of mode 0600 in a folder of 0700.
 
-    :raises OSError: a process serves it, or it cannot be made.
+    :raises SocketTaken: a process serves it, or it cannot be made.
     """
-    path.parent.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        path.parent.mkdir(mode=0o700)
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(f"{path} exists and is not a socket")
-        if is_served(path):
-            raise OSError(f"{path} is served by another process (a runtime with an NRI of its own?)")
-        path.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.umask(before)
-    return listener
+    return listen_at(path, other="a runtime with an NRI of its own?", folder_mode=0o700)
 
 
 def peer_pid(connection: Any) -> int:
@@ -338,7 +315,7 @@ class PluginListener:
         self._tasks: set[asyncio.Task[str]] = set()
 
     async def open(self) -> None:
-        """:raises OSError: the socket cannot be had."""
+        """:raises SocketTaken: the socket cannot be had."""
         self._server = await asyncio.start_unix_server(self._connected, sock=listening_socket(self._path))
 
     def stop(self) -> None:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from cri_api.printable import printable
-from cri_proxy.unix_sockets import SocketTaken
 from cri_proxy.view.io.daemon import ViewSocket
 from cri_proxy.view.web.io.listener import listening
 from cri_proxy.view.web.io.server import AWAY, Feed, PageServer
@@ -24,7 +23,7 @@ def main() -> int:
     try:
         with listening(options.listen, options.url_file) as (listener, token):
             return asyncio.run(_serve(options, listener, token))
-    except (SocketTaken, OSError) as error:
+    except OSError as error:
         print(printable(f"cri-resmgr web: {error}"), file=sys.stderr)
         return 1
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Optional
 
 from bpf.kernel.notify import notify
+from cri_api.socket_paths import listen_at
 from cri_proxy.door import BACKLOG
-from cri_proxy.unix_sockets import FIRST_FD, activated, claim
+from cri_proxy.unix_sockets import FIRST_FD, activated
 from cri_proxy.view.web.requests import Listen, is_token
 
 #: By which systemd knows the socket that it keeps.
@@ -31,7 +32,7 @@ def listening(
 ) -> Iterator[tuple[socket.socket, str]]:
     """The socket of an address, and its token. ``url_file`` is removed where it has the token of another socket.
 
-    :raises SocketTaken, OSError: the address cannot be had.
+    :raises OSError: the address cannot be had.
     """
     listener = _handed_over(listen, environment)
     if listener is not None:
@@ -67,13 +68,11 @@ def _handed_over(listen: Listen, environment: Mapping[str, str]) -> Optional[soc
 
 def _bound(listen: Listen) -> socket.socket:
     if listen.path:
-        claim(Path(listen.path), "--listen")
-        listener = socket.socket(socket.AF_UNIX)
-    else:
-        listener = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return listen_at(Path(listen.path), "--listen", backlog=BACKLOG)
+    listener = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(listen.path or (listen.host, listen.port))
+        listener.bind((listen.host, listen.port))
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()

@@ -17,11 +17,11 @@ from cluster.agent.io.daemon import DaemonClient
 from cluster.dra.claims import CLAIMS, ClaimName
 from cluster.dra.io.plugin import Plugin, socket_paths
 from cluster.dra.io.preparing import MOST_AT_ONCE
-from cluster.dra.io.sockets import NoSocket, SocketTaken
 from cluster.kube.io.client import Client
 from cri_api import dra_health_pb2 as health_api
 from cri_api import dra_v1_pb2 as api
 from cri_api.checked_requests import MOST_BYTES
+from cri_api.socket_paths import SocketTaken
 from tests.cluster.api_server import ApiServer, Fault
 from tests.cluster.dra.io.daemon import ClaimDaemon
 from tests.cluster.dra.io.kubelet import PREPARE, UNPREPARE, Kubelet
@@ -161,7 +161,7 @@ async def test_what_is_no_socket_is_left_alone(
     service, registration = socket_paths(folder / "k", DRIVER)
     registration.parent.mkdir(parents=True)
     registration.write_text("notes")
-    with pytest.raises(NoSocket, match=r"-reg.sock exists and is not a socket; remove it$"):
+    with pytest.raises(SocketTaken, match=r"-reg.sock exists and is not a socket; remove it$"):
         await make_plugin(api_client, daemon, folder, rounds).run()
     assert registration.read_text() == "notes" and not service.exists()
 
@@ -169,7 +169,7 @@ async def test_what_is_no_socket_is_left_alone(
 async def test_a_path_that_no_socket_can_have_is_a_sentence(
     api_client: Client, daemon: ClaimDaemon, folder: Path, rounds: Rounds
 ) -> None:
-    with pytest.raises(NoSocket, match=r"dra.sock cannot be served: .*too long"):
+    with pytest.raises(SocketTaken, match=r"dra.sock cannot be served: .*too long"):
         await make_plugin(api_client, daemon, folder / ("d" * 100), rounds).run()
 
 
