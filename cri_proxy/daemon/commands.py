@@ -25,7 +25,7 @@ from cri_proxy.daemon.commands_view import SHARED, ViewCommands, read_most, slic
 from cri_proxy.daemon.engine_host import COMMAND, NODE_PLACEMENT
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.invariants import unmet_in_short
-from cri_proxy.engine.model import BadOrder, ContainerRecord, Life, Management, read_overrides
+from cri_proxy.engine.model import BadOrder, ContainerRecord, Management, read_overrides
 from cri_proxy.engine.report import (
     NotOne,
     engine_status,
@@ -236,7 +236,7 @@ class Commands:
     async def release(self, arguments: dict[str, Any]) -> Any:
         engine = self._engine()
         if arguments.get("all"):
-            grants = [g for g in engine.grants.values() if g.life not in (Life.CREATING, Life.CLAIM)]
+            grants = [g for g in engine.grants.values() if g.is_made]
         else:
             grants = [self._one(str(arguments.get("container", "")))]
         for grant in grants:

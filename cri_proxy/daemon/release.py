@@ -107,11 +107,7 @@ async def _engine(node: _Node, loaded: LoadedState) -> Engine:
 def _release(engine: Engine, container: Optional[str]) -> list[CpusetUpdate]:
     chosen = list(engine.grants.values()) if container is None else [find_one(engine, container)]
     # One without a record may be one of ours whose record is lost: its CPUs are given back too.
-    live = [
-        g
-        for g in chosen
-        if g.life not in (Life.CREATING, Life.HELD, Life.CLAIM) and g.stance is not Management.KUBELET
-    ]
+    live = [g for g in chosen if g.is_made and g.life is not Life.HELD and g.stance is not Management.KUBELET]
     for grant in live:
         engine.release(grant.key)
     lacking = {update.id: update for update in engine.lacking(gives_back=True)}

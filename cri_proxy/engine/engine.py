@@ -361,7 +361,7 @@ class Engine(State):
             grant = replace(grant, turbo_us=0) if grant.turbo_us else grant
             self.put(grant)
             self.found[grant.key] = grant
-            if grant.life not in (Life.CREATING, Life.CLAIM):
+            if grant.is_made:
                 self.tell(grant.key, told_by(grant)._replace(turbo_us=quota_us))
         for pod in [pod for pod in self.pods.values() if pod.size is not None]:
             self.put_pod(pod)

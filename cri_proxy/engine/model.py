@@ -129,6 +129,11 @@ class ContainerRecord:
         return self.life is Life.CLAIM
 
     @property
+    def is_made(self) -> bool:
+        """Whether it is a container that the runtime has made: no claim's part, and not still on its way."""
+        return self.life not in (Life.CREATING, Life.CLAIM)
+
+    @property
     def cpus(self) -> frozenset[int]:
         """The CPUs it is charged on; in mode observe those it would have, so that the next decision makes sense."""
         return (

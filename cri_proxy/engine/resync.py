@@ -195,7 +195,7 @@ def _remove_gone(engine: Engine, listing: Listing, latest: Mapping[tuple[str, st
 
 
 def _is_gone(grant: ContainerRecord, listing: Listing) -> bool:
-    is_older = grant.life not in (Life.CREATING, Life.CLAIM) and grant.since_s < listing.listed_at_s
+    is_older = grant.is_made and grant.since_s < listing.listed_at_s
     return is_older and grant.key not in listing.seen
 
 
@@ -735,7 +735,7 @@ def _gone(
     gone = [
         grant.key
         for grant in engine.grants.values()
-        if grant.life not in (Life.CREATING, Life.CLAIM)
+        if grant.is_made
         and (_is_earlier(grant, newest, seen) or (grant.key not in seen and grant.since_s < listed_at_s))
     ]
     return gone, tickets

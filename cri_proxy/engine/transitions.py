@@ -539,7 +539,7 @@ def _take_over(
 def release(state: State, container_id: str) -> None:
     """Give a container the CPUs and memory nodes it would have without us; it is not managed from then on."""
     grant = state.grants.get(container_id)
-    if grant is None or grant.life in (Life.CREATING, Life.CLAIM) or grant.stance is Management.KUBELET:
+    if grant is None or not grant.is_made or grant.stance is Management.KUBELET:
         return
     is_on_its_way = grant.stance is Management.RELEASED and grant.runs_on == _unmanaged_place(state, grant)[0]
     if is_on_its_way and differs(state, container_id):

@@ -25,7 +25,7 @@ from cri_proxy.cri.messages import (
     read_qos,
     read_resources,
 )
-from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, Life, ListedContainer
+from cri_proxy.engine.model import ContainerRecord, CpusetUpdate, ListedContainer
 from cri_proxy.engine.resync import UnannouncedContainer
 from policies.machine.cpus import BadCpuList, parse_cpus
 from policies.model import Constraint, Container, Placement, Pod, PodSize, Quota
@@ -166,7 +166,7 @@ def read_seen(
     """
     seen = {c.id: _seen(c, pods, grants.get(c.id)) for c in containers if c.id}
     for key, grant in grants.items():
-        if key not in seen and grant.life not in (Life.CREATING, Life.CLAIM):
+        if key not in seen and grant.is_made:
             container = grant.container
             seen[key] = ListedContainer(
                 key,
