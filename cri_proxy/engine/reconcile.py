@@ -456,32 +456,39 @@ def as_claims(place: Placement) -> Placement:
 
 
 def _reconcile_member(state: State, grant: ContainerRecord) -> bool:
-    """Bring a container that has claims in line with them; False: they give it nothing, and have not before."""
+    """Bring a container that has claims to where these have it now; False: they give it nothing, and have not before."""
+    was_member, (claimed, hidden) = bool(grant.placement.claimed), claimed_by(state.grants, grant.container)
     is_untouched = grant.stance is Management.UNTOUCHED and grant.displaced is not None
-    if grant.stance not in (Management.PLACED, Management.ADOPTED) and not is_untouched:
-        return False
-    place, (claimed, hidden) = grant.placement, claimed_by(state.grants, grant.container)
-    was_member, is_same = bool(place.claimed), (place.claimed, place.hidden) == (claimed, hidden)
-    # 1. The same CPUs of its claims, and what may be used of its home.
-    if was_member and is_same and grant.stance is Management.PLACED:
-        cpus = effective(state, place, grant.constraint)
-        rest = rest_of(state.grants, grant.container)
-        if cpus & claimed and bool(rest > 0) == bool(place.home) and (not place.home or cpus - claimed):
-            if cpus != place.cpus or not place.mems <= state.node.mems:
-                state.put(altered(grant, placement=_on_usable_mems(state, altered(place, cpus=cpus), grant)))
-            return True
-    if not claimed and not was_member:
-        return False
-    # 2. Where it is by the claims that it has now; without any of them as a container without claims.
+    is_ours = grant.stance in (Management.PLACED, Management.ADOPTED) or is_untouched
+    now = _by_claims(state, grant, claimed, hidden) if is_ours and (was_member or claimed) else None
+    if now is None and was_member and grant.stance is Management.PLACED:
+        first = altered(grant.placement, home=grant.placement.cpus, claimed=NO_CPUS, hidden=NO_CPUS)
+        _leave_untouched(state, grant, first)
+    elif now is not None and now is not grant and (was_member or now.placement.claimed):
+        state.put(now)
+    return is_ours and (was_member or (now is not None and bool(now.placement.claimed)))
+
+
+def _by_claims(
+    state: State, grant: ContainerRecord, claimed: frozenset[int], hidden: frozenset[int]
+) -> Optional[ContainerRecord]:
+    """A member by what its claims own now; None: there is no CPU for it.
+
+    On the CPUs of its claims and what may be used of its home, as long as these are the same; else anew, without any claim
+    as a container without claims.
+    """
+    place = grant.placement
+    if (place.claimed, place.hidden) == (claimed, hidden) and claimed and grant.stance is Management.PLACED:
+        cpus, has_rest = effective(state, place, grant.constraint), rest_of(state.grants, grant.container) > 0
+        if cpus & claimed and has_rest == bool(place.home) and (not place.home or cpus - claimed):
+            if cpus == place.cpus and place.mems <= state.node.mems:
+                return grant
+            return altered(grant, placement=_on_usable_mems(state, altered(place, cpus=cpus), grant))
     anew = _place_anew(state, grant)
-    if anew is None or not anew.placement.cpus or (not was_member and not anew.placement.claimed):
-        if was_member and grant.stance is Management.PLACED:
-            _leave_untouched(state, grant, altered(place, home=place.cpus, claimed=NO_CPUS, hidden=NO_CPUS))
-        return was_member
+    if anew is None or not anew.placement.cpus:
+        return None
     kept = keep_memory(state, place, anew.placement, grant.constraint) if place.cpus else anew.placement
-    if kept != place or grant.stance is not Management.PLACED:
-        state.put(placed(grant, kept, anew.why))
-    return True
+    return grant if kept == place and grant.stance is Management.PLACED else placed(grant, kept, anew.why)
 
 
 def _reconcile_placed(
