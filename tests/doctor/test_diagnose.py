@@ -321,7 +321,10 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
         {"cpu-manager": WARNING, "claims-cpu-manager": PROBLEM},
     ),
     "claims on a containerd without CDI": (with_claims(version="1.6.20~ds1"), {"claims-cdi": PROBLEM}),
-    "claims with CDI switched off": (with_claims(gives_cdi=False), {"claims-cdi": PROBLEM}),
+    "claims with CDI switched off": (with_claims(version="2.1.0", gives_cdi=False), {"claims-cdi": PROBLEM}),
+    "claims with CDI switched off in a containerd that leaves devices out": (
+        with_claims(version="1.7.24", gives_cdi=False), {"claims-cdi": WARNING},
+    ),
     "claims, and it is not known whether there is CDI": (with_claims(gives_cdi=None), {}),
     "claims on a runtime of another name": (with_claims(name="cri-o", version="1.28.0"), {}),
     "another driver of the claims' name": (
@@ -385,6 +388,14 @@ OTHERWISE: dict[str, tuple[Facts, dict[str, str]]] = {
     "kubelet points at a standalone daemon": (replace(STANDALONE, kubelet=HEALTHY.kubelet), {"kubelet": PROBLEM}),
     "systemd listens for a standalone daemon": (
         replace(STANDALONE, system=HEALTHY.system), {UNITS[1]: WARNING},
+    ),
+    "claims with CDI switched off, of which the plugin hears by nothing else": (
+        replace(
+            PLUGIN,
+            runtime=replace(PLUGIN.runtime, version="1.7.24", gives_cdi=False),
+            claims=ClaimFacts(True, "cpu.cri-resmgr.io"),
+        ),
+        {"claims-cdi": PROBLEM},
     ),
     "a second plugin": (
         replace(PLUGIN, system=replace(PLUGIN.system, nri_plugins=("10-cri-resmgr", "90-balloons"))),

@@ -45,12 +45,17 @@ def _runtime(facts: Facts) -> Iterator[Finding]:
         sentence = f"containerd {runtime.version} knows no CDI devices: no container gets its claim"
         yield problem("claims-cdi", sentence, "containerd 1.7 or later")
     elif runtime.gives_cdi is False:
-        sentence = (
-            f"containerd {runtime.version} has CDI devices switched off: no container with a claim starts"
-        )
-        yield problem(
-            "claims-cdi", sentence, "enable_cdi = true in the CRI plugin's part of containerd's config.toml"
-        )
+        sentence = f"containerd {runtime.version} has CDI devices switched off: "
+        hint = "enable_cdi = true in the CRI plugin's part of containerd's config.toml"
+        if not number or int(number[1]) >= 2:
+            yield problem("claims-cdi", f"{sentence}no container with a claim starts", hint)
+        elif facts.front_end == "nri-plugin":
+            yield problem(
+                "claims-cdi", f"{sentence}the NRI plugin sees no claim, and no container gets one", hint
+            )
+        else:
+            sentence += "containers have their claims of CPUs, and no device of another driver"
+            yield warning("claims-cdi", sentence, hint)
 
 
 def _driver(facts: Facts) -> Iterator[Finding]:
