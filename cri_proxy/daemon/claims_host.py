@@ -57,6 +57,8 @@ class ClaimsHost:
         self._driver = ""
         #: One change of files at a time, each to what the records say then.
         self._files = asyncio.Lock()
+        #: The last of them, which may still be under way.
+        self._late: Optional[asyncio.Future[Any]] = None
         #: The last entry of the engine's history that was looked at.
         self._newest = 0
         self._hardware: Optional[tuple[Topology, Hardware]] = None
@@ -197,9 +199,12 @@ class ClaimsHost:
         return CdiFolder(below(self._root, FOLDER))
 
     async def _within(self, work: Callable[[], Result]) -> Result:
-        """:raises FilesLate: it takes too long; it goes on."""
+        """:raises FilesLate: it takes too long. It goes on, and nothing is begun before its end."""
         try:
-            return await wait_within(FILES_S, asyncio.to_thread(work))
+            if self._late is not None:
+                await wait_within(FILES_S, asyncio.wait((self._late,)))
+            self._late = done = asyncio.get_running_loop().run_in_executor(None, work)
+            return await wait_within(FILES_S, asyncio.shield(done))
         except asyncio.TimeoutError:
             # What it was at may be done after all that follows: all of it is looked at again.
             sentence = f"the file system of {self._folder().path} has not answered for {FILES_S:.0f} s"
