@@ -279,6 +279,7 @@ WRONG: dict[str, tuple[Facts, dict[str, str]]] = {
     "no boot id": (with_part("kernel", boot_id=""), {"boot-id": WARNING}),
     "Intel's runs": (with_part("system", programs=(INTELS,)), {"intel": PROBLEM}),
     "koordlet runs": (with_part("system", programs=("koordlet",)), {"writer": WARNING}),
+    "another driver of CPUs, of another name": (with_part("system", programs=("dracpu",)), {"writer": WARNING}),
     "NRI plugin": (with_part("system", nri_plugins=("90-topology-aware",)), {"nri-plugin": WARNING}),
     "not root": (with_part("system", uid=1000), {"root": WARNING}),
     "resctrl is not mounted": (

@@ -31,6 +31,7 @@ WRITERS: Mapping[str, str] = {
     "rubik": "rubik, which sets quotas and cpusets",
     "katalyst-agent": "katalyst's agent",
     "crane-agent": "crane's agent",
+    "dracpu": "Kubernetes' driver of CPUs (dra.cpu), which sets the cpuset of every container",
     "numad": "numad, which moves processes between NUMA nodes",
 }
 #: Programs that are often beside us, and what there is to know of them.
