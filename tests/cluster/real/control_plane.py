@@ -48,7 +48,7 @@ class ControlPlane:
     """``etcd``, ``kube_apiserver``: programs. ``url`` and the credentials stay the same over restarts.
 
     ``address``: where the server listens, an address of this machine; ``port`` 0: a free one. ``gates``: the server's
-    feature gates as its option has them, "" = as they are by default.
+    feature gates as its option has them, "" = as they are by default; ``flags``: more of the server's options.
     """
 
     def __init__(
@@ -60,12 +60,13 @@ class ControlPlane:
         address: str = LOOPBACK,
         port: int = 0,
         gates: str = "",
+        flags: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._etcd_program = etcd
         self._server_program = kube_apiserver
         self.address = address
-        self._gates = [f"--feature-gates={gates}"] if gates else []
+        self._flags = [*flags, *([f"--feature-gates={gates}"] if gates else [])]
         self.port = port or free_port()
         self.url = f"https://{address}:{self.port}"
         self.ca = folder / "ca.crt"
@@ -117,7 +118,7 @@ class ControlPlane:
             "--enable-admission-plugins=NodeRestriction",
             f"--service-cluster-ip-range={SERVICE_CIDR}",
             "--allow-privileged=true",
-            *self._gates,
+            *self._flags,
         )
         self.wait("kube-apiserver", self.is_ready)
 

@@ -1,0 +1,221 @@
+"""Our driver of CPUs beside Kubernetes' own, ``dra.cpu``: ``python -m bench.dra [PART]...`` (root; builds its peers).
+
+A real control plane, and two nodes on the same described machine (``bench/dra/nodes.py``); parts:
+
+- ``l3s``: over how many L3s the CPUs of claims are, on a fresh node and while claims come and go, the same for each;
+- ``time``: from a pod's create to its container's start, a claim of 4 CPUs from a template, in turns with pods without;
+- ``writes``: what each driver asks of the API server, by its audit log: at its start, for a pod, in an idle minute.
+
+``DRA_ROUNDS``: of pods, of each kind one a round; ``DRA_SEED``: of the claims that come and go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Optional
+
+from bench.dra.audit import Call, counted, shown, step_times, writes
+from bench.dra.nodes import Nodes, Way, of_cpus, of_cpus_in_one, of_groups, of_ours, two_nodes
+from bench.dra.sequences import PROBES, SIZES, Come, Tally, l3s, needed, sequence
+from bench.figures import machine_line, print_row
+from bench.turns import of_each, rotated, spread
+from cluster.api.names import AGENT
+from tests.kubelet.real.dra.reference import REFERENCE, ReferenceNode, number_cores
+from tests.kubelet.real.machine import MACHINE
+from tests.machines import machine
+from tests.peers.programs import CLUSTER, find
+
+PARTS = ("l3s", "time", "writes")
+ROUNDS = int(os.environ.get("DRA_ROUNDS", "24"))
+SEED = int(os.environ.get("DRA_SEED", "7"))
+#: Of claims that come and go: rounds, changes in each, and how much of the machine they fill.
+CHURN_ROUNDS, CHANGES, LOAD = 6, 10, 0.75
+CLAIM_CPUS = 4
+IDLE_S = 60.0
+#: A driver that has published says no more of its start after so long.
+START_S = 15.0
+OURS, THEIRS = "ours", REFERENCE
+NO_CLAIM = "no claim, {}'s node"
+DESCRIBED = machine(MACHINE)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.dra", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parts = parser.parse_args().parts or PARTS
+    if unknown := sorted(set(parts) - set(PARTS)):
+        parser.error(f"no part is {', '.join(unknown)}")
+    print(f"{machine_line()}; load {os.getloadavg()[0]:.0f}", flush=True)
+    programs = find(*CLUSTER, "dracpu")
+    began_s = time.time()
+    async with two_nodes(programs) as nodes:
+        await asyncio.sleep(START_S)
+        started_s = time.time()
+        spent: Optional[tuple[float, float]] = None
+        if {"time", "writes"} & set(parts):
+            spent = await times(nodes)
+        if "writes" in parts:
+            assert spent is not None
+            await counts(nodes, (began_s, started_s), spent)
+        if "l3s" in parts:
+            await places(nodes)
+
+
+# --- over how many L3s
+
+
+async def places(nodes: Nodes) -> None:
+    """Each way of the two nodes on an empty node, those of the reference's one after the other."""
+    ours, theirs = await asyncio.gather(churned(Way(OURS, nodes.ours, of_ours)), reference_ways(nodes.theirs))
+    found = {OURS: ours, **theirs}
+    print("\nClaims with no more L3s than they need; with more; refused\n")
+    print_row("claims", "L3s needed", *found)
+    print_row(*["---"] * (2 + len(found)))
+    for when, cpus in ours:
+        cells = (tallies[when, cpus].cell(needed(cpus, DESCRIBED)) for tallies in found.values())
+        print_row(f"{cpus} CPUs, {when}", str(needed(cpus, DESCRIBED)), *cells)
+
+
+async def reference_ways(node: ReferenceNode) -> dict[str, dict[Kind, Tally]]:
+    """As it takes the described machine, and where all cores of a socket have ids of their own."""
+    found = {f"{THEIRS}, groups": await churned(Way("dies", node, of_groups))}
+    number_cores(node.sys)
+    await node.restart_driver()
+    found[f"{THEIRS}, groups, own core ids"] = await churned(Way("groups", node, of_groups))
+    await node.restart_driver("--cpu-device-mode=individual")
+    found[f"{THEIRS}, CPUs, own core ids"] = await churned(Way("cpus", node, of_cpus))
+    in_one = Way("in-one", node, of_cpus_in_one)
+    found[f"{THEIRS}, CPUs of one `cacheL3ID`, own core ids"] = await churned(in_one)
+    return found
+
+
+#: When claims came, and their CPUs.
+Kind = tuple[str, int]
+
+
+async def churned(way: Way) -> dict[Kind, Tally]:
+    """What claims were given, by when they came and their CPUs."""
+    tallies: dict[Kind, Tally] = {("fresh", cpus): Tally() for cpus in PROBES}
+    tallies |= {("fragmented", cpus): Tally() for cpus in PROBES}
+    tallies |= {("come and go", cpus): Tally() for cpus in sorted(set(SIZES))}
+    await probe(way, "fresh", tallies)
+    live: list[str] = []
+    for steps in sequence(SEED, CHURN_ROUNDS, CHANGES, len(DESCRIBED.cpus), LOAD):
+        for step in steps:
+            name = f"{way.name}-{step.name}"
+            if isinstance(step, Come):
+                given = await way.given(name, step.cpus)
+                tallies["come and go", step.cpus].given.append(counted_l3s(given, step.cpus))
+                live += [name] if given is not None else []
+            elif name in live:
+                live.remove(name)
+                await way.end(name)
+        await probe(way, "fragmented", tallies)
+    await way.end(*live)
+    return tallies
+
+
+async def probe(way: Way, when: str, tallies: dict[Kind, Tally]) -> None:
+    """Claims that come and go one by one: each meets the same."""
+    for cpus in PROBES:
+        name = f"{way.name}-probe"
+        given = await way.given(name, cpus)
+        tallies[when, cpus].given.append(counted_l3s(given, cpus))
+        if given is not None:
+            await way.end(name)
+
+
+def counted_l3s(given: Optional[frozenset[int]], cpus: int) -> Optional[int]:
+    if given is None:
+        return None
+    assert len(given) == cpus, f"{cpus} CPUs were claimed, and {sorted(given)} are given"
+    return l3s(given, DESCRIBED)
+
+
+# --- how soon
+
+
+async def times(nodes: Nodes) -> tuple[float, float]:
+    """Prints them; the moments before and after."""
+    ways = [
+        Way(THEIRS, nodes.theirs, of_groups),
+        Way(OURS, nodes.ours, of_ours),
+        Way(NO_CLAIM.format(THEIRS), nodes.theirs),
+        Way(NO_CLAIM.format(OURS), nodes.ours),
+    ]
+    for number, way in enumerate(ways):
+        await timed(way, f"first-{number}")
+    began_s = time.time()
+    seconds: dict[str, list[float]] = {way.name: [] for way in ways}
+    pods: dict[str, list[str]] = {way.name: [] for way in ways}
+    created: dict[str, tuple[float, float]] = {}
+    for number in range(ROUNDS):
+        for way in rotated(ways, number):
+            name = f"pod-{ways.index(way)}-{number}"
+            created[name] = await timed(way, name)
+            pods[way.name].append(name)
+            seconds[way.name].append(created[name][1] - created[name][0])
+    ended_s = time.time()
+    print(f"\nFrom create to start, {ROUNDS} pods each in turns, s: median (quartiles)\n")
+    print_row("pods", "s", "least")
+    print_row(*["---"] * 3)
+    for way in ways:
+        print_row(way.name, f"{spread(seconds[way.name]):.3f}", f"{min(seconds[way.name]):.3f}")
+    for one, other in ((OURS, THEIRS), (OURS, NO_CLAIM.format(OURS)), (THEIRS, NO_CLAIM.format(THEIRS))):
+        print(f"{one} / {other}: {of_each(seconds[one], seconds[other]):.2f}")
+    steps(nodes.calls(), pods, created)
+    return began_s, ended_s
+
+
+async def timed(way: Way, name: str) -> tuple[float, float]:
+    found = await way.started_s(name, CLAIM_CPUS)
+    await way.end(name)
+    return found
+
+
+def steps(calls: Sequence[Call], pods: dict[str, list[str]], created: dict[str, tuple[float, float]]) -> None:
+    """Where the time goes, as far as the API server sees it."""
+    names = ("claim allocated", "pod bound", "claim read on the node", "container started")
+    print("\nAfter the create, ms at the median\n")
+    print_row("pods", *names)
+    print_row(*["---"] * (1 + len(names)))
+    for way, of_way in pods.items():
+        found = [(*step_times(calls, pod, created[pod][0]), created[pod][1]) for pod in of_way]
+        columns = [
+            [row[column] - created[pod][0] for row, pod in zip(found, of_way) if row[column]]
+            for column in range(len(names))
+        ]
+        print_row(way, *(f"{spread(each).median * 1000:.0f}" if each else "" for each in columns))
+
+
+# --- what it asks of the API server
+
+
+async def counts(nodes: Nodes, start: tuple[float, float], spent: tuple[float, float]) -> None:
+    began_s = time.time()
+    await asyncio.sleep(IDLE_S)
+    calls = nodes.calls()
+    windows = {
+        "start": start,
+        f"{ROUNDS} pods with claims, one after the other": spent,
+        f"idle, {IDLE_S:.0f} s": (began_s, time.time()),
+    }
+    drivers = {
+        THEIRS: ("dracpu", REFERENCE),
+        f"{OURS}: claims and slices": (AGENT, f"system:node:{nodes.ours.name}"),
+    }
+    print("\nCalls of the API server\n")
+    print_row("driver", "when", "writes", "which", "reads")
+    print_row(*["---"] * 5)
+    for name, (program, account) in drivers.items():
+        for when, (since_s, until_s) in windows.items():
+            found = counted(calls, program, account, since_s, until_s)
+            print_row(name, when, str(writes(found)), shown(found, True), shown(found, False))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

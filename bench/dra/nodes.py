@@ -1,0 +1,236 @@
+"""Two nodes of one control plane on the same described machine: one with our daemon and agent, one with ``dra.cpu``.
+
+Each has a kubelet and a containerd of its own, both with NRI on. What a driver does while it has nothing to do, the other
+one's pods meet as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from bench.dra.audit import POLICY, Call, read_calls
+from cluster.api.names import NAMESPACE
+from cri_api import runtime_v1_pb2 as cri
+from policies.machine.cpus import parse_cpus
+from tests.cluster.real.control_plane import ControlPlane, Refused
+from tests.cluster.real.kubectl import PACKAGING, Kubectl
+from tests.cluster.real.node import PODS
+from tests.e2e.containerd import Containerd
+from tests.e2e.node import until
+from tests.kubelet.real.conftest import start
+from tests.kubelet.real.dra.node import CLAIMS, DRIVER, TEMPLATES, ClaimNode, pod_of, share, user
+from tests.kubelet.real.dra.reference import (
+    REFERENCE,
+    ReferenceNode,
+    allow_reference,
+    group_share,
+    reference_node,
+)
+from tests.kubelet.real.machine import write_hugepages, write_machine, write_runtime
+from tests.kubelet.real.node import RUNNING, TIMEOUT_S
+from tests.kubelet.real.shared.logind import Logind
+from tests.kubelet.real.shared.node import container, pod
+from tests.kubelet.real.shared.whole import running
+
+#: A claim that the scheduler has no place for is taken for refused when it has none after so long either, seconds: what
+#: ended before it, the scheduler may hear of a moment later.
+REFUSED_S = 3.0
+NUMA_NODE = "resource.kubernetes.io/numaNode"
+
+#: A claim's spec by its CPUs.
+Asked = Callable[[int], dict[str, Any]]
+
+
+def of_ours(cpus: int) -> dict[str, Any]:
+    """As docs/dra.md has it: CPUs of one L3, two requests where that is too small, a whole NUMA node of 16 CPUs."""
+    if cpus == 16:
+        whole = {"name": "cpus", "exactly": {"deviceClassName": f"whole-numa.{DRIVER}"}}
+        return {"devices": {"requests": [whole]}}
+    if cpus <= 8:
+        return {"devices": {"requests": [share(cpus)]}}
+    two = [share(8, name="one"), share(cpus - 8, name="other")]
+    return {"devices": {"requests": two, "constraints": [{"matchAttribute": NUMA_NODE}]}}
+
+
+def of_groups(cpus: int) -> dict[str, Any]:
+    """As the reference driver's README has it: part of a NUMA node."""
+    return {"devices": {"requests": [group_share(cpus)]}}
+
+
+def of_cpus(cpus: int) -> dict[str, Any]:
+    """The same where each CPU is a device."""
+    asked = {"name": "cpus", "exactly": {"deviceClassName": REFERENCE, "count": cpus}}
+    return {"devices": {"requests": [asked]}}
+
+
+def of_cpus_in_one(cpus: int) -> dict[str, Any]:
+    """The same with all CPUs in one L3, or where that is too small in one NUMA node."""
+    of = f"{REFERENCE}/cacheL3ID" if cpus <= 8 else f"{REFERENCE}/numaNodeID"
+    return {"devices": {**of_cpus(cpus)["devices"], "constraints": [{"matchAttribute": of}]}}
+
+
+@dataclass(frozen=True)
+class Way:
+    """Pods of one node, with claims as they are written for its driver; without ``asked`` they have none."""
+
+    name: str
+    node: ClaimNode
+    asked: Optional[Asked] = None
+
+    async def template(self, cpus: int) -> str:
+        """The name of the template of a claim of so many CPUs, which is there."""
+        assert self.asked is not None
+        name = f"{self.name}-of-{cpus}"
+        wanted = {"metadata": {"name": name}, "spec": {"spec": self.asked(cpus)}}
+        with contextlib.suppress(Refused):  # it is there
+            await asyncio.to_thread(self.node.api.ask, "POST", TEMPLATES, wanted)
+        return name
+
+    async def pod(self, name: str, cpus: int) -> dict[str, Any]:
+        """A pod that requests so many CPUs, and claims them from a template."""
+        of_node = {"nodeSelector": {"kubernetes.io/hostname": self.node.name}}
+        if self.asked is None:
+            return pod(name, container(cpu=str(cpus)), **of_node)
+        made = pod_of(name, user("main", "cpus", cpu=str(cpus)), cpus=await self.template(cpus))
+        made["spec"].update(of_node)
+        return made
+
+    async def given(self, name: str, cpus: int) -> Optional[frozenset[int]]:
+        """The CPUs of a new pod's container; None: it has none, and is gone again."""
+        await self.node.create(await self.pod(name, cpus))
+        deadline_s: Optional[float] = None
+        while True:
+            for each in await self.node.containers(name, RUNNING):
+                return parse_cpus(self.node.told(each.id))
+            if await self._waits(name):
+                deadline_s = deadline_s or time.monotonic() + REFUSED_S
+                if time.monotonic() > deadline_s:
+                    await self.end(name)
+                    return None
+            await asyncio.sleep(0.05)
+
+    async def _waits(self, name: str) -> bool:
+        """Whether the scheduler has no node for a pod, or the driver has refused its claim."""
+        conditions = (await self.node.pod(name)).get("status", {}).get("conditions") or ()
+        said = {each["type"]: each.get("reason") for each in conditions}
+        if said.get("PodScheduled") == "Unschedulable":
+            return True
+        events = await self.node.events(name)
+        return any(each.startswith("FailedPrepareDynamicResources") for each in events)
+
+    async def started_s(self, name: str, cpus: int) -> tuple[float, float]:
+        """When a pod's create was asked for, and when its container was started: seconds since the epoch."""
+        wanted = await self.pod(name, cpus)
+        began_s = time.time()
+        ids = await self.node.start(wanted)
+        request = cri.ContainerStatusRequest(container_id=ids["main"])
+        answer = await self.node.direct.call("ContainerStatus", request)
+        return began_s, answer.status.started_at / 1e9
+
+    async def end(self, *names: str) -> None:
+        """Delete pods, and wait until they and the claims that were made for them are gone."""
+        for name in names:
+            await asyncio.to_thread(self.node.api.ask, "DELETE", f"{PODS}/{name}")
+
+        async def left() -> set[str]:
+            found = set()
+            for kind in (PODS, CLAIMS):
+                for each in (await asyncio.to_thread(self.node.api.ask, "GET", kind))["items"]:
+                    owners = [of["name"] for of in each["metadata"].get("ownerReferences") or ()]
+                    found |= {each["metadata"]["name"], *owners} & set(names)
+            return found
+
+        await until(left, lambda found: not found, TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The two, ready; ``began_s``: the moment before the driver of each was started, and the one of both."""
+
+    api: ControlPlane
+    ours: ClaimNode
+    theirs: ReferenceNode
+
+    def calls(self) -> list[Call]:
+        """What was asked of the API server so far."""
+        with (self.api.folder / "audit.log").open() as lines:
+            return list(read_calls(lines))
+
+
+@asynccontextmanager
+async def two_nodes(programs: Mapping[str, Path], options: Sequence[str] = ()) -> AsyncIterator[Nodes]:
+    """Both nodes run until the end of the block. ``options``: of the reference driver."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crb-")))
+        api = stack.enter_context(_control_plane(programs))
+        kubectl = Kubectl(programs["kubectl"], api)
+        kubectl.apply_crds()
+        kubectl.apply_rights()
+        kubectl.run("apply", "-k", str(PACKAGING / "dra" / "objects"))
+        machines = [_machine(folder / name) for name in ("m0", "m1")]
+        runtimes = [
+            stack.enter_context(_containerd(programs, described, folder / name))
+            for described, name in zip(machines, ("c0", "c1"))
+        ]
+        logind = Logind(folder / "bus")  # never started: kubelet is told that there is none
+        stack.callback(logind.close)
+        theirs = await stack.enter_async_context(
+            reference_node(
+                programs, api, kubectl, runtimes[1], machines[1], allow_reference(api),
+                f"reference-{os.getpid()}", options,
+            )
+        )  # fmt: skip
+        ours = await stack.enter_async_context(
+            running(
+                ClaimNode, programs["kubelet"], api, kubectl, runtimes[0], machines[0], logind,
+                config={"dra": {"enabled": True}}, as_kubelet=True,
+            )
+        )  # fmt: skip
+        await ours.until_published()
+        yield Nodes(api, ours, theirs)
+
+
+@contextlib.contextmanager
+def _control_plane(programs: Mapping[str, Path]) -> Any:
+    # Its sockets' paths are short.
+    folder = Path(tempfile.mkdtemp(prefix="crk-"))
+    policy = folder / "audit.json"
+    policy.write_text(json.dumps(POLICY))
+    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={folder}/audit.log")
+    with ControlPlane(folder, programs["etcd"], programs["kube-apiserver"], flags=flags) as api:
+        api.start_controllers(programs["kube-controller-manager"], programs["kube-scheduler"])
+        api.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        yield api
+
+
+def _machine(folder: Path) -> Path:
+    write_hugepages(write_machine(folder))
+    write_runtime(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _containerd(programs: Mapping[str, Path], described: Path, folder: Path) -> Any:
+    runtime = Containerd(
+        folder,
+        programs["containerd"],
+        images=folder.parent / "images",
+        path=[programs["runc"].parent],
+        runc=described / "runc",
+        has_nri=True,
+    )
+    try:
+        start(runtime)
+        yield runtime
+    finally:
+        runtime.close()
