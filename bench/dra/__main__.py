@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import Optional
 
-from bench.dra.audit import Call, counted, shown, step_times, writes
+from bench.dra.audit import Call, counted, is_of_claims, shown, step_times
 from bench.dra.nodes import Nodes, Way, of_cpus, of_cpus_in_one, of_groups, of_ours, two_nodes
-from bench.dra.sequences import PROBES, SIZES, Come, Tally, l3s, needed, sequence
+from bench.dra.sequences import PROBES, SIZES, Come, Go, Tally, l3s, needed, sequence
 from bench.figures import machine_line, print_row
 from bench.turns import of_each, rotated, spread
 from cluster.api.names import AGENT
@@ -32,8 +32,8 @@ from tests.peers.programs import CLUSTER, find
 PARTS = ("l3s", "time", "writes")
 ROUNDS = int(os.environ.get("DRA_ROUNDS", "24"))
 SEED = int(os.environ.get("DRA_SEED", "7"))
-#: Of claims that come and go: rounds, changes in each, and how much of the machine they fill.
-CHURN_ROUNDS, CHANGES, LOAD = 6, 10, 0.75
+#: Of claims that come and go: rounds, how much of the machine they fill, and what is left when some have gone.
+CHURN_ROUNDS, LOAD, LEAVE = 5, 0.75, 0.5
 CLAIM_CPUS = 4
 IDLE_S = 60.0
 #: A driver that has published says no more of its start after so long.
@@ -104,16 +104,16 @@ async def churned(way: Way) -> dict[Kind, Tally]:
     tallies |= {("come and go", cpus): Tally() for cpus in sorted(set(SIZES))}
     await probe(way, "fresh", tallies)
     live: list[str] = []
-    for steps in sequence(SEED, CHURN_ROUNDS, CHANGES, len(DESCRIBED.cpus), LOAD):
+    for steps in sequence(SEED, CHURN_ROUNDS, len(DESCRIBED.cpus), LOAD, LEAVE):
+        gone = [f"{way.name}-{step.name}" for step in steps if isinstance(step, Go)]
+        await way.end(*(name for name in gone if name in live))
+        live = [name for name in live if name not in gone]
         for step in steps:
-            name = f"{way.name}-{step.name}"
             if isinstance(step, Come):
+                name = f"{way.name}-{step.name}"
                 given = await way.given(name, step.cpus)
                 tallies["come and go", step.cpus].given.append(counted_l3s(given, step.cpus))
                 live += [name] if given is not None else []
-            elif name in live:
-                live.remove(name)
-                await way.end(name)
         await probe(way, "fragmented", tallies)
     await way.end(*live)
     return tallies
@@ -206,15 +206,17 @@ async def counts(nodes: Nodes, start: tuple[float, float], spent: tuple[float, f
     }
     drivers = {
         THEIRS: ("dracpu", REFERENCE),
-        f"{OURS}: claims and slices": (AGENT, f"system:node:{nodes.ours.name}"),
+        OURS: (AGENT, f"system:node:{nodes.ours.name}"),
     }
-    print("\nCalls of the API server\n")
-    print_row("driver", "when", "writes", "which", "reads")
+    print("\nCalls of the API server; all else is what our agent tells of the node, each half second here\n")
+    print_row("driver", "when", "of slices and claims: writes", "reads", "all else: writes")
     print_row(*["---"] * 5)
     for name, (program, account) in drivers.items():
         for when, (since_s, until_s) in windows.items():
             found = counted(calls, program, account, since_s, until_s)
-            print_row(name, when, str(writes(found)), shown(found, True), shown(found, False))
+            of_claims = {what: count for what, count in found.items() if is_of_claims(what)}
+            others = {what: count for what, count in found.items() if what not in of_claims}
+            print_row(name, when, shown(of_claims, True), shown(of_claims, False), shown(others, True))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,9 @@ def counted(calls: Iterable[Call], program: str, user: str, since_s: float, unti
     )
 
 
-def writes(counts: Mapping[str, int]) -> int:
-    return sum(count for what, count in counts.items() if what.partition(" ")[0] in WRITES)
+def is_of_claims(what: str) -> bool:
+    """Of what :func:`counted` tells by: whether it is of the group of claims and slices."""
+    return what.partition(" ")[2].startswith("resource")
 
 
 def shown(counts: Mapping[str, int], are_writes: bool) -> str:

@@ -33,25 +33,23 @@ class Go:
 Step = Union[Come, Go]
 
 
-def sequence(seed: int, rounds: int, changes: int, cpus: int, load: float) -> list[list[Step]]:
-    """Rounds of claims that come and go: the first fills a machine of so many CPUs up to ``load``, and each other one has
-    so many changes around that. The same for the same arguments, whatever is refused."""
+def sequence(seed: int, rounds: int, cpus: int, load: float, leave: float) -> list[list[Step]]:
+    """Rounds of claims: each begins with some that go, until ``leave`` of so many CPUs is claimed, and ends with some that
+    come, until ``load`` of them is. The same for the same arguments, whatever is refused."""
     random = Random(seed)
     live: dict[str, int] = {}
     made: list[list[Step]] = []
     count = 0
-    for number in range(rounds):
+    for _ in range(rounds):
         steps: list[Step] = []
-        while (number == 0 and sum(live.values()) < load * cpus) or (number and len(steps) < changes):
-            goes = number > 0 and sum(live.values()) >= load * cpus
-            if goes and live:
-                name = random.choice(sorted(live))
-                del live[name]
-                steps.append(Go(name))
-            else:
-                name, count = f"c{count}", count + 1
-                live[name] = random.choice(SIZES)
-                steps.append(Come(name, live[name]))
+        while sum(live.values()) > leave * cpus:
+            name = random.choice(sorted(live))
+            del live[name]
+            steps.append(Go(name))
+        while sum(live.values()) < load * cpus:
+            name, count = f"c{count}", count + 1
+            live[name] = random.choice(SIZES)
+            steps.append(Come(name, live[name]))
         made.append(steps)
     return made
 

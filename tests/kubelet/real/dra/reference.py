@@ -210,7 +210,6 @@ async def reference_node(
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     await node.end_driver()
-                print("--- driver", *node.driver_log().splitlines()[-40:], sep="\n")
     finally:
         await asyncio.to_thread(host.close)
         await agent.close()

@@ -16,7 +16,7 @@ from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
-from tests.kubelet.real.conftest import start
+from tests.kubelet.real.conftest import LINES, start
 from tests.kubelet.real.dra.node import L3_CPUS, pod_of, user
 from tests.kubelet.real.dra.reference import (
     REFERENCE,
@@ -78,6 +78,8 @@ async def reference(
         found, api, kubectl, with_nri, machine_folder, credentials, name, config=config
     ) as node:
         yield node
+        # Shown if a test fails.
+        print("--- driver", *node.driver_log().splitlines()[-LINES:], sep="\n")
 
 
 async def test_it_gives_cpus_of_a_numa_node_and_all_others_the_rest(reference: ReferenceNode) -> None:
