@@ -1,6 +1,6 @@
 """Our driver of CPUs beside Kubernetes' own, ``dra.cpu``: ``python -m bench.dra [PART]...`` (root; builds its peers).
 
-A real control plane, and two nodes on the same described machine (``bench/dra/nodes.py``); parts:
+A real control plane, and nodes on the same described machine (``bench/dra/nodes.py``); parts:
 
 - ``l3s``: over how many L3s the CPUs of claims are, on a fresh node and while claims come and go, the same for each;
 - ``time``: from a pod's create to its container's start, a claim of 4 CPUs from a template, in turns with pods without;
@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Sequence
 from typing import Optional
 
 from bench.dra.audit import Call, counted, is_of_claims, shown, step_times
-from bench.dra.nodes import Nodes, Way, of_cpus, of_cpus_in_one, of_groups, of_ours, two_nodes
+from bench.dra.nodes import Cluster, Way, cluster, of_cpus, of_cpus_in_one, of_groups, of_ours
 from bench.dra.sequences import PROBES, SIZES, Come, Go, Tally, l3s, needed, sequence
 from bench.figures import machine_line, print_row
 from bench.turns import of_each, rotated, spread
 from cluster.api.names import AGENT
-from tests.kubelet.real.dra.reference import REFERENCE, ReferenceNode, number_cores
+from tests.kubelet.real.dra.node import ClaimNode
+from tests.kubelet.real.dra.reference import REFERENCE, ReferenceNode
 from tests.kubelet.real.machine import MACHINE
 from tests.machines import machine
 from tests.peers.programs import CLUSTER, find
@@ -33,7 +35,7 @@ PARTS = ("l3s", "time", "writes")
 ROUNDS = int(os.environ.get("DRA_ROUNDS", "24"))
 SEED = int(os.environ.get("DRA_SEED", "7"))
 #: Of claims that come and go: rounds, how much of the machine they fill, and what is left when some have gone.
-CHURN_ROUNDS, LOAD, LEAVE = 5, 0.75, 0.5
+CHURN_ROUNDS, LOAD, LEAVE = 4, 0.75, 0.5
 CLAIM_CPUS = 4
 IDLE_S = 60.0
 #: A driver that has published says no more of its start after so long.
@@ -51,46 +53,47 @@ async def main() -> None:
         parser.error(f"no part is {', '.join(unknown)}")
     print(f"{machine_line()}; load {os.getloadavg()[0]:.0f}", flush=True)
     programs = find(*CLUSTER, "dracpu")
-    began_s = time.time()
-    async with two_nodes(programs) as nodes:
-        await asyncio.sleep(START_S)
-        started_s = time.time()
-        spent: Optional[tuple[float, float]] = None
+    async with cluster(programs) as made:
         if {"time", "writes"} & set(parts):
-            spent = await times(nodes)
-        if "writes" in parts:
-            assert spent is not None
-            await counts(nodes, (began_s, started_s), spent)
+            began_s = time.time()
+            async with made.reference("reference") as theirs, made.ours() as ours:
+                await asyncio.sleep(START_S)
+                start = began_s, time.time()
+                spent = await times(made, ours, theirs)
+                if "writes" in parts:
+                    await counts(made, ours, start, spent)
         if "l3s" in parts:
-            await places(nodes)
+            await places(made)
 
 
 # --- over how many L3s
 
 
-async def places(nodes: Nodes) -> None:
-    """Each way of the two nodes on an empty node, those of the reference's one after the other."""
-    ours, theirs = await asyncio.gather(churned(Way(OURS, nodes.ours, of_ours)), reference_ways(nodes.theirs))
-    found = {OURS: ours, **theirs}
+async def places(made: Cluster) -> None:
+    """Each way on a node of its own. The driver takes the cores of one socket that have one id for one core, which the
+    described machine's have in its dies: it is looked at with ids of their own as well."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def node(name: str, *options: str, own_core_ids: bool = True) -> ReferenceNode:
+            return await stack.enter_async_context(made.reference(name, *options, own_core_ids=own_core_ids))
+
+        by_cpu = "--cpu-device-mode=individual"
+        ways = {
+            OURS: Way(OURS, await stack.enter_async_context(made.ours()), of_ours),
+            f"{THEIRS}, groups": Way("groups", await node("groups"), of_groups),
+            f"{THEIRS}, groups, core ids by die": Way(
+                "dies", await node("dies", own_core_ids=False), of_groups
+            ),
+            f"{THEIRS}, CPUs": Way("cpus", await node("cpus", by_cpu), of_cpus),
+            f"{THEIRS}, CPUs, one `cacheL3ID`": Way("in-one", await node("in-one", by_cpu), of_cpus_in_one),
+        }
+        found = dict(zip(ways, await asyncio.gather(*map(churned, ways.values()))))
     print("\nClaims with no more L3s than they need; with more; refused\n")
     print_row("claims", "L3s needed", *found)
     print_row(*["---"] * (2 + len(found)))
-    for when, cpus in ours:
+    for when, cpus in found[OURS]:
         cells = (tallies[when, cpus].cell(needed(cpus, DESCRIBED)) for tallies in found.values())
         print_row(f"{cpus} CPUs, {when}", str(needed(cpus, DESCRIBED)), *cells)
-
-
-async def reference_ways(node: ReferenceNode) -> dict[str, dict[Kind, Tally]]:
-    """As it takes the described machine, and where all cores of a socket have ids of their own."""
-    found = {f"{THEIRS}, groups": await churned(Way("dies", node, of_groups))}
-    number_cores(node.sys)
-    await node.restart_driver()
-    found[f"{THEIRS}, groups, own core ids"] = await churned(Way("groups", node, of_groups))
-    await node.restart_driver("--cpu-device-mode=individual")
-    found[f"{THEIRS}, CPUs, own core ids"] = await churned(Way("cpus", node, of_cpus))
-    in_one = Way("in-one", node, of_cpus_in_one)
-    found[f"{THEIRS}, CPUs of one `cacheL3ID`, own core ids"] = await churned(in_one)
-    return found
 
 
 #: When claims came, and their CPUs.
@@ -139,13 +142,13 @@ def counted_l3s(given: Optional[frozenset[int]], cpus: int) -> Optional[int]:
 # --- how soon
 
 
-async def times(nodes: Nodes) -> tuple[float, float]:
+async def times(made: Cluster, ours: ClaimNode, theirs: ReferenceNode) -> tuple[float, float]:
     """Prints them; the moments before and after."""
     ways = [
-        Way(THEIRS, nodes.theirs, of_groups),
-        Way(OURS, nodes.ours, of_ours),
-        Way(NO_CLAIM.format(THEIRS), nodes.theirs),
-        Way(NO_CLAIM.format(OURS), nodes.ours),
+        Way(THEIRS, theirs, of_groups),
+        Way(OURS, ours, of_ours),
+        Way(NO_CLAIM.format(THEIRS), theirs),
+        Way(NO_CLAIM.format(OURS), ours),
     ]
     for number, way in enumerate(ways):
         await timed(way, f"first-{number}")
@@ -167,7 +170,7 @@ async def times(nodes: Nodes) -> tuple[float, float]:
         print_row(way.name, f"{spread(seconds[way.name]):.3f}", f"{min(seconds[way.name]):.3f}")
     for one, other in ((OURS, THEIRS), (OURS, NO_CLAIM.format(OURS)), (THEIRS, NO_CLAIM.format(THEIRS))):
         print(f"{one} / {other}: {of_each(seconds[one], seconds[other]):.2f}")
-    steps(nodes.calls(), pods, created)
+    steps(made.calls(), pods, created)
     return began_s, ended_s
 
 
@@ -195,10 +198,12 @@ def steps(calls: Sequence[Call], pods: dict[str, list[str]], created: dict[str, 
 # --- what it asks of the API server
 
 
-async def counts(nodes: Nodes, start: tuple[float, float], spent: tuple[float, float]) -> None:
+async def counts(
+    made: Cluster, ours: ClaimNode, start: tuple[float, float], spent: tuple[float, float]
+) -> None:
     began_s = time.time()
     await asyncio.sleep(IDLE_S)
-    calls = nodes.calls()
+    calls = made.calls()
     windows = {
         "start": start,
         f"{ROUNDS} pods with claims, one after the other": spent,
@@ -206,7 +211,7 @@ async def counts(nodes: Nodes, start: tuple[float, float], spent: tuple[float, f
     }
     drivers = {
         THEIRS: ("dracpu", REFERENCE),
-        OURS: (AGENT, f"system:node:{nodes.ours.name}"),
+        OURS: (AGENT, f"system:node:{ours.name}"),
     }
     print("\nCalls of the API server; all else is what our agent tells of the node, each half second here\n")
     print_row("driver", "when", "of slices and claims: writes", "reads", "all else: writes")

@@ -1,4 +1,4 @@
-"""Two nodes of one control plane on the same described machine: one with our daemon and agent, one with ``dra.cpu``.
+"""Nodes of one control plane on the same described machine: one with our daemon and agent, others with ``dra.cpu``.
 
 Each has a kubelet and a containerd of its own, both with NRI on. What a driver does while it has nothing to do, the other
 one's pods meet as well.
@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from tests.kubelet.real.dra.reference import (
     ReferenceNode,
     allow_reference,
     group_share,
+    number_cores,
     reference_node,
 )
 from tests.kubelet.real.machine import write_hugepages, write_machine, write_runtime
@@ -153,51 +154,60 @@ class Way:
         await until(left, lambda found: not found, TIMEOUT_S)
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """The two, ready; ``began_s``: the moment before the driver of each was started, and the one of both."""
+@dataclass
+class Cluster:
+    """A control plane, and the nodes that are asked for."""
 
+    programs: Mapping[str, Path]
+    folder: Path
     api: ControlPlane
-    ours: ClaimNode
-    theirs: ReferenceNode
+    kubectl: Kubectl
+    credentials: Path
 
     def calls(self) -> list[Call]:
         """What was asked of the API server so far."""
         with (self.api.folder / "audit.log").open() as lines:
             return list(read_calls(lines))
 
+    @asynccontextmanager
+    async def ours(self) -> AsyncIterator[ClaimNode]:
+        """The node with our daemon and agent, with its slices published; there is one."""
+        described = _machine(self.folder / "m-ours")
+        logind = Logind(self.folder / "bus")  # never started: kubelet is told that there is none
+        with _containerd(self.programs, described, self.folder / "c-ours") as runtime:
+            async with running(
+                ClaimNode, self.programs["kubelet"], self.api, self.kubectl, runtime, described, logind,
+                config={"dra": {"enabled": True}}, as_kubelet=True,
+            ) as node:  # fmt: skip
+                await node.until_published()
+                yield node
+
+    @asynccontextmanager
+    async def reference(
+        self, name: str, *options: str, own_core_ids: bool = False
+    ) -> AsyncIterator[ReferenceNode]:
+        """A node with the reference driver. ``options``: of that; ``own_core_ids``: cores have ids that are unique in their
+        socket, not in their die only."""
+        described = _machine(self.folder / f"m-{name}")
+        if own_core_ids:
+            number_cores(described / "sys")
+        with _containerd(self.programs, described, self.folder / f"c-{name}") as runtime:
+            async with reference_node(
+                self.programs, self.api, self.kubectl, runtime, described, self.credentials,
+                f"{name}-{os.getpid()}", options,
+            ) as node:  # fmt: skip
+                yield node
+
 
 @asynccontextmanager
-async def two_nodes(programs: Mapping[str, Path], options: Sequence[str] = ()) -> AsyncIterator[Nodes]:
-    """Both nodes run until the end of the block. ``options``: of the reference driver."""
-    async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crb-")))
-        api = stack.enter_context(_control_plane(programs))
+async def cluster(programs: Mapping[str, Path]) -> AsyncIterator[Cluster]:
+    """With our kinds, rights and classes, and those of the reference driver."""
+    with tempfile.TemporaryDirectory(prefix="crb-") as folder, _control_plane(programs) as api:
         kubectl = Kubectl(programs["kubectl"], api)
         kubectl.apply_crds()
         kubectl.apply_rights()
         kubectl.run("apply", "-k", str(PACKAGING / "dra" / "objects"))
-        machines = [_machine(folder / name) for name in ("m0", "m1")]
-        runtimes = [
-            stack.enter_context(_containerd(programs, described, folder / name))
-            for described, name in zip(machines, ("c0", "c1"))
-        ]
-        logind = Logind(folder / "bus")  # never started: kubelet is told that there is none
-        stack.callback(logind.close)
-        theirs = await stack.enter_async_context(
-            reference_node(
-                programs, api, kubectl, runtimes[1], machines[1], allow_reference(api),
-                f"reference-{os.getpid()}", options,
-            )
-        )  # fmt: skip
-        ours = await stack.enter_async_context(
-            running(
-                ClaimNode, programs["kubelet"], api, kubectl, runtimes[0], machines[0], logind,
-                config={"dra": {"enabled": True}}, as_kubelet=True,
-            )
-        )  # fmt: skip
-        await ours.until_published()
-        yield Nodes(api, ours, theirs)
+        yield Cluster(programs, Path(folder), api, kubectl, allow_reference(api))
 
 
 @contextlib.contextmanager

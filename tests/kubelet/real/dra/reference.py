@@ -20,7 +20,7 @@ from typing import Any, Optional
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane, free_port
 from tests.cluster.real.kubectl import Kubectl
-from tests.cluster.real.parts import delete, node_agent, with_view_socket
+from tests.cluster.real.parts import node_agent, with_view_socket
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
@@ -141,22 +141,11 @@ class ReferenceNode(ClaimNode):
             await asyncio.to_thread(self.process.wait, END_TIMEOUT_S)
             self.process = None
 
-    async def restart_driver(self, *more: str) -> None:
-        """Another one, with these options; kubelet has prepared no claim."""
-        await self.end_driver()
-        for each in await self._published():
-            await delete(self.api, f"{SLICES}/{each['metadata']['name']}")
-        (self.host.folder / "driver.log").unlink()
-        await self.start_driver(*more)
-
     async def slices(self) -> list[Mapping[str, Any]]:
         """What this driver has published for this node."""
-        return [each["spec"] for each in await self._published()]
-
-    async def _published(self) -> list[Mapping[str, Any]]:
         listed = (await asyncio.to_thread(self.api.ask, "GET", SLICES))["items"]
-        own = [each for each in listed if each["spec"]["driver"] == REFERENCE]
-        return [each for each in own if each["spec"]["nodeName"] == self.name]
+        own = [each["spec"] for each in listed if each["spec"]["driver"] == REFERENCE]
+        return [each for each in own if each["nodeName"] == self.name]
 
 
 @asynccontextmanager
