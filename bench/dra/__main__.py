@@ -35,7 +35,7 @@ PARTS = ("l3s", "time", "writes")
 ROUNDS = int(os.environ.get("DRA_ROUNDS", "24"))
 SEED = int(os.environ.get("DRA_SEED", "7"))
 #: Of claims that come and go: rounds, how much of the machine they fill, and what is left when some have gone.
-CHURN_ROUNDS, LOAD, LEAVE = 4, 0.75, 0.5
+CHURN_ROUNDS, LOAD, LEAVE = 3, 0.75, 0.5
 CLAIM_CPUS = 4
 IDLE_S = 60.0
 #: A driver that has published says no more of its start after so long.

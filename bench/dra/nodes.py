@@ -46,6 +46,8 @@ from tests.kubelet.real.shared.whole import running
 #: A claim that the scheduler has no place for is taken for refused when it has none after so long either, seconds: what
 #: ended before it, the scheduler may hear of a moment later.
 REFUSED_S = 3.0
+#: Between two looks at the server, seconds: each has a connection of its own, and several ways look at once.
+LOOK_S = 0.3
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 #: A claim's spec by its CPUs.
@@ -118,7 +120,7 @@ class Way:
                 if time.monotonic() > deadline_s:
                     await self.end(name)
                     return None
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LOOK_S)
 
     async def _waits(self, name: str) -> bool:
         """Whether the scheduler has no node for a pod, or the driver has refused its claim."""
@@ -144,6 +146,7 @@ class Way:
             await asyncio.to_thread(self.node.api.ask, "DELETE", f"{PODS}/{name}")
 
         async def left() -> set[str]:
+            await asyncio.sleep(LOOK_S)
             found = set()
             for kind in (PODS, CLAIMS):
                 for each in (await asyncio.to_thread(self.node.api.ask, "GET", kind))["items"]:

@@ -102,6 +102,8 @@ async def test_ours_is_not_the_driver_while_it_is_registered_and_the_doctor_name
     await reference.agent.start("--standalone")
     await reference.reports.start()
     assert reference.process is not None
+    pid = reference.process.pid
+    (reference.host.folder / f"proc/{pid}").symlink_to(f"/proc/{pid}")
     try:
         # 1. The agent says which socket is served, and serves none; kubelet keeps its driver.
         async def refused() -> bool:
@@ -112,7 +114,7 @@ async def test_ours_is_not_the_driver_while_it_is_registered_and_the_doctor_name
         # 2. The doctor names the process, as the driver of our name and as a program that sets cpusets.
         said = await findings(reference)
         assert (
-            f"the driver {REFERENCE} of this node is dracpu (process {reference.process.pid}), "
+            f"the driver {REFERENCE} of this node is dracpu (process {pid}), "
             "and dra.driver_name has the same name"
         ) in said["claims-driver"]
         assert any("driver of CPUs (dra.cpu)" in sentence for sentence in said["writer"])
@@ -135,13 +137,14 @@ async def test_ours_is_not_the_driver_while_it_is_registered_and_the_doctor_name
 
 
 async def findings(node: ReferenceNode) -> dict[str, list[str]]:
-    """What the doctor says, by check."""
+    """What the doctor says, by check. Of programs it sees kubelet and the driver of this node: other runs have theirs."""
+    proc = node.host.folder / "proc"
     words = (
         "doctor",
         "--config",
         str(node.agent.config_file),
         "--proc",
-        "/proc",
+        str(proc),
         "--timeout",
         "60",
         "--json",

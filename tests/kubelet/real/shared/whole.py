@@ -101,9 +101,11 @@ async def running(
                 await part.start()
             yield node
             await node.until_nothing_runs()
-            for part in (operates, reports):
-                await part.end()
     finally:
+        # A run that is interrupted leaves none of them either.
+        for part in (operates, reports):
+            if part.process is not None:
+                await part.end()
         await asyncio.to_thread(host.close)
         await agent.close()
         shutil.rmtree(folder, ignore_errors=True)
