@@ -313,7 +313,10 @@ def test_a_conntrack_that_is_long_is_not_read_again_while_packets_are_looked_at_
     for now_s in (10.0, 20.0, 30.0):
         client.do(f"call_udp_anew({address!r}, 80, 100, 500, 50)")
         seen.append(between(provider.sample(now_s).flows, "udp"))
-    assert (seen, conntrack.times) == ([(0, 0), (5000, 25_000), (5000, 25_000)], 1)
+    assert (seen[0], conntrack.times) == ((0, 0), 1)
+    # Once in a while a port is one of the first round's: what has waited there counts then.
+    for there, back in seen[1:]:
+        assert (there, back) == (pytest.approx(5000, rel=ON_UDP), pytest.approx(25_000, rel=ON_UDP))
 
 
 def test_a_flow_that_ends_in_conntrack_is_not_taken_for_the_next_with_its_addresses(stage: Stage) -> None:
