@@ -28,6 +28,7 @@ from typing import Callable, Optional, TypeVar, Union
 
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
 from cri_proxy.isolation.named import named_class
+from cri_proxy.isolation.notes import not_configured
 from policies.frozen import frozen
 from policies.machine.cpus import NO_CPUS, format_cpus
 from policies.machine.topology import Topology
@@ -354,8 +355,7 @@ class Planning:
         self._winners = self._priorities()
         #: What cannot be had, and on which CPUs.
         self._noted: dict[str, set[int]] = {
-            f"the CPU class {name!r} is not configured: its containers are of none by that": set()
-            for name in sorted(unknown_classes(section, usage))
+            sentence: set() for sentence in not_configured("CPU", unknown_classes(section, usage))
         }
 
     @property

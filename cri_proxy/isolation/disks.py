@@ -21,6 +21,7 @@ from typing import Any, Optional
 from cri_proxy.cri.annotations.keys import BLKIO_LIMIT
 from cri_proxy.isolation.model import FILE, IsolatedContainer, Setting
 from cri_proxy.isolation.named import QOS_NAMES, named_class
+from cri_proxy.isolation.notes import not_configured, some
 from cri_proxy.text.quantity import BadQuantity, parse_bytes
 from cri_proxy.text.sources import quote
 from policies.frozen import frozen
@@ -66,8 +67,6 @@ _OF_ANNOTATION = {
 }
 #: More than any pod names.
 _MOST_ENTRIES = 64
-#: So many sentences about annotations are told, of thousands of pods that may have one.
-_MOST_FAULTS = 8
 
 
 # ---------------------------------------------------------------------- what is written
@@ -178,15 +177,7 @@ def treatments(
             shares, names = (*shares, *limits), [*names, f"the annotation {BLKIO_LIMIT}"]
         if shares:
             found[each.key] = Treatment(each.key, each.path, shares, tuple(names))
-    more = len(faults) - _MOST_FAULTS
-    notes += [
-        *faults[:_MOST_FAULTS],
-        *([f"{more} more annotations {BLKIO_LIMIT} are wrong"] if more > 0 else ()),
-    ]
-    notes += (
-        f"the class {quote(name)} of block I/O is not configured: its containers are treated as others of their kind"
-        for name in sorted(unknown)[:_MOST_FAULTS]
-    )
+    notes += [*some(faults), *not_configured("block I/O", unknown)]
     return found
 
 

@@ -25,6 +25,7 @@ from typing import Optional
 from cri_proxy.cri.annotations.keys import MEMORY_QOS
 from cri_proxy.isolation.model import FILE, PROTECTED, IsolatedContainer, Setting
 from cri_proxy.isolation.named import named_class
+from cri_proxy.isolation.notes import not_configured
 from cri_proxy.text.quantity import BadQuantity, parse_bytes
 from cri_proxy.text.sources import quote
 from policies.frozen import frozen
@@ -213,9 +214,7 @@ def _wish(each: IsolatedContainer, section: MemorySection, notes: list[str]) -> 
     asked = container.preferences.memory_class or said.pop("class", "")
     said.pop("class", None)
     if asked and asked not in classes:
-        notes.append(
-            f"the memory class {quote(asked)} is not configured: its containers are treated as what they are to others"
-        )
+        notes += not_configured("memory", [asked])
     name = named_class(classes, each, asked)
     found = classes[name] if name is not None else _PROTECTED if each.cls == PROTECTED else None
     own = _own(each.path, said, section, notes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cri_proxy.text.sources import quote
+
 #: How many sentences of a subject are told.
 MOST = 8
 
@@ -13,3 +15,11 @@ def some(notes: Iterable[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(notes))
     more = len(found) - MOST
     return found if more <= 0 else (*found[:MOST], f"and {more} more like these")
+
+
+def not_configured(kind: str, names: Iterable[str]) -> tuple[str, ...]:
+    """About classes that are asked for, and are not in their section."""
+    return some(
+        f"the {kind} class {quote(name)} is not configured: its containers are treated as if they did not ask for it"
+        for name in sorted(set(names))
+    )

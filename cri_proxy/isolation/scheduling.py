@@ -19,6 +19,7 @@ from typing import Optional
 
 from cri_proxy.isolation.model import IsolatedContainer, Setting
 from cri_proxy.isolation.named import named_class
+from cri_proxy.isolation.notes import not_configured
 from policies.frozen import frozen
 
 SUBJECT = "scheduling"
@@ -301,10 +302,7 @@ def settings(
 
 def unknown_classes(
     containers: Iterable[IsolatedContainer], section: SchedulingSection, balloon_classes: Collection[str]
-) -> list[str]:
+) -> tuple[str, ...]:
     """A sentence for each class that is asked for and not configured."""
     asked = {each.container.preferences.scheduling_class for each in containers if each.container is not None}
-    return [
-        f"the scheduling class {name!r} is not configured: its containers are treated as if they did not ask for it"
-        for name in sorted((asked | set(balloon_classes)) - {""} - section.classes.keys())
-    ]
+    return not_configured("scheduling", (asked | set(balloon_classes)) - {""} - section.classes.keys())

@@ -304,8 +304,8 @@ def test_classes_that_are_asked_for_and_not_there_are_noted() -> None:
     used = container("a", "0", cls="no such"), container("b", "1", balloon="db")
     _, notes = planned(ClockInfo((policy("0"),)), *used, balloon_class={"db": "nor this"})
     assert [note.partition(" is not configured")[0] for note in notes] == [
-        "the CPU class 'no such'",
-        "the CPU class 'nor this'",
+        'the CPU class "no such"',
+        'the CPU class "nor this"',
     ]
 
 

@@ -89,7 +89,7 @@ def test_a_class_that_is_not_configured_is_told_and_the_rest_of_the_rule_counts(
     (found,) = treatments(ALL, [container(asked="fast")], notes).values()
     assert found.names == ("the class Burstable of block I/O",)
     assert notes == [
-        'the class "fast" of block I/O is not configured: its containers are treated as others of their kind'
+        'the block I/O class "fast" is not configured: its containers are treated as if they did not ask for it'
     ]
 
 
@@ -211,9 +211,12 @@ def test_an_annotation_that_says_something_else_is_one_sentence_and_nothing_of_i
 
 def test_of_annotations_that_are_wrong_a_few_are_told_and_the_rest_counted() -> None:
     notes: list[str] = []
-    many = [replace(container(limits="x", asked=f"c{number}"), key=str(number)) for number in range(100)]
+    many = [
+        replace(container(limits="x", asked=f"c{number}"), key=str(number), path=f"default/p{number}/c")
+        for number in range(100)
+    ]
     treatments(BlockIoSection(annotations=frozenset([BLKIO_LIMIT])), many, notes)
-    assert len(notes) == 17 and notes[8] == f"92 more annotations {BLKIO_LIMIT} are wrong"
+    assert len(notes) == 18 and notes[8] == notes[17] == "and 92 more like these"
 
 
 # ---------------------------------------------------------------------- iocost

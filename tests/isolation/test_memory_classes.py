@@ -113,8 +113,8 @@ def test_a_container_has_what_its_annotations_its_class_or_what_it_is_to_others_
 @pytest.mark.parametrize(
     ("each", "note"),
     [
-        (container(asked="x"), 'the memory class "x" is not configured: its containers are treated as what they are '
-         "to others"),
+        (container(asked="x"), 'the memory class "x" is not configured: its containers are treated as if they did not '
+         "ask for it"),
         (container(annotations={"memory.min.memory-qos.nri.io": "1"}), 'default/p/k: the annotation '
          '"memory.min.memory-qos.nri.io" is not allowed by unifiedannotations of control.memory'),
         (container(annotations={"memory.low.memory-qos.nri.io": "much"}), 'default/p/k: the annotation '

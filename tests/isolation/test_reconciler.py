@@ -327,7 +327,7 @@ async def test_a_container_that_asks_for_a_class_that_is_not_configured_is_treat
     await node.begin()
     assert node.isolation.group_of(batch) == BATCH
     assert any(
-        "the rdt class 'silver' is not configured" in note for note in node.isolation.status()["notes"]
+        'the rdt class "silver" is not configured' in note for note in node.isolation.status()["notes"]
     )
 
 

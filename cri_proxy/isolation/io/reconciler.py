@@ -40,6 +40,7 @@ from cri_proxy.isolation.model import (
     Step,
     Wanted,
 )
+from cri_proxy.isolation.notes import not_configured
 from cri_proxy.isolation.plan import (
     NOTHING,
     OF_GROUPS,
@@ -552,10 +553,7 @@ class Isolation:
 
     @property
     def _notes(self) -> tuple[str, ...]:
-        unknown = (
-            f"the rdt class {name!r} is not configured: its containers are treated as what they are to others"
-            for name in sorted(self._unknown)
-        )
+        unknown = not_configured("rdt", self._unknown)
         return (*self._plan.wanted.notes, *self._resolved[2].errors, *self._file_notes, *unknown)
 
     @property
