@@ -47,8 +47,10 @@ def cdi_device(part: str) -> str:
 
 
 def variable(part: str) -> str:
-    """The environment variable that a part's CDI device brings: ``NAME=VALUE``."""
-    return f"{VARIABLE}{re.sub('[^0-9A-Z]', '_', part.upper())}={part}"
+    """The environment variable that a part's CDI device brings: ``NAME=VALUE``. No two parts have one name: a container
+    has one value of each."""
+    name = "_or_".join(re.sub("[^0-9A-Z]", "_", piece.upper()) for piece in part.split("."))
+    return f"{VARIABLE}{name}={part}"
 
 
 def claims_of(cdi_devices: Iterable[str], environment: Mapping[str, str]) -> tuple[str, ...]:

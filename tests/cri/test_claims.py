@@ -56,6 +56,12 @@ def test_where_a_runtime_shows_no_devices_their_variables_tell(
     assert shown_claims(devices, {}, environment) == keys
 
 
+def test_an_alternative_and_a_request_of_a_like_name_have_variables_of_their_own() -> None:
+    parts = [part_name("1111-aaaa", request) for request in ("group/large", "group-large")]
+    brought = [variable(part) for part in parts]
+    assert shown_claims((), {}, brought) == tuple(sorted(claim_key(part) for part in parts))
+
+
 def test_a_pods_own_variables_claim_nothing_in_a_request() -> None:
     name, _, value = variable(ONE).partition("=")
     assert read_create(requested(envs=((name, value),)), {}).container.claims == ()
