@@ -6,7 +6,8 @@ A real control plane, and nodes on the same described machine (``bench/dra/nodes
 - ``time``: from a pod's create to its container's start, a claim of 4 CPUs from a template, in turns with pods without;
 - ``writes``: what each driver asks of the API server, by its audit log: at its start, for a pod, in an idle minute.
 
-``DRA_ROUNDS``: of pods, of each kind one a round; ``DRA_SEED``: of the claims that come and go.
+``DRA_ROUNDS``: of pods, of each kind one a round; ``DRA_CHURN``, ``DRA_SEED``: rounds of the claims that come and go, and
+their seed. What each claim was given is said at once: on a busy machine ``l3s`` takes long.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Optional
@@ -34,8 +36,9 @@ from tests.peers.programs import CLUSTER, find
 PARTS = ("l3s", "time", "writes")
 ROUNDS = int(os.environ.get("DRA_ROUNDS", "24"))
 SEED = int(os.environ.get("DRA_SEED", "7"))
-#: Of claims that come and go: rounds, how much of the machine they fill, and what is left when some have gone.
-CHURN_ROUNDS, LOAD, LEAVE = 3, 0.75, 0.5
+CHURN_ROUNDS = int(os.environ.get("DRA_CHURN", "3"))
+#: How much of the machine claims that come and go fill, and what is left when some have gone.
+LOAD, LEAVE = 0.75, 0.5
 CLAIM_CPUS = 4
 IDLE_S = 60.0
 #: A driver that has published says no more of its start after so long.
@@ -115,7 +118,7 @@ async def churned(way: Way) -> dict[Kind, Tally]:
             if isinstance(step, Come):
                 name = f"{way.name}-{step.name}"
                 given = await way.given(name, step.cpus)
-                tallies["come and go", step.cpus].given.append(counted_l3s(given, step.cpus))
+                tallies["come and go", step.cpus].given.append(counted_l3s(name, given, step.cpus))
                 live += [name] if given is not None else []
         await probe(way, "fragmented", tallies)
     await way.end(*live)
@@ -127,16 +130,18 @@ async def probe(way: Way, when: str, tallies: dict[Kind, Tally]) -> None:
     for cpus in PROBES:
         name = f"{way.name}-probe"
         given = await way.given(name, cpus)
-        tallies[when, cpus].given.append(counted_l3s(given, cpus))
+        tallies[when, cpus].given.append(counted_l3s(name, given, cpus))
         if given is not None:
             await way.end(name)
 
 
-def counted_l3s(given: Optional[frozenset[int]], cpus: int) -> Optional[int]:
-    if given is None:
-        return None
-    assert len(given) == cpus, f"{cpus} CPUs were claimed, and {sorted(given)} are given"
-    return l3s(given, DESCRIBED)
+def counted_l3s(name: str, given: Optional[frozenset[int]], cpus: int) -> Optional[int]:
+    if given is not None:
+        assert len(given) == cpus, f"{cpus} CPUs were claimed, and {sorted(given)} are given"
+    count = None if given is None else l3s(given, DESCRIBED)
+    said = "refused" if count is None else f"L3s: {count}, needed: {needed(cpus, DESCRIBED)}"
+    print(f"{name}: {cpus} CPUs, {said}", file=sys.stderr, flush=True)
+    return count
 
 
 # --- how soon

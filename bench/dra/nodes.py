@@ -45,7 +45,9 @@ from tests.kubelet.real.shared.whole import running
 
 #: A claim that the scheduler has no place for is taken for refused when it has none after so long either, seconds: what
 #: ended before it, the scheduler may hear of a moment later.
-REFUSED_S = 3.0
+REFUSED_S = 10.0
+#: What the scheduler says of a pod whose claims no node can give.
+NO_ROOM = "cannot allocate all claims"
 #: Between two looks at the server, seconds: each has a connection of its own, and several ways look at once.
 LOOK_S = 0.3
 NUMA_NODE = "resource.kubernetes.io/numaNode"
@@ -125,8 +127,8 @@ class Way:
     async def _waits(self, name: str) -> bool:
         """Whether the scheduler has no node for a pod, or the driver has refused its claim."""
         conditions = (await self.node.pod(name)).get("status", {}).get("conditions") or ()
-        said = {each["type"]: each.get("reason") for each in conditions}
-        if said.get("PodScheduled") == "Unschedulable":
+        # It says Unschedulable as well while the claim is not made yet.
+        if any(NO_ROOM in each.get("message", "") for each in conditions):
             return True
         events = await self.node.events(name)
         return any(each.startswith("FailedPrepareDynamicResources") for each in events)
