@@ -26,6 +26,13 @@ from policies.machine.topology_json import write_topology
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 60.0
+_PROGRAM = (sys.executable, "-m", "cri_proxy")
+#: What starts a daemon of each front end, and what follows ``run``.
+FRONT_ENDS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "proxy": (_PROGRAM, ()),
+    "nri": ((*_PROGRAM, "nri"), ()),
+    "standalone": (_PROGRAM, ("--standalone",)),
+}
 
 
 def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +60,10 @@ def kubelet_gives(folder: Path, uid: str, container: str, cpus: str) -> None:
 
 
 class Agent:
-    """One daemon in one folder. ``runtime`` is the runtime's socket; ``topology`` a machine or a path."""
+    """One daemon in one folder. ``runtime`` is the runtime's socket; ``topology`` a machine or a path.
+
+    ``front_end``: of FRONT_ENDS; one of NRI needs the setting ``nri.plugin.socket``.
+    """
 
     def __init__(
         self,
@@ -61,9 +71,13 @@ class Agent:
         topology: Union[TopologyData, Path, None] = None,
         config: Optional[Mapping[str, Any]] = None,
         folder: Optional[Path] = None,
+        front_end: str = "proxy",
     ) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="cra-"))
+        self.front_end = front_end
         self.socket = str(self.folder / "k.sock")
+        #: What kubelet's configuration names.
+        self.for_kubelet = self.socket if front_end == "proxy" else str(runtime)
         self.control = self.folder / "c.sock"
         self.state = self.folder / "state"
         self.config_file = self.folder / "config.yaml"
@@ -119,11 +133,12 @@ class Agent:
         *arguments: str,
         environment: Optional[Mapping[str, str]] = None,
         ready: bool = True,
-        command: Sequence[str] = (sys.executable, "-m", "cri_proxy"),
+        command: Sequence[str] = (),
         keep: Sequence[int] = (),
     ) -> None:
         """Start the daemon and wait for READY. ``arguments`` follow ``run``; ``keep``: descriptors it inherits."""
         self.receive_all()  # what the one before has said
+        program, words = FRONT_ENDS[self.front_end]
         env = {
             **os.environ,
             "NOTIFY_SOCKET": str(self.folder / "n.sock"),
@@ -135,7 +150,7 @@ class Agent:
         }
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *command, "run", "--config", str(self.config_file), *arguments,
+                *(command or program), "run", "--config", str(self.config_file), *words, *arguments,
                 stdout=log, stderr=log, env=env, cwd=str(self.folder), pass_fds=keep,
             )  # fmt: skip
         if ready:

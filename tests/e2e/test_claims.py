@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Optional, Union
 
@@ -18,13 +17,12 @@ from cri_proxy.nri.subscription import MASK_CLASSIC
 from cri_proxy.services.reconciler import claims_of
 from policies import model
 from policies.machine.topology import Cpu, TopologyData
-from tests.agent import Agent
+from tests.agent import FRONT_ENDS, Agent
 from tests.cri_client import CPU_PERIOD_US, CriClient, Pod, container_config, create_request
 from tests.e2e.node import CPUS, GIB, ONE_NODE, REAL_CGROUPS, Node, Running, until
 from tests.e2e.runtime import MakeRuntime, RealRuntime
 from tests.nri.io.host.plugins import external
 
-PLUGIN = (sys.executable, "-m", "cri_proxy", "nri")
 #: CPU 0 and CPU 1 in one L3.
 ONE_L3 = TopologyData(
     cpus=(Cpu(0, 0, 0, 0, 0, 0), Cpu(1, 1, 0, 0, 0, 0)), memory={0: GIB}, has_memory=frozenset([0])
@@ -114,7 +112,6 @@ async def test_the_names_of_claims_are_the_same_wherever_they_are_read(
 
 # ---------------------------------------------------------------------- the CPUs
 
-FRONT_ENDS = ("proxy", "nri-plugin", "standalone")
 #: A container that requests what its claim has, as people write it; and one that requests half a CPU more.
 WHOLE: dict[str, Any] = {"cpu_request": 1000, "cpu_limit": 1000}
 MIXED: dict[str, Any] = {"cpu_request": 1500, "cpu_limit": 1500}
@@ -123,16 +120,14 @@ MIXED: dict[str, Any] = {"cpu_request": 1500, "cpu_limit": 1500}
 class Site:
     """A node whose daemon prepares claims, with one front end; ``kubelet`` is the client that it has."""
 
-    def __init__(self, node: Node, front_end: str) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.front_end = front_end
+        self.front_end = node.agent.front_end
 
     async def start(self) -> None:
         """Start the daemon; returns once it knows what runs."""
-        words = ("--standalone",) if self.front_end == "standalone" else ()
-        command = PLUGIN if self.front_end == "nri-plugin" else (sys.executable, "-m", "cri_proxy")
-        await self.node.agent.start(*words, command=command)
-        if self.front_end == "nri-plugin":
+        await self.node.agent.start()
+        if self.front_end == "nri":
             await until(lambda: self.node.ask("status"), lambda status: status["nri"]["connected"])
         await self.node.until_runtime_is_known()
 
@@ -160,7 +155,7 @@ async def site(
     request: pytest.FixtureRequest, runtime: RealRuntime, direct: CriClient
 ) -> AsyncIterator[Site]:
     """A site of each front end, whose daemon has started. CDI files that it writes are where the runtime looks them up."""
-    agent = Agent(runtime.socket, ONE_NODE, REAL_CGROUPS)
+    agent = Agent(runtime.socket, ONE_NODE, REAL_CGROUPS, front_end=request.param)
     agent.write_config({"dra": {"enabled": True}, "nri": {"plugin": {"socket": str(runtime.nri_socket)}}})
     agent.write_config({"constants": {"reconcile_poll_s": 0.1, "reconcile_interval_s": 0.5}})
     folder = agent.folder / "root" / "var" / "run"
@@ -168,9 +163,8 @@ async def site(
     runtime.cdi.mkdir(exist_ok=True)
     (folder / "cdi").symlink_to(runtime.cdi)
     try:
-        async with CriClient(agent.socket) as proxied:
-            node = Node(runtime, agent, direct, proxied if request.param == "proxy" else direct)
-            made = Site(node, request.param)
+        async with CriClient(agent.for_kubelet) as kubelet:
+            made = Site(Node(runtime, agent, direct, kubelet))
             await made.start()
             yield made
     finally:

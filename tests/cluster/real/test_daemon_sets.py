@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,13 @@ from typing import Any
 import pytest
 
 from cluster.api.names import AGENT, NAMESPACE
+from cri_proxy import machine_root
+from policies.machine.topology_json import write_topology
+from tests.agent import ROOT
 from tests.cluster.real.parts import POLICIES, policy
 from tests.cluster.real.whole import NODE, PODS, WholeCluster, until
 from tests.e2e.image import ARCHIVE, build
+from tests.e2e.node import ONE_NODE
 from tests.kubelet.real.node import static_pod
 
 pytestmark = pytest.mark.cluster
@@ -236,22 +244,66 @@ def test_an_upgrade_changes_no_mode(new_node: WholeCluster) -> None:
 
 # --- claims of CPUs
 
-DRA = "dra/standalone"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
 
 
-@pytest.fixture
-def claims(cluster: WholeCluster) -> Iterator[WholeCluster]:
-    """The cluster with the folder for claims applied. Mount points in a folder that pods see read-only are there."""
+@contextlib.contextmanager
+def proxy_on_host(cluster: WholeCluster) -> Iterator[None]:
+    """The daemon as a package would have it run, in the folders that our pods have of the host, and kubelet behind it."""
+    run, config = cluster.on_host("/run/cri-resmgr"), cluster.folder / "proxy.json"
+    (run / "view").mkdir(parents=True, exist_ok=True)
+    socket = str(run / "cri-resmgr.sock")
+    endpoint = str(cluster.containerd.socket)
+    settings: dict[str, Any] = {
+        "relay": {"socket": socket, "extra_sockets": [], "runtime_endpoint": endpoint, "mode": "enforce"},
+        "topology": {"source": str(cluster.folder / "machine.json")},
+        "control": {"socket": str(run / "control.sock"), "view_socket": str(run / "view/view.sock")},
+        "state": {"directory": str(cluster.on_host("/var/lib/cri-resmgr"))},
+        "affinity": {"socket": str(run / "affinity.sock")},
+        "nri": {"host": "off"},
+        "kubelet": {"directory": str(cluster.on_host("/var/lib/kubelet"))},
+        "dra": {"enabled": True},
+    }
+    config.write_text(json.dumps(settings))
+    (cluster.folder / "machine.json").write_text(json.dumps(write_topology(ONE_NODE)))
+    # What it has no setting for is below its root: CDI files.
+    root = cluster.folder / "proxy"
+    (root / "var" / "run").mkdir(parents=True)
+    (root / "var" / "run" / "cdi").symlink_to(cluster.on_host("/var/run/cdi"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), machine_root.VARIABLE: str(root)}
+    with (cluster.folder / "proxy.log").open("wb") as log:
+        command = (sys.executable, "-m", "cri_proxy", "run", "--config", str(config))
+        daemon = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=cluster.folder)
+    try:
+        until(Path(socket).exists)
+        cluster.point_kubelet_at(socket)
+        yield
+    finally:
+        print((cluster.folder / "proxy.log").read_text()[-6000:])
+        cluster.point_kubelet_at(endpoint)
+        daemon.terminate()
+        daemon.wait()
+
+
+@pytest.fixture(params=["standalone", "nri", pytest.param("proxy", marks=pytest.mark.long)])
+def claims(cluster: WholeCluster, request: pytest.FixtureRequest) -> Iterator[WholeCluster]:
+    """The cluster with the folder for claims of each front end applied.
+
+    Mount points in a folder that pods see read-only are there.
+    """
     (cluster.on_host("/var/lib/kubelet") / "plugins_registry").mkdir(exist_ok=True)
-    cluster.kubectl.run("apply", "-f", str(cluster.written(DRA)))
-    for app in (DAEMON, AGENT, OPERATOR_POD):
-        cluster.ready_pod(app)
-    yield cluster
-    cluster.remove_people()
-    cluster.kubectl.run("delete", "-f", str(cluster.written(DRA)))
-    until(lambda: not cluster.our_containers())
+    file = cluster.written(f"dra/{request.param}")
+    on_host = proxy_on_host(cluster) if request.param == "proxy" else contextlib.nullcontext()
+    in_pods = [] if request.param == "proxy" else [f"cri-resmgr-{request.param}"]
+    with on_host:
+        cluster.kubectl.run("apply", "-f", str(file))
+        for app in (*in_pods, AGENT, OPERATOR_POD):
+            cluster.ready_pod(app)
+        yield cluster
+        cluster.remove_people()
+        cluster.kubectl.run("delete", "-f", str(file))
+        until(lambda: not cluster.our_containers())
 
 
 def test_a_pod_has_the_cpu_that_it_claims_and_gives_it_back(claims: WholeCluster) -> None:

@@ -78,6 +78,7 @@ class WholeCluster:
             images=self.folder,
             routes=[SERVICE_CIDR],
             path=[programs["containerd"].parent, programs["runc"].parent],
+            has_nri=True,
         )
         self._stack = contextlib.ExitStack()
         self.api: ControlPlane
@@ -205,7 +206,7 @@ class WholeCluster:
         """Where a folder that a manifest names is on this machine."""
         if path == "/sys/fs/cgroup":
             return Path(path)
-        if path == "/run/containerd":
+        if path in ("/run/containerd", "/run/nri"):
             return self.containerd.folder
         if path == "/var/run/cdi":
             return self.containerd.folder / "cdi"
@@ -345,10 +346,21 @@ class WholeCluster:
                 yield name, hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
     def is_kubelet_well(self) -> bool:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.host.health_port}/healthz", timeout=10
-        ) as answer:
+        url = f"http://127.0.0.1:{self.host.health_port}/healthz"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
             return bool(answer.read() == b"ok")
+        return False
+
+    def point_kubelet_at(self, socket: str) -> None:
+        """Restart kubelet with another runtime; returns once it is well."""
+        self.host.point_at(socket)
+        self.host.start()
+
+        def well() -> bool:
+            self.host.keep_running()
+            return self.is_kubelet_well()
+
+        until(well)
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

@@ -1,4 +1,8 @@
-"""What these tests share: a control plane, and one node that offers its CPUs to claims."""
+"""What these tests share: a control plane, a containerd, and one node that offers its CPUs to claims.
+
+The node is there once for each front end of the daemon that a module names in ``FRONT_ENDS``: the page's examples, and
+what starts while the daemon is away, with NRI always; other tests with NRI, and those of standalone, only in long runs.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,12 @@ import pytest_asyncio
 
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import PACKAGING, Kubectl
+from tests.cluster.real.parts import delete
 from tests.e2e.containerd import Containerd
+from tests.e2e.node import until
 from tests.kubelet.real.dra.node import ClaimNode
 from tests.kubelet.real.dra.second_driver import credentials_of
+from tests.kubelet.real.node import TIMEOUT_S
 from tests.kubelet.real.shared.conftest import api as api  # fixtures, of these tests too
 from tests.kubelet.real.shared.conftest import containerd as containerd
 from tests.kubelet.real.shared.conftest import described as described
@@ -23,6 +30,18 @@ from tests.kubelet.real.shared.logind import Logind
 from tests.kubelet.real.shared.whole import running, shown
 
 CONFIG = {"dra": {"enabled": True}}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test of a module runs with each of its front ends, by default with the proxy."""
+    if "front_end" in metafunc.fixturenames:
+        names = getattr(metafunc.module, "FRONT_ENDS", ("proxy",))
+        metafunc.parametrize("front_end", names, indirect=True, scope="package")
+
+
+@pytest.fixture(scope="package")
+def front_end(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="package")
@@ -39,16 +58,28 @@ async def whole(
     containerd: Containerd,
     described: Path,
     logind: Logind,
+    front_end: str,
 ) -> AsyncIterator[ClaimNode]:
-    """The node, on which all runs, with its slices published."""
+    """The node, on which all runs, with its slices published. At its end the server knows none."""
     kubectl.apply_rights()
     kubectl.run("apply", "-k", str(PACKAGING / "dra" / "objects"))
-    kubelet = programs["kubelet"]
     async with running(
-        ClaimNode, kubelet, api, kubectl, containerd, described, logind, config=CONFIG, as_kubelet=True
+        ClaimNode,
+        programs["kubelet"],
+        api,
+        kubectl,
+        containerd,
+        described,
+        logind,
+        config=CONFIG,
+        as_kubelet=True,
+        front_end=front_end,
     ) as node:
         await node.until_published()
         yield node
+    # The slices are the node's, and go with it.
+    await delete(api, f"/api/v1/nodes/{node.name}")
+    await until(node.slices, lambda found: not found, TIMEOUT_S)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policies.machine.cpus import parse_cpus
 from tests.e2e.node import until
 from tests.kubelet.real.dra.node import DRIVER, L3_CPUS, ClaimNode, pod_of, share, user, whole_l3
@@ -11,6 +13,8 @@ from tests.kubelet.real.shared.node import EXCLUSIVE, SHARED, container, pod
 from tests.machines import machine
 
 pytestmark = SHARED
+
+FRONT_ENDS = ("proxy", *(pytest.param(name, marks=pytest.mark.long) for name in ("nri", "standalone")))
 
 L3S, NODES = len(L3_CPUS), len(machine(MACHINE).memory)
 #: CPUs of an L3.

@@ -23,6 +23,8 @@ from tests.machines import machine
 
 pytestmark = SHARED
 
+FRONT_ENDS = ("proxy", "nri", pytest.param("standalone", marks=pytest.mark.long))
+
 PAGE = ROOT / "docs" / "dra.md"
 #: A heading, or a block of YAML.
 PIECE = re.compile(r"^#+ (?P<heading>[^\n]+)$|^```yaml\n(?P<block>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -23,6 +23,8 @@ from tests.kubelet.real.shared.test_churn import (
 
 pytestmark = SHARED
 
+FRONT_ENDS = ("proxy", *(pytest.param(name, marks=pytest.mark.long) for name in ("nri", "standalone")))
+
 #: Templates of what comes and goes: two that share L3s, one that has two devices, one that must have one to itself.
 TEMPLATES: dict[str, tuple[dict[str, Any], ...]] = {
     "one": (share(1),),

@@ -53,7 +53,7 @@ def described(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 def containerd(
     programs: dict[str, Path], described: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Containerd]:
-    """With a handler besides that pods name by a RuntimeClass."""
+    """With NRI on, as it is shipped, and with a handler besides that pods name by a RuntimeClass."""
     runtime = Containerd(
         tmp_path_factory.mktemp("c") / "c",
         programs["containerd"],
@@ -61,6 +61,7 @@ def containerd(
         more_config=RUNTIMES.format(runc=described / "runc", handler=HANDLER),
         path=[programs["runc"].parent],
         runc=described / "runc",
+        has_nri=True,
     )
     try:
         start(runtime)

@@ -101,7 +101,7 @@ class SharedNode(RegisteredNode):
 
     async def restart_kubelet(self, **settings: Any) -> None:
         """With more settings than the usual, which it forgets with the next restart."""
-        self.host.point_at(self.agent.socket, **settings)
+        self.host.point_at(self.agent.for_kubelet, **settings)
         await self.start_kubelet()
         await self.until_registered()
 

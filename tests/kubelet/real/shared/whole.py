@@ -56,10 +56,12 @@ async def running(
     logind: Logind,
     config: Optional[Mapping[str, Any]] = None,
     as_kubelet: bool = False,
+    front_end: str = "proxy",
 ) -> AsyncIterator[Kind]:
     """The node, registered, until the end of the block.
 
     ``config``: more of the daemon's. ``as_kubelet``: the agent has kubelet's rights, as on a host, not the administrator's.
+    ``front_end``: the daemon's; with NRI on in containerd it may be any.
     """
     folder = Path(tempfile.mkdtemp(prefix="crf-"))
     name = f"node-{os.getpid()}"
@@ -83,10 +85,13 @@ async def running(
         "topology": {"cgroup_root": str(described / "cgroup")},
         "constants": {"reconcile_interval_s": 1, "reconcile_poll_s": 1},
         "kubelet": {"directory": str(folder / "k")},
+        "nri": {"plugin": {"socket": str(containerd.nri_socket)}},
     }
-    agent = with_view_socket(Agent(containerd.socket, machine(MACHINE), merged(usual, config or {})))
+    agent = with_view_socket(
+        Agent(containerd.socket, machine(MACHINE), merged(usual, config or {}), front_end=front_end)
+    )
     one_folder_of_devices(agent, containerd)
-    host.point_at(agent.socket)
+    host.point_at(agent.for_kubelet)
     admin = api.kubeconfig(folder / "admin.kubeconfig", token=ADMIN_TOKEN)
     operates = operator(folder, admin)
     agents = folder / "kubelet.kubeconfig" if as_kubelet else admin
