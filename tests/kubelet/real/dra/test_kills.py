@@ -130,8 +130,8 @@ def prepared(node: ClaimNode) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("count", "rounds", "between", "claims"),
     [
-        (40, 1, 1, 20),
-        pytest.param(200, 12, 5, 300, marks=[pytest.mark.long, pytest.mark.timeout(3600)], id="long"),
+        (40, 1, 1, 15),
+        pytest.param(200, 12, 5, 200, marks=[pytest.mark.long, pytest.mark.timeout(3600)], id="long"),
     ],
 )
 async def test_claims_outlive_every_part_and_none_is_left(
