@@ -132,12 +132,12 @@ e2e: setup ## Only the tests on a real runtime; CRI=containerd-1.7, containerd-2
 e2e-crio: setup ## Placing, restarts, adopting, NRI and a real kubelet on a real CRI-O, which is built for it (root)
 	@tools/debian-packages $(DEBIAN) $(CRIO) $(PEERS)
 	$(BIN)/python -m tests.peers --get-go crio pinns runc kubelet
-	$(BIN)/python -m pytest --runtime=cri-o $(patsubst %,tests/e2e/test_%.py,runtime_itself placement exclusive restarts adoption drift wrong_cpuset sandboxes system_pods everything_works demand quota nri_plugin nri_hosting nri_apply nri_payloads nri_scheduling isolation_starts)
+	$(BIN)/python -m pytest --runtime=cri-o $(patsubst %,tests/e2e/test_%.py,runtime_itself placement exclusive restarts adoption drift wrong_cpuset sandboxes system_pods everything_works demand quota nri_plugin nri_hosting nri_apply nri_payloads nri_scheduling isolation_starts claims)
 	$(BIN)/python -m pytest --runtime=cri-o --kubelet --long $(patsubst %,tests/kubelet/real/test_%.py,switches placement pods_life lost_replies outages)
 
 e2e-kubelet: peers ## A real kubelet 1.36 on a real containerd 2, static pods and an API server's (KUBELET=PATH: another one) (root)
 	@tools/debian-packages $(DEBIAN) $(CLUSTER) $(LOGIND)
-	$(BIN)/python -m tests.peers --get-go dra-example-kubeletplugin
+	$(BIN)/python -m tests.peers --get-go dra-example-kubeletplugin dracpu
 	$(BIN)/python -m pytest -v --kubelet --numprocesses=$(WORKERS) --durations=0 --durations-min=5 tests/kubelet/real
 
 e2e-cri-tools: peers ## critest and crictl on a real containerd 2: the same direct and through the daemon (root)
