@@ -40,17 +40,17 @@ ROUNDS = 8
 WORTH_ASKING = 2
 
 
-def reconcile(state: State, force: bool = False) -> None:
-    """Recompute every set that depends on others."""
+def reconcile(state: State, force: bool = False, handed: frozenset[int] = NO_CPUS) -> None:
+    """Recompute every set that depends on others; ``handed``: CPUs that have changed hands just now."""
     share_out(state)
     tidy = state.policy.tidy(state.node, state.now_s)
     unchanged = not force and state.reconciled == state.pools
-    if unchanged and not tidy:
+    if unchanged and not tidy and not handed:
         return
     owned = {
         t.target: state.grants[t.target].exclusive for t in state.tickets.values() if t.target in state.grants
     }
-    _work_out(state, tidy, force, unchanged, owned)
+    _work_out(state, tidy, force, unchanged, owned, handed)
 
 
 def _work_out(
@@ -59,9 +59,10 @@ def _work_out(
     force: bool,
     unchanged: bool,
     owned: Mapping[str, frozenset[int]],
+    handed: frozenset[int],
 ) -> None:
     """The rounds of ``reconcile``, until nothing changes any more; ``owned``: what those that are resized owned before."""
-    handed = _give(state, tidy)
+    handed |= _give(state, tidy)
     for _ in range(0 if unchanged and not handed else ROUNDS):
         changed = None if force else _changed(state.reconciled, state.pools)
         changed = None if changed is None else changed | handed
@@ -72,7 +73,7 @@ def _work_out(
         handed = NO_CPUS
         for key in _in_turn(state, changed, barred, own):
             grant = state.grants[key]
-            reconcile_one(state, grant, barred, own.get(key, NO_CPUS))
+            handed |= reconcile_one(state, grant, barred, own.get(key, NO_CPUS))
             # CPUs that one has lost and another has got look as before; one reconciled in between has seen them free.
             if (now := state.grants[key]).placement.exclusive is not grant.placement.exclusive:
                 handed |= now.exclusive ^ grant.exclusive
@@ -100,8 +101,8 @@ def tidy_up(state: State) -> None:
 def put_and_reconcile(state: State, grant: ContainerRecord) -> None:
     """Enter a record, and bring it and all that depends on it in line with the pools."""
     state.put(grant)
-    reconcile_one(state, state.grants[grant.key], barred_from_owning(state))
-    reconcile(state)
+    handed = reconcile_one(state, state.grants[grant.key], barred_from_owning(state))
+    reconcile(state, handed=handed)
 
 
 def _twins(state: State, owned: Mapping[str, frozenset[int]]) -> dict[str, frozenset[int]]:
@@ -140,10 +141,10 @@ def _to_be_kubelets(state: State) -> dict[str, frozenset[int]]:
     return found
 
 
-def _give(state: State, placements: Mapping[str, Placement]) -> frozenset[int]:
+def _give(state: State, placements: Mapping[str, Placement], why: str = "") -> frozenset[int]:
     """Give each container the placement that the policy has for it now; returns the CPUs that change hands."""
     before = {key: state.grants[key].placement.exclusive for key in placements if key in state.grants}
-    _put_placements(state, placements)
+    _put_placements(state, placements, why)
     changed: set[int] = set()
     seen: set[tuple[int, int]] = set()
     for key, own in before.items():
@@ -378,22 +379,23 @@ def barred_from_owning(state: State) -> frozenset[int]:
 
 def reconcile_one(
     state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int] = NO_CPUS
-) -> None:
-    """Bring one grant in line with the pools.
+) -> frozenset[int]:
+    """Bring one grant in line with the pools; returns the CPUs that change hands among others for it.
 
     ``barred``: as ``barred_from_owning`` says. ``own``: CPUs that are exclusive to it by another record.
     """
     if grant.is_claim:
         _reconcile_claim(state, grant, barred)
-        return
-    if grant.container.claims and _reconcile_member(state, grant):
-        return
+        return NO_CPUS
+    if grant.container.claims and (handed := _reconcile_member(state, grant)) is not None:
+        return handed
     barred = (barred - own) | state.node.reserved if own else barred
     first = grant.displaced if grant.stance is Management.UNTOUCHED else None
     if grant.stance is Management.ADOPTED or (first is not None and first.level == UNTOUCHED.level):
-        _reconcile_adopted(state, grant, barred, own)
-    elif grant.stance is Management.PLACED or first is not None:
-        _reconcile_placed(state, grant, barred, own)
+        return _reconcile_adopted(state, grant, barred, own)
+    if grant.stance is Management.PLACED or first is not None:
+        return _reconcile_placed(state, grant, barred, own)
+    return NO_CPUS
 
 
 def _reconcile_claim(state: State, grant: ContainerRecord, barred: frozenset[int]) -> None:
@@ -455,24 +457,30 @@ def as_claims(place: Placement) -> Placement:
     return altered(place, mems=NO_CPUS, memory_charge=(), grown=(), lift_quota=False)
 
 
-def _reconcile_member(state: State, grant: ContainerRecord) -> bool:
-    """Bring a container that has claims to where these have it now; False: they give it nothing, and have not before."""
+def _reconcile_member(state: State, grant: ContainerRecord) -> Optional[frozenset[int]]:
+    """Bring a container that has claims to where these have it now; None: they give it nothing, and have not before.
+
+    Returns the CPUs that change hands among others for it.
+    """
     was_member, (claimed, hidden) = bool(grant.placement.claimed), claimed_by(state.grants, grant.container)
     is_untouched = grant.stance is Management.UNTOUCHED and grant.displaced is not None
     is_ours = grant.stance in (Management.PLACED, Management.ADOPTED) or is_untouched
-    now = _by_claims(state, grant, claimed, hidden) if is_ours and (was_member or claimed) else None
+    now, anew, handed = None, None, NO_CPUS
+    if is_ours and (was_member or claimed):
+        now, anew = _by_claims(state, grant, claimed, hidden)
     if now is None and was_member and grant.stance is Management.PLACED:
         first = altered(grant.placement, home=grant.placement.cpus, claimed=NO_CPUS, hidden=NO_CPUS)
         _leave_untouched(state, grant, first)
     elif now is not None and now is not grant and (was_member or now.placement.claimed):
-        state.put(now)
-    return is_ours and (was_member or (now is not None and bool(now.placement.claimed)))
+        handed = _put_anew(state, now, anew)
+    is_member = is_ours and (was_member or (now is not None and bool(now.placement.claimed)))
+    return handed if is_member else None
 
 
 def _by_claims(
     state: State, grant: ContainerRecord, claimed: frozenset[int], hidden: frozenset[int]
-) -> Optional[ContainerRecord]:
-    """A member by what its claims own now; None: there is no CPU for it.
+) -> tuple[Optional[ContainerRecord], Optional[Decision]]:
+    """A member by what its claims own now, and what the policy decided if it was asked; None: there is no CPU for it.
 
     On the CPUs of its claims and what may be used of its home, as long as these are the same; else anew, without any claim
     as a container without claims.
@@ -482,18 +490,20 @@ def _by_claims(
         cpus, has_rest = effective(state, place, grant.constraint), rest_of(state.grants, grant.container) > 0
         if cpus & claimed and has_rest == bool(place.home) and (not place.home or cpus - claimed):
             if cpus == place.cpus and place.mems <= state.node.mems:
-                return grant
-            return altered(grant, placement=_on_usable_mems(state, altered(place, cpus=cpus), grant))
+                return grant, None
+            usable = _on_usable_mems(state, altered(place, cpus=cpus), grant)
+            return altered(grant, placement=usable), None
     anew = _place_anew(state, grant)
     if anew is None or not anew.placement.cpus:
-        return None
+        return None, None
     kept = keep_memory(state, place, anew.placement, grant.constraint) if place.cpus else anew.placement
-    return grant if kept == place and grant.stance is Management.PLACED else placed(grant, kept, anew.why)
+    stays = kept == place and grant.stance is Management.PLACED
+    return (grant if stays else placed(grant, kept, anew.why)), anew
 
 
 def _reconcile_placed(
     state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
-) -> None:
+) -> frozenset[int]:
     # 1. Back to the place it had before its CPUs went away, if all of that is there again. Not to a balloon as it
     #    was then: the policy knows what it has become. While containers are frozen it stays where it is.
     back = grant.displaced
@@ -502,7 +512,7 @@ def _reconcile_placed(
     if back is not None and cpus and not stays:
         back = _on_usable_mems(state, altered(back, cpus=cpus), grant)
         state.put(placed(grant, back, "its first place is there again"))
-        return
+        return NO_CPUS
     # 2. The same domain, as far as it may be used now.
     placement = grant.placement
     cpus = effective(state, placement, grant.constraint, own)
@@ -512,11 +522,11 @@ def _reconcile_placed(
             home = state.policy.reserved_for(state.node, home)
             home = home if grant.constraint.cpus is None else home & grant.constraint.cpus
         if cpus == placement.cpus and home == placement.home and placement.mems <= state.node.mems:
-            return
+            return NO_CPUS
         now = _on_usable_mems(state, altered(placement, cpus=cpus, home=home), grant)
         # Why it is here has not changed; the update says what has.
         state.put(altered(grant, placement=now))
-        return
+        return NO_CPUS
     # 3. Nothing of it is left: somewhere else, with the way back kept; or nowhere, until there is something.
     first = back or placement
     # Others that own CPUs with it as their pod's and lose the same keep it nowhere: they follow it to where it goes.
@@ -526,9 +536,10 @@ def _reconcile_placed(
         anew = _place_anew(state, grant)
     if anew is not None and anew.placement.cpus:
         kept = keep_memory(state, placement if placement.cpus else first, anew.placement, grant.constraint)
-        state.put(placed(grant, kept, f"its CPUs are gone: {anew.why}", first))
-    elif grant.stance is Management.PLACED:
+        return _put_anew(state, placed(grant, kept, f"its CPUs are gone: {anew.why}", first), anew)
+    if grant.stance is Management.PLACED:
         _leave_untouched(state, grant, first)
+    return NO_CPUS
 
 
 def _leave_untouched(state: State, grant: ContainerRecord, first: Placement) -> None:
@@ -569,7 +580,7 @@ def _left_to_adopted(state: State, home: frozenset[int]) -> frozenset[int]:
 
 def _reconcile_adopted(
     state: State, grant: ContainerRecord, barred: frozenset[int], own: frozenset[int]
-) -> None:
+) -> frozenset[int]:
     """An adopted container keeps what it has, less what others now own; kubelet may have given them what it owned."""
     online, node = state.host.topology.online, state.node
     first = grant.placement if grant.stance is Management.ADOPTED else grant.displaced or UNTOUCHED
@@ -579,19 +590,32 @@ def _reconcile_adopted(
     cpus, exclusive = (first.home & online) - others, first.exclusive - barred - others
     as_it_was = cpus == grant.runs_on & online and exclusive == grant.exclusive
     if as_it_was and grant.stance is Management.ADOPTED:
-        return
+        return NO_CPUS
     if cpus:
         now = altered(grant, placement=replace(first, exclusive=exclusive), displaced=None)
         why = grant.why if grant.stance is Management.ADOPTED else "its first place is there again"
         runs_on = grant.runs_on if cpus == grant.runs_on & online else cpus
         state.put(replace(now, stance=Management.ADOPTED, runs_on=runs_on, why=why))
-        return
+        return NO_CPUS
     # What was adopted takes no CPUs from others: it has none of its own unless it had some.
     anew = _place_anew(state, grant, may_own=bool(first.exclusive))
     if anew is not None and anew.placement.cpus:
-        state.put(placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"))
-    elif grant.stance is Management.ADOPTED:
+        return _put_anew(state, placed(grant, anew.placement, f"its CPUs are gone: {anew.why}"), anew)
+    if grant.stance is Management.ADOPTED:
         _leave_untouched(state, grant, first)
+    return NO_CPUS
+
+
+def _put_anew(state: State, now: ContainerRecord, decision: Optional[Decision]) -> frozenset[int]:
+    """Enter the record of a container that was placed anew, and the places that this decision has for others.
+
+    Both at once: a container that is placed next must not find CPUs that have been given up as still to be had. Returns
+    the CPUs that change hands among the others.
+    """
+    state.put(now)
+    if decision is None or not decision.others:
+        return NO_CPUS
+    return _give(state, decision.others, f"makes room for {now.container.path}: {decision.why}")
 
 
 def _place_anew(state: State, grant: ContainerRecord, may_own: bool = True) -> Optional[Decision]:
