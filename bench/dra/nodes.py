@@ -103,12 +103,9 @@ class Way:
 
     async def pod(self, name: str, cpus: int) -> dict[str, Any]:
         """A pod that requests so many CPUs, and claims them from a template."""
-        of_node = {"nodeSelector": {"kubernetes.io/hostname": self.node.name}}
         if self.asked is None:
-            return pod(name, container(cpu=str(cpus)), **of_node)
-        made = pod_of(name, user("main", "cpus", cpu=str(cpus)), cpus=await self.template(cpus))
-        made["spec"].update(of_node)
-        return made
+            return pod(name, container(cpu=str(cpus)))
+        return pod_of(name, user("main", "cpus", cpu=str(cpus)), cpus=await self.template(cpus))
 
     async def given(self, name: str, cpus: int) -> Optional[frozenset[int]]:
         """The CPUs of a new pod's container; None: it has none, and is gone again."""

@@ -87,9 +87,10 @@ class Held:
 
 
 class ClaimNode(SharedNode):
-    """Pods are created without a node's name."""
+    """Pods are bound by the scheduler, to this node also where there are others."""
 
     async def create(self, pod: dict[str, Any]) -> None:
+        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": self.name}
         await asyncio.to_thread(self.api.ask, "POST", PODS, pod)
 
     @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from typing import Any, Optional
 from tests.agent import Agent
 from tests.cluster.real.control_plane import ControlPlane, free_port
 from tests.cluster.real.kubectl import Kubectl
-from tests.cluster.real.parts import node_agent, with_view_socket
+from tests.cluster.real.parts import delete, node_agent, with_view_socket
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
@@ -202,4 +202,5 @@ async def reference_node(
     finally:
         await asyncio.to_thread(host.close)
         await agent.close()
+        await delete(api, f"/api/v1/nodes/{name}")
         shutil.rmtree(folder, ignore_errors=True)

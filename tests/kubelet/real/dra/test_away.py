@@ -8,7 +8,9 @@ import time
 import pytest
 
 from cri_proxy.front_ends.late_placement import LONGEST_PAUSE_S, LOOKED
+from tests.e2e.node import until
 from tests.kubelet.real.dra.node import ClaimNode, pod_of, share, user
+from tests.kubelet.real.node import TIMEOUT_S
 from tests.kubelet.real.shared.node import SHARED, container, pod
 from tests.kubelet.real.shared.test_pods import ALL
 
@@ -27,10 +29,15 @@ FRONT_ENDS = ("nri", pytest.param("standalone", marks=pytest.mark.long))
 async def test_what_started_meanwhile_has_its_claims_cpus_or_leaves_them_once_the_daemon_is_back(
     node: ClaimNode, pause_s: float
 ) -> None:
+    async def has_looked() -> bool:
+        return (node.agent.state / LOOKED).exists()
+
     await node.claim("both", share(2))
     first = await node.start(pod_of("first", user("main", "both"), claims=["both"]))
     own = await node.claimed("both")
     await node.until_told(first["main"], lambda cpus: cpus == own)
+    # A daemon that ended before it had looked once tells nothing of what has come since from what ran before.
+    await until(has_looked, bool, TIMEOUT_S)
     await node.agent.kill()
     # Kubelet knows the claim as prepared, and asks no driver for another pod of it.
     second = await node.start(pod_of("second", user("main", "both"), claims=["both"]))
