@@ -27,9 +27,11 @@ Attribute = Union[int, bool, str, list[str]]
 
 @frozen
 class Hardware:
-    """What of a machine only devices tell: the size of L3s in bytes by id, PCIe root complexes by NUMA node."""
+    """What of a machine only devices tell: the size of L3s in bytes by id, the highest frequency in MHz by CPU, PCIe root
+    complexes by NUMA node."""
 
     l3_bytes: Mapping[int, int] = field(default_factory=dict)
+    max_mhz: Mapping[int, int] = field(default_factory=dict)
     pcie_roots: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -154,6 +156,8 @@ def attributes_of(
     types = [name for name, of_type in topology.data.core_types.items() if of_type & cpus]
     if len(types) == 1 and cpus <= topology.data.core_types[types[0]]:
         found["coreType"] = types[0]
+    if cpus <= hardware.max_mhz.keys():
+        found["maxMHz"] = min(hardware.max_mhz[cpu] for cpu in cpus)
     clusters = {topology.cpus[cpu].cluster for cpu in cpus} - {None}
     if clusters:
         found["clusters"] = len(clusters)

@@ -174,10 +174,14 @@ def test_what_only_hardware_tells_and_the_class_that_is_offered_are_attributes_w
     engine = engine_on(EPYC_NPS4_1S)
     device = find_device(engine, "l3-0")
     assert device is not None
-    hardware = Hardware({0: 16 << 20}, {0: ("pci0000:00", "pci0000:40")})
+    slowest, *others = sorted(device.bounds)
+    hardware = Hardware(
+        {0: 16 << 20}, {slowest: 3500, **dict.fromkeys(others, 3600)}, {0: ("pci0000:00", "pci0000:40")}
+    )
     found = attributes_of(engine.host.topology, device, hardware, "protected")
-    assert (found["l3Bytes"], found["pcieRoot"], found["isolation"]) == (
-        16 << 20, ["pci0000:00", "pci0000:40"], "protected",
+    assert (found["l3Bytes"], found["maxMHz"], found["pcieRoot"], found["isolation"]) == (
+        16 << 20, 3500, ["pci0000:00", "pci0000:40"], "protected",
     )  # fmt: skip
-    bare = attributes_of(engine.host.topology, device, Hardware())
-    assert not {"l3Bytes", "pcieRoot", "isolation"} & bare.keys()
+    # What one CPU does not tell is not known of the device.
+    bare = attributes_of(engine.host.topology, device, Hardware({}, dict.fromkeys(others, 3600)))
+    assert not {"l3Bytes", "maxMHz", "pcieRoot", "isolation"} & bare.keys()

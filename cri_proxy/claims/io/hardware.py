@@ -1,4 +1,4 @@
-"""Reads from sysfs what devices tell of the machine beside its topology: the size of L3s, PCIe root complexes."""
+"""Reads from sysfs what devices tell of the machine beside its topology: sizes of L3s, frequencies, PCIe root complexes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _DEVICE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def read_hardware(sys: Path, topology: Topology) -> Hardware:
     """What cannot be read is left out."""
     l3_bytes = {id_at(l3, "l3"): size for l3 in topology.at("l3") if (size := _size(sys, min(l3.cpus)))}
-    return Hardware(l3_bytes, _roots(sys))
+    max_mhz = {cpu: most for cpu in sorted(topology.cpus) if (most := _max_mhz(sys, cpu))}
+    return Hardware(l3_bytes, max_mhz, _roots(sys))
 
 
 def _size(sys: Path, cpu: int) -> int:
@@ -27,6 +28,14 @@ def _size(sys: Path, cpu: int) -> int:
     try:
         text = read_text(sys / f"devices/system/cpu/cpu{cpu}/cache/index3/size").strip()  # "32768K"
         return read_number(text.removesuffix("K")) * 1024 if text.endswith("K") else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def _max_mhz(sys: Path, cpu: int) -> int:
+    """The highest frequency of a CPU in MHz, 0 = not known, as in most virtual machines."""
+    try:
+        return read_number(read_text(sys / f"devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")) // 1000
     except (OSError, ValueError):
         return 0
 

@@ -35,5 +35,16 @@ def test_sizes_of_l3s_and_root_complexes_by_numa_node_are_read(tmp_path: Path) -
     assert found.pcie_roots == {0: ("pci0000:00", "pci0000:40"), 1: ("pci0000:20",)}
 
 
+def test_the_highest_frequency_of_each_cpu_that_tells_one_is_read(tmp_path: Path) -> None:
+    sys, tree = write_sysfs(EPYC_NPS4_1S, tmp_path), topology(EPYC_NPS4_1S)
+    for cpu in tree.cpus:
+        write(
+            sys / f"devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq",
+            f"{3_500_000 + cpu % 2 * 100_000}\n",
+        )
+    write(sys / "devices/system/cpu/cpu3/cpufreq/cpuinfo_max_freq", "<unsupported>\n")
+    assert read_hardware(sys, tree).max_mhz == {cpu: 3500 + cpu % 2 * 100 for cpu in tree.cpus if cpu != 3}
+
+
 def test_of_a_machine_without_files_nothing_is_known(tmp_path: Path) -> None:
     assert read_hardware(tmp_path, topology(EPYC_NPS4_1S)) == Hardware()
