@@ -25,9 +25,7 @@ from policies.machine.cpus import parse_cpus
 from tests.cluster.real.control_plane import ControlPlane, Refused
 from tests.cluster.real.kubectl import PACKAGING, Kubectl
 from tests.cluster.real.node import PODS
-from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
-from tests.kubelet.real.conftest import start
 from tests.kubelet.real.dra.node import CLAIMS, DRIVER, TEMPLATES, ClaimNode, pod_of, share, user
 from tests.kubelet.real.dra.reference import (
     REFERENCE,
@@ -37,11 +35,10 @@ from tests.kubelet.real.dra.reference import (
     number_cores,
     reference_node,
 )
-from tests.kubelet.real.machine import write_hugepages, write_machine, write_runtime
 from tests.kubelet.real.node import RUNNING, TIMEOUT_S
 from tests.kubelet.real.shared.logind import Logind
 from tests.kubelet.real.shared.node import container, pod
-from tests.kubelet.real.shared.whole import running
+from tests.kubelet.real.shared.whole import containerd_in, described_in, running
 
 #: A claim that the scheduler has no place for is taken for refused when it has none after so long either, seconds: what
 #: ended before it, the scheduler may hear of a moment later.
@@ -166,6 +163,10 @@ class Cluster:
     kubectl: Kubectl
     credentials: Path
 
+    @property
+    def images(self) -> Path:
+        return self.folder / "images"
+
     def calls(self) -> list[Call]:
         """What was asked of the API server so far."""
         with (self.api.folder / "audit.log").open() as lines:
@@ -174,9 +175,9 @@ class Cluster:
     @asynccontextmanager
     async def ours(self) -> AsyncIterator[ClaimNode]:
         """The node with our daemon and agent, with its slices published; there is one."""
-        described = _machine(self.folder / "m-ours")
+        described = described_in(self.folder / "m-ours")
         logind = Logind(self.folder / "bus")  # never started: kubelet is told that there is none
-        with _containerd(self.programs, described, self.folder / "c-ours") as runtime:
+        with containerd_in(self.folder / "c-ours", self.programs, described, self.images) as runtime:
             async with running(
                 ClaimNode, self.programs["kubelet"], self.api, self.kubectl, runtime, described, logind,
                 config={"dra": {"enabled": True}}, as_kubelet=True,
@@ -190,10 +191,10 @@ class Cluster:
     ) -> AsyncIterator[ReferenceNode]:
         """A node with the reference driver. ``options``: of that; ``own_core_ids``: cores have ids that are unique in their
         socket, not in their die only."""
-        described = _machine(self.folder / f"m-{name}")
+        described = described_in(self.folder / f"m-{name}")
         if own_core_ids:
             number_cores(described / "sys")
-        with _containerd(self.programs, described, self.folder / f"c-{name}") as runtime:
+        with containerd_in(self.folder / f"c-{name}", self.programs, described, self.images) as runtime:
             async with reference_node(
                 self.programs, self.api, self.kubectl, runtime, described, self.credentials,
                 f"{name}-{os.getpid()}", options,
@@ -223,26 +224,3 @@ def _control_plane(programs: Mapping[str, Path]) -> Any:
         api.start_controllers(programs["kube-controller-manager"], programs["kube-scheduler"])
         api.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         yield api
-
-
-def _machine(folder: Path) -> Path:
-    write_hugepages(write_machine(folder))
-    write_runtime(folder)
-    return folder
-
-
-@contextlib.contextmanager
-def _containerd(programs: Mapping[str, Path], described: Path, folder: Path) -> Any:
-    runtime = Containerd(
-        folder,
-        programs["containerd"],
-        images=folder.parent / "images",
-        path=[programs["runc"].parent],
-        runc=described / "runc",
-        has_nri=True,
-    )
-    try:
-        start(runtime)
-        yield runtime
-    finally:
-        runtime.close()

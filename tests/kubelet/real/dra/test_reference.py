@@ -16,7 +16,7 @@ from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.e2e.containerd import Containerd
 from tests.e2e.node import until
-from tests.kubelet.real.conftest import LINES, start
+from tests.kubelet.real.conftest import LINES
 from tests.kubelet.real.dra.node import L3_CPUS, pod_of, user
 from tests.kubelet.real.dra.reference import (
     REFERENCE,
@@ -26,9 +26,9 @@ from tests.kubelet.real.dra.reference import (
     group_share,
     reference_node,
 )
-from tests.kubelet.real.machine import write_hugepages, write_machine, write_runtime
 from tests.kubelet.real.node import TIMEOUT_S
 from tests.kubelet.real.shared.node import SHARED, container, pod
+from tests.kubelet.real.shared.whole import containerd_in, described_in
 from tests.peers.programs import find
 
 pytestmark = SHARED
@@ -36,30 +36,19 @@ pytestmark = SHARED
 
 @pytest.fixture(scope="module")
 def machine_folder(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reference")
-    write_hugepages(write_machine(folder))
-    write_runtime(folder)
-    return folder
+    return described_in(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="module")
 def with_nri(
     programs: dict[str, Path], machine_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Containerd]:
-    runtime = Containerd(
-        Path(tempfile.mkdtemp(prefix="crn-")) / "c",
-        programs["containerd"],
-        images=tmp_path_factory.mktemp("images"),
-        path=[programs["runc"].parent],
-        runc=machine_folder / "runc",
-        has_nri=True,
-    )
-    try:
-        start(runtime)
-        yield runtime
-    finally:
-        runtime.close()
-        runtime.folder.parent.rmdir()
+    images = tmp_path_factory.mktemp("images")
+    # Its sockets' paths are short.
+    with tempfile.TemporaryDirectory(prefix="crn-") as short:
+        folder = Path(short) / "c"
+        with containerd_in(folder, programs, machine_folder, images) as runtime:
+            yield runtime
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

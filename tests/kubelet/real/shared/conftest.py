@@ -14,11 +14,9 @@ from cluster.api.names import NAMESPACE
 from tests.cluster.real.control_plane import ControlPlane
 from tests.cluster.real.kubectl import Kubectl
 from tests.e2e.containerd import Containerd, missing
-from tests.kubelet.real.conftest import start
-from tests.kubelet.real.machine import write_hugepages, write_machine, write_runtime
 from tests.kubelet.real.shared.logind import Logind
 from tests.kubelet.real.shared.node import SharedNode
-from tests.kubelet.real.shared.whole import running, shown
+from tests.kubelet.real.shared.whole import containerd_in, described_in, running, shown
 from tests.peers.programs import CLUSTER, find
 
 #: A runtime handler as virtual machines have it, by the name that our default leaves alone; here it is runc.
@@ -42,32 +40,19 @@ def programs() -> dict[str, Path]:
 
 @pytest.fixture(scope="package")
 def described(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the machine that kubelet and daemon believe in; it has huge pages."""
-    folder = tmp_path_factory.mktemp("machine")
-    write_hugepages(write_machine(folder))
-    write_runtime(folder)
-    return folder
+    """The folder of the machine."""
+    return described_in(tmp_path_factory.mktemp("machine"))
 
 
 @pytest.fixture(scope="package")
 def containerd(
     programs: dict[str, Path], described: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Containerd]:
-    """With NRI on, as it is shipped, and with a handler besides that pods name by a RuntimeClass."""
-    runtime = Containerd(
-        tmp_path_factory.mktemp("c") / "c",
-        programs["containerd"],
-        images=tmp_path_factory.mktemp("images"),
-        more_config=RUNTIMES.format(runc=described / "runc", handler=HANDLER),
-        path=[programs["runc"].parent],
-        runc=described / "runc",
-        has_nri=True,
-    )
-    try:
-        start(runtime)
+    """With a handler besides that pods name by a RuntimeClass."""
+    folder, images = tmp_path_factory.mktemp("c") / "c", tmp_path_factory.mktemp("images")
+    handler = RUNTIMES.format(runc=described / "runc", handler=HANDLER)
+    with containerd_in(folder, programs, described, images, handler) as runtime:
         yield runtime
-    finally:
-        runtime.close()
 
 
 @pytest.fixture(scope="package")

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
@@ -18,9 +18,9 @@ from tests.cluster.real.kubectl import Kubectl
 from tests.cluster.real.parts import node_agent, operator, with_view_socket
 from tests.cri_client import CriClient
 from tests.e2e.containerd import Containerd
-from tests.kubelet.real.conftest import LINES, SAID_ALWAYS
+from tests.kubelet.real.conftest import LINES, SAID_ALWAYS, start
 from tests.kubelet.real.host import RealKubeletHost
-from tests.kubelet.real.machine import MACHINE
+from tests.kubelet.real.machine import MACHINE, write_hugepages, write_machine, write_runtime
 from tests.kubelet.real.shared.logind import Logind
 from tests.kubelet.real.shared.node import SharedNode
 from tests.machines import machine
@@ -43,6 +43,34 @@ SETTINGS = {
 CDI = "var/run/cdi"
 
 Kind = TypeVar("Kind", bound=SharedNode)
+
+
+def described_in(folder: Path) -> Path:
+    """The folder, with the machine that kubelet and daemon believe in; it has huge pages."""
+    write_hugepages(write_machine(folder))
+    write_runtime(folder)
+    return folder
+
+
+@contextmanager
+def containerd_in(
+    folder: Path, programs: Mapping[str, Path], described: Path, images: Path, more_config: str = ""
+) -> Iterator[Containerd]:
+    """A containerd for that machine until the end of the block; NRI is on, as it is shipped."""
+    runtime = Containerd(
+        folder,
+        programs["containerd"],
+        images=images,
+        more_config=more_config,
+        path=[programs["runc"].parent],
+        runc=described / "runc",
+        has_nri=True,
+    )
+    try:
+        start(runtime)
+        yield runtime
+    finally:
+        runtime.close()
 
 
 @asynccontextmanager
