@@ -55,7 +55,7 @@ def test_units_call_only_programs_that_a_small_system_has(root: Root, install: C
     install()
     units = "".join(path.read_text() for path in root.path.glob("usr/lib/systemd/system/cri-res*"))
     programs = set(re.findall(r"^Exec\w+=[-@:+!]*(\S+)", units, re.MULTILINE))
-    assert programs == {"/usr/bin/cri-resmgr", "/bin/sh"}
+    assert programs == {"/usr/bin/cri-resmgr", "/bin/sh", "/bin/mkdir"}
     assert [program for program in programs if not (root.path / program.lstrip("/")).exists()] == []
 
 
