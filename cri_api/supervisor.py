@@ -310,9 +310,11 @@ class SupervisedThread:
                 self._work()
                 break
             except BaseException as error:  # whatever it is: it would end the thread
+                # As it was when it failed: the end that follows from being told of it leaves it one more life.
+                was_ending = self._is_ending.is_set()
                 pause_s = self.worker.failed(error, time.monotonic() - began_s)
                 self._supervisor.in_loop(self._supervisor.told, self.worker, error)
-                if self._is_ending.is_set() and self.worker.is_troubled:
+                if was_ending and self.worker.is_troubled:
                     break
                 self._is_ending.wait(pause_s)
         self._supervisor.in_loop(self._supervisor.over, self)
