@@ -29,7 +29,7 @@ _TRACEFS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 
 class _Kind(NamedTuple):
-    """enum bpf_prog_type; ``place``: in the cgroup, -1 = none; ``is_loaded_for_place``: the kernel wants to know at once."""
+    """enum bpf_prog_type; ``place``: enum bpf_attach_type, -1 = none, which some are loaded for already."""
 
     number: int
     place: int = -1
@@ -43,8 +43,9 @@ _KINDS = {
     "cgroup_udp6": _Kind(18, syscalls.CGROUP_UDP6_RECVMSG, is_loaded_for_place=True),
     "raw_tracepoint": _Kind(17),
     "tracepoint": _Kind(5),
+    "function_exit": _Kind(26, syscalls.TRACE_FEXIT, is_loaded_for_place=True),
 }
-_PLACES = [kind.place for kind in _KINDS.values() if kind.place >= 0]
+_CGROUP_PLACES = [kind.place for name, kind in _KINDS.items() if name.startswith("cgroup_")]
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,15 @@ class Attachment:
     """Where a program of the C file goes.
 
     ``kind`` and ``target``: cgroup_egress, cgroup_ingress, cgroup_udp4 or cgroup_udp6 (the receiver) and the cgroup's
-    folder; raw_tracepoint and its name; tracepoint and "category:name". Not ``at_once``: attached later, by ``attach``.
+    folder; raw_tracepoint and its name; tracepoint and "category:name"; function_exit and the kernel's function, with the
+    ``number`` that it has in the kernel's types. Not ``at_once``: attached later, by ``attach``.
     """
 
     kind: str
     program: str
     target: str
     at_once: bool = True
+    number: int = 0
 
 
 @dataclass
@@ -88,9 +91,9 @@ def load(
     :raises ProviderLate: it is still being compiled.
     :raises ProviderLost: no bcc, no permission, or the compiler or the kernel refuses; one sentence says which.
     """
-    kinds = {wanted.program: _KINDS[wanted.kind] for wanted in attachments}
-    compiled = (compiler or Compiler()).compile(with_includes(source), defines or {}, list(kinds))
-    loaded = _loaded(compiled, kinds)
+    programs = {wanted.program: wanted for wanted in attachments}
+    compiled = (compiler or Compiler()).compile(with_includes(source), defines or {}, list(programs))
+    loaded = _loaded(compiled, programs)
     try:
         for wanted in attachments:
             if wanted.at_once:
@@ -126,7 +129,7 @@ def detach_leftovers(cgroup: str) -> list[str]:
     detached = []
     cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for place in _PLACES:
+        for place in _CGROUP_PLACES:
             for number in syscalls.attached_to_cgroup(cgroup_fd, place):
                 name = _detach_ours(number, cgroup_fd, place)
                 if name:
@@ -161,7 +164,7 @@ class NotLoaded(ProviderLost):
     """The kernel does not take the program as it is."""
 
 
-def _loaded(compiled: Compiled, kinds: Mapping[str, _Kind]) -> LoadedPrograms:
+def _loaded(compiled: Compiled, programs: Mapping[str, Attachment]) -> LoadedPrograms:
     """Make the maps, load the programs."""
     # Before 5.11 maps count against it. Without SYS_RESOURCE it may be high enough.
     with contextlib.suppress(ValueError, OSError):
@@ -169,10 +172,9 @@ def _loaded(compiled: Compiled, kinds: Mapping[str, _Kind]) -> LoadedPrograms:
     loaded = LoadedPrograms()
     try:
         loaded.maps = _made_maps(compiled)
-        for name, kind in kinds.items():
+        for name, wanted in programs.items():
             code = _with_descriptors(compiled.programs[name], list(loaded.maps.values()))
-            place = kind.place if kind.is_loaded_for_place else 0
-            loaded.programs[name] = _loaded_program(name, kind.number, place, code)
+            loaded.programs[name] = _loaded_program(wanted, code)
     except ProviderLost:
         loaded.close()
         raise
@@ -211,14 +213,18 @@ def _with_descriptors(code: bytes, maps: Sequence[int]) -> bytes:
     return bytes(found)
 
 
-def _loaded_program(name: str, kind: int, place: int, code: bytes) -> int:
+def _loaded_program(wanted: Attachment, code: bytes) -> int:
+    kind = _KINDS[wanted.kind]
+    place = kind.place if kind.is_loaded_for_place else 0
     try:
-        return syscalls.load_program(name, kind, place, code)
+        return syscalls.load_program(wanted.program, kind.number, place, code, wanted.number)
     except syscalls.Refused as error:
         said = [line.strip() for line in error.said.splitlines() if line.strip()]
         last = [line for line in said if not line.startswith(("processed ", "verification time"))][-1:]
         detail = f" ({last[0]})" if last else ""
-        raise NotLoaded(f"the kernel does not load the program {name}: {error.strerror}{detail}") from None
+        raise NotLoaded(
+            f"the kernel does not load the program {wanted.program}: {error.strerror}{detail}"
+        ) from None
 
 
 def attach(program_fd: int, wanted: Attachment) -> int:
@@ -228,6 +234,8 @@ def attach(program_fd: int, wanted: Attachment) -> int:
     """
     if wanted.kind == "raw_tracepoint":
         return syscalls.open_raw_tracepoint(program_fd, wanted.target)
+    if wanted.kind == "function_exit":
+        return syscalls.open_raw_tracepoint(program_fd, "")
     if wanted.kind == "tracepoint":
         return syscalls.open_tracepoint(program_fd, int(read_tracepoint(wanted.target, "id")))
     cgroup_fd = os.open(wanted.target, os.O_RDONLY | os.O_CLOEXEC)

@@ -25,6 +25,7 @@ _PROG_LOAD, _BTF_LOAD = 5, 18
 _PROG_DETACH, _PROG_TEST_RUN, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO, _PROG_QUERY = 9, 10, 13, 15, 16
 _RAW_TRACEPOINT_OPEN, _LOOKUP_AND_DELETE_BATCH, _UPDATE_BATCH, _LINK_CREATE = 17, 25, 26, 28
 CGROUP_INGRESS, CGROUP_EGRESS, CGROUP_UDP4_RECVMSG, CGROUP_UDP6_RECVMSG = 0, 1, 19, 20
+TRACE_FEXIT = 25
 
 #: The kernel takes a shorter union bpf_attr than its own, and a longer one if the rest is zero.
 _ATTRIBUTES_BYTES = 128
@@ -105,8 +106,9 @@ def make_map(
     return _bpf(_MAP_CREATE, "BPF_MAP_CREATE", attributes)
 
 
-def load_program(name: str, kind: int, place: int, code: bytes) -> int:
-    """Load instructions (enum bpf_prog_type; ``place``: enum bpf_attach_type, 0 where the kernel does not ask).
+def load_program(name: str, kind: int, place: int, code: bytes, function: int = 0) -> int:
+    """Load instructions (enum bpf_prog_type; ``place``: enum bpf_attach_type, 0 where the kernel does not ask; ``function``:
+    its number in the kernel's types, 0 = none).
 
     :raises Refused: the kernel does not take them.
     """
@@ -114,10 +116,11 @@ def load_program(name: str, kind: int, place: int, code: bytes) -> int:
 
     def attempt(said: Optional[ctypes.Array[ctypes.c_char]]) -> int:
         level, size, buffer = (1, len(said), ctypes.addressof(said)) if said is not None else (0, 0, 0)
-        # union bpf_attr for BPF_PROG_LOAD: type, count, code, license, log level, size, buffer, versions, flags, name.
+        # union bpf_attr for BPF_PROG_LOAD: type, count, code, license, log level, size, buffer, version, flags, name,
+        # interface, place, what tells of types of its own (three), the function.
         attributes = _attributes(
-            "IIQQIIQII16sII", kind, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_text),
-            level, size, buffer, 0, 0, name.encode()[:_NAME_BYTES], 0, place,
+            "IIQQIIQII16sII36xI", kind, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_text),
+            level, size, buffer, 0, 0, name.encode()[:_NAME_BYTES], 0, place, function,
         )  # fmt: skip
         return _bpf(_PROG_LOAD, "BPF_PROG_LOAD", attributes)
 
@@ -140,10 +143,10 @@ def link_to_cgroup(program_fd: int, cgroup_fd: int, attach_type: int) -> int:
 
 
 def open_raw_tracepoint(program_fd: int, name: str) -> int:
-    """Attach to a raw tracepoint for as long as the descriptor lives."""
+    """Attach to a raw tracepoint for as long as the descriptor lives; ``name`` "": to what the program was loaded for."""
     text = ctypes.create_string_buffer(name.encode())
-    attributes = _attributes("QI", ctypes.addressof(text), program_fd)
-    return _bpf(_RAW_TRACEPOINT_OPEN, f"BPF_RAW_TRACEPOINT_OPEN {name}", attributes)
+    attributes = _attributes("QI", ctypes.addressof(text) if name else 0, program_fd)
+    return _bpf(_RAW_TRACEPOINT_OPEN, f"BPF_RAW_TRACEPOINT_OPEN {name}".rstrip(), attributes)
 
 
 def open_tracepoint(program_fd: int, tracepoint_id: int) -> int:

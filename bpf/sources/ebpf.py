@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -18,10 +18,12 @@ from bpf.kernel import syscalls
 from bpf.kernel.clock import boot_time_s
 from bpf.kernel.compiler import Compiler
 from bpf.kernel.ebpf_self_test import self_test
+from bpf.kernel.kernel_types import VMLINUX
 from bpf.kernel.loader import Attachment, LoadedPrograms, NotLoaded, attach, detach_leftovers, load
 from bpf.service.log import log
 from bpf.sources.samples import Flow, Peers, ProviderLost, RemoteFlow, Sample, with_presence
 from bpf.sources.udp_paths import SearchPace, Translations, UdpPaths, hosts_conntrack
+from bpf.sources.unix_messages import UnixMessages
 from policies.machine.cpus import parse_cpus
 
 SOURCE = Path(__file__).with_name("traffic.c")
@@ -42,16 +44,20 @@ COUNTERS = (
     "remotes_full", "remote_elsewhere", "openers_evicted", "udp_by_path", "udp_waiting_bytes",
     "udp_claimed_bytes",
 )  # fmt: skip
-_EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=QQQ")
+#: Signed, as what waited on a unix socket is taken back when its receiver shows.
+_EDGE_KEY, _EDGE = struct.Struct("=QQQ"), struct.Struct("=qqq")
 _WAKE_KEY, _WAKE = struct.Struct("=QQ"), struct.Struct("=Q")
 _LOST_KEY, _LOST = struct.Struct("=Q"), struct.Struct("=Q")
 _REMOTE_KEY, _REMOTE = struct.Struct("=Q16s"), struct.Struct("=Q")
 _INGRESS, _PATH = "crm_aff_ingress", "crm_aff_path"
 #: struct task_owner of traffic_wakes.h, and how many there are.
 _TASK, _TASKS = struct.Struct("=QQQ"), range(2 * 8192)
-_KIND_OF_PROTOCOL = {6: "tcp", 17: "udp"}
+_KIND_OF_PROTOCOL = {1: "unix", 6: "tcp", 17: "udp"}
+#: The receiver of a message on a unix socket that none has shown for yet.
+_NOT_KNOWN = 0
 
-#: Attached only while containers share a unix socket or memory: they cost a short TCP connection twice its counting.
+#: Attached only while containers share memory, or a unix socket whose messages are not counted: they cost a short TCP
+#: connection twice its counting.
 WAKES = (
     Attachment("raw_tracepoint", "crm_aff_freed", "sched_process_free", at_once=False),
     Attachment("raw_tracepoint", "crm_aff_waking", "sched_waking", at_once=False),
@@ -107,6 +113,7 @@ class EbpfProvider:
         openers: int = 0,
         peers: Callable[[], Peers] = Peers,
         translations: Callable[[], Translations] = hosts_conntrack,
+        types: str = VMLINUX,
     ) -> None:
         """Load, attach and try it out; 0.2 s, and 0.3 s to two minutes more if it has to be compiled.
 
@@ -114,8 +121,9 @@ class EbpfProvider:
         where cgroup v2 is mounted. ``compiler``: one that waits, unless given. ``networks``: traffic with addresses of other
         nodes counts if they are in one of these. ``openers``: TCP connections open at a time that are known, rounded up
         to a power of two; 0 = by the machine's memory. ``peers``: which containers share sockets or memory, asked once a
-        sample; only while there are some are wakes counted. ``translations``: opens what lists the flows that NAT changes;
-        asked while datagrams wait.
+        sample; only while there are some is counted what they send over unix sockets, or their wakes. ``translations``:
+        opens what lists the flows that NAT changes; asked while datagrams wait. ``types``: the kernel's description of its
+        types.
 
         :raises ProviderLate: it is being compiled.
         :raises ProviderLost: it does not work here; the sentence says why.
@@ -131,6 +139,8 @@ class EbpfProvider:
             log("warning", "detached what another version left behind", program=name, cgroup=self._root)
         self._ingress, self._ingress_link = SearchPace(), -1
         self._peers, self._wake_links = peers, list[int]()
+        self._unix = UnixMessages(compiler, edges, types)
+        self._unix_unattributed = {"unix_unattributed_bytes": 0, "unix_unattributed_messages": 0}
         defines: dict[str, object] = {
             "EDGES": edges,
             "REMOTES": remotes,
@@ -161,20 +171,24 @@ class EbpfProvider:
         :raises ProviderLost: the maps cannot be read.
         """
         self._paths.follow(now_s, *_search_state(self.counters(), "udp_by_path"))
-        self.detail = self._told()
         earlier, self._unresolved = self._unresolved, []
         seen = _Seen()
         self._add(seen, earlier, is_last_try=True)
         taken = self.drain()
-        fill = sum(flow.kind != "wake" for flow in taken) / self._edges
+        kinds = [flow.kind for flow in taken]
+        fill = max(kinds.count("tcp") + kinds.count("udp"), kinds.count("unix")) / self._edges
         self._add(seen, taken, is_last_try=False)
         seconds, self._last_s = now_s - self._last_s, now_s
         remotes = self._remotes()
         counters = self.counters()
         self._follow_ingress(now_s, counters)
         peers = self._peers()
-        self._follow_peers(peers)
-        flows = with_presence(seen.flows(), peers)
+        # Their messages were counted: wakes between them are the same again.
+        were_awake = replace(peers, unix=frozenset()) if self._unix.is_on else peers
+        self._unix.follow(bool(peers.unix))
+        self._follow_wakes(bool(peers.shared_memory or (peers.unix and not self._unix.is_on)))
+        flows = with_presence(seen.flows(), were_awake)
+        self.detail = self._told()
         return Sample(now_s, max(seconds, 0.0), flows, counters, remotes, self._lost(), fill)
 
     def drain(self) -> list[CgroupFlow]:
@@ -190,8 +204,8 @@ class EbpfProvider:
 
     def _told(self) -> str:
         """The kinds of traffic seen, and the missing ones."""
-        seen = f"bytes of TCP and UDP and wakes between containers, counted at {self._root}"
-        return "; ".join(filter(None, (seen, self._paths.problem)))
+        seen = f"bytes of TCP, UDP and unix sockets and wakes between containers, counted at {self._root}"
+        return "; ".join(filter(None, (seen, self._paths.problem, self._unix.problem)))
 
     def _remotes(self) -> tuple[RemoteFlow, ...]:
         """The traffic of containers with other nodes. A container that is not known yet has soon sent more."""
@@ -215,7 +229,10 @@ class EbpfProvider:
     def _drained(self, name: str, key_bytes: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
         """:raises ProviderLost: the map cannot be read."""
         try:
-            return syscalls.drain(self._loaded.maps[name], key_bytes, value_bytes)
+            found = syscalls.drain(self._loaded.maps[name], key_bytes, value_bytes)
+            if name in self._unix.maps:
+                found += syscalls.drain(self._unix.maps[name], key_bytes, value_bytes)
+            return found
         except (OSError, KeyError) as error:
             raise ProviderLost(f"the maps of the eBPF programs cannot be read: {error}") from None
 
@@ -223,23 +240,27 @@ class EbpfProvider:
         """COUNTERS of the kernel's side, and ``missed``: flows of cgroups that are not known.
 
         ``udp_unattributed_bytes``: what was sent to other machines, or to receivers that were not found (yet).
+        ``unix_unattributed_bytes`` and ``_messages``: what containers sent to receivers that were not found (yet).
         """
-        cpus = self._possible_cpus
-        totals = {}
-        for index, name in enumerate(COUNTERS):
-            raw = syscalls.lookup(self._loaded.maps["counters"], struct.pack("=I", index), 8 * cpus)
-            totals[name] = sum(struct.unpack(f"={cpus}Q", raw))
+        maps = [each["counters"] for each in (self._loaded.maps, self._unix.maps) if "counters" in each]
+        totals = {name: sum(self._counted(fd, index) for fd in maps) for index, name in enumerate(COUNTERS)}
         totals["missed"] = self._missed
+        totals.update(self._unix_unattributed)
         totals.update(self._paths.counters)
         totals["udp_unattributed_bytes"] = totals.pop("udp_waiting_bytes") - totals.pop("udp_claimed_bytes")
         totals["dropped"] = totals["edges_full"] + totals["wakes_full"] + totals["openers_evicted"]
         return totals
+
+    def _counted(self, counters: int, index: int) -> int:
+        raw = syscalls.lookup(counters, struct.pack("=I", index), 8 * self._possible_cpus)
+        return sum(struct.unpack(f"={self._possible_cpus}Q", raw))
 
     def close(self) -> None:
         """Detach and unload; a second time does nothing."""
         self._detach_ingress()
         self._detach_wakes()
         self._paths.close()
+        self._unix.close()
         self._loaded.close()
 
     def _follow_ingress(self, now_s: float, counters: Mapping[str, int]) -> None:
@@ -257,8 +278,8 @@ class EbpfProvider:
             os.close(self._ingress_link)
             self._ingress_link = -1
 
-    def _follow_peers(self, peers: Peers) -> None:
-        if not peers:
+    def _follow_wakes(self, are_wanted: bool) -> None:
+        if not are_wanted:
             self._detach_wakes()
         elif not self._wake_links:
             try:
@@ -278,6 +299,12 @@ class EbpfProvider:
     def _add(self, seen: _Seen, flows: Iterable[CgroupFlow], is_last_try: bool) -> None:
         for flow in flows:
             a, b = self._resolve(flow.a), self._resolve(flow.b)
+            if flow.b == _NOT_KNOWN and flow.kind == "unix":
+                # Of the host's own it says nothing; of a container that is not known yet a part is.
+                if a:
+                    self._unix_unattributed["unix_unattributed_bytes"] += flow.bytes_ab
+                    self._unix_unattributed["unix_unattributed_messages"] += flow.messages
+                continue
             if a == "" or b == "" or a == b is not None:
                 continue  # the host's own, or inside one container
             if a is not None and b is not None:

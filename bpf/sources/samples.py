@@ -10,6 +10,7 @@ shared memory, or by chance (a lock, an interrupt). So a wake alone says nothing
 - between two that exchange bytes (tcp, udp), bytes decide and wakes are dropped: they are the same traffic again;
 - between two known to share a unix socket or writable memory, wakes are messages of that kind (a unix socket
   comes first where they share both). Wakes are right within a factor of two, and fewer when the two share a CPU;
+- where messages of unix sockets are counted, two wakes for each are the same again: a connection's begin and end wake too;
 - all others are dropped.
 
 No wakes is no sign of no affinity, and wakes only add.
@@ -115,6 +116,7 @@ def pair(a: str, b: str) -> Pair:
 def with_presence(flows: Collection[Flow], peers: Peers) -> tuple[Flow, ...]:
     """The flows with wakes turned into messages of unix sockets or shared memory, or dropped: the rule above."""
     with_bytes = {pair(flow.a, flow.b) for flow in flows if flow.kind in _WITH_BYTES}
+    sent = {pair(flow.a, flow.b): flow.messages for flow in flows if flow.kind == "unix"}
     found = [flow for flow in flows if flow.kind != "wake"]
     wakes = [
         (ends, flow)
@@ -122,9 +124,9 @@ def with_presence(flows: Collection[Flow], peers: Peers) -> tuple[Flow, ...]:
         if flow.kind == "wake" and flow.a != flow.b and (ends := pair(flow.a, flow.b)) not in with_bytes
     ]
     for ends, flow in wakes:
-        kind = _kind_of(ends, peers)
-        if kind:
-            found.append(replace(flow, kind=kind))
+        kind, messages = _kind_of(ends, peers), flow.messages - 2 * sent.get(ends, 0)
+        if kind and messages > 0:
+            found.append(replace(flow, kind=kind, messages=messages))
     return tuple(found)
 
 

@@ -148,6 +148,9 @@ def observer_lines(observer: Mapping[str, Any]) -> list[str]:
     if unattributed := observer.get("counters", {}).get("udp_unattributed_bytes"):
         told = f"{unattributed / 1e6:,.1f} MB of UDP, to other machines or to receivers that were not found"
         lines.append(f"           not attributed: {told}")
+    if unattributed := observer.get("counters", {}).get("unix_unattributed_messages"):
+        told = f"{unattributed:,} messages over unix sockets, to receivers that were not found"
+        lines.append(f"           not attributed: {told}")
     if trust := observer.get("trust"):
         told = ", ".join(f"{end[:12]} {part:.0%}" for end, part in sorted(trust.items()))
         lines.append(

@@ -147,6 +147,13 @@ def test_datagrams_that_were_not_attributed_are_told_in_bytes() -> None:
     ]
 
 
+def test_messages_of_unix_sockets_that_were_not_attributed_are_told() -> None:
+    observer = {"provider": "ebpf", "counters": {"unix_unattributed_messages": 12_345}}
+    assert report.observer_lines(observer)[-1] == (
+        "           not attributed: 12,345 messages over unix sockets, to receivers that were not found"
+    )
+
+
 def test_a_table_that_fills_and_what_it_has_lost_are_told_with_the_pace_of_samples() -> None:
     observer = {"provider": "ebpf", "counters": {"dropped": 1234}, "pairs_fill": 0.61, "next_sample_s": 2.5}
     told = "ebpf; its table of pairs 61% full, a sample every 2.5 s; 1,234 times there was no room to count"

@@ -19,7 +19,7 @@ from tests.bpf.pods import UNIFIED, Host, Talker, container_id, pod_uid
 
 #: Defined in every talker: servers run in threads, callers return when all is answered and closed.
 PROGRAMS = """
-import contextlib, os, socket, struct, threading
+import contextlib, os, selectors, socket, struct, threading
 
 # Datagrams that were received.
 taken = threading.Semaphore(0)
@@ -69,6 +69,26 @@ def release_tcp():
         with held.pop() as connection:
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
+
+def serve_many(address, port, request, response):
+    # More connections than there can be threads.
+    listener = socket.create_server((address, port), backlog=1024)
+    ready = selectors.DefaultSelector()
+    ready.register(listener, selectors.EVENT_READ)
+    def serve():
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is listener:
+                    ready.register(listener.accept()[0], selectors.EVENT_READ)
+                    continue
+                with contextlib.suppress(ConnectionResetError):
+                    if read(key.fileobj, request):
+                        key.fileobj.sendall(bytes(response))
+                        continue
+                ready.unregister(key.fileobj)
+                key.fileobj.close()
+    threading.Thread(target=serve, daemon=True).start()
+    print(listener.getsockname()[1])
 
 def reset(connection):
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -164,20 +184,39 @@ def call_udp_anew(address, port, request, response, count):
     for _ in range(count):
         call_udp(socket.AF_INET, address, port, request, response, 1, False)
 
-def serve_unix(path):
-    listener = socket.socket(socket.AF_UNIX)
+def serve_unix(path, request, response, kind=socket.SOCK_STREAM):
+    listener = socket.socket(socket.AF_UNIX, kind)
     listener.bind(path)
-    listener.listen()
+    listener.listen(1024)
     def accept():
-        answer(listener.accept()[0], 10, 10)
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=answer, args=(connection, request, response), daemon=True).start()
     threading.Thread(target=accept, daemon=True).start()
 
-def call_unix(path, count):
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
+def call_unix(path, request, response, count, connections=1, kind=socket.SOCK_STREAM):
+    for _ in range(connections):
+        with socket.socket(socket.AF_UNIX, kind) as connection:
+            connection.connect(path)
+            for _ in range(count):
+                connection.sendall(bytes(request))
+                assert read(connection, response)
+
+def read_unix(path):
+    # Datagrams, which are not answered.
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(path)
+    def read_on():
+        while server.recv(65536):
+            taken.release()
+    threading.Thread(target=read_on, daemon=True).start()
+
+def send_unix(path, bytes_each, count, connected):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        if connected:
+            sender.connect(path)
         for _ in range(count):
-            connection.sendall(bytes(10))
-            assert read(connection, 10)
+            sender.send(bytes(bytes_each)) if connected else sender.sendto(bytes(bytes_each), path)
 """
 
 

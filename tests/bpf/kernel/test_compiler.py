@@ -109,7 +109,7 @@ def test_only_the_latest_results_are_kept(folder: Path) -> None:
         kept.write(f"k{number}", RESULT)
         newest = max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         os.utime(newest, (number, number))
-    assert [kept.read(f"k{number}") is not None for number in range(12)] == [False] * 4 + [True] * 8
+    assert [kept.read(f"k{number}") is not None for number in range(12)] == [False] * 2 + [True] * 10
 
 
 def test_what_only_shares_a_name_is_not_used(folder: Path) -> None:

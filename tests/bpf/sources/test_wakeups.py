@@ -8,6 +8,7 @@ from bpf.sources.samples import Flow, Peers, pair, with_presence
 
 TCP = Flow("a", "b", "tcp", 10, 20, 3)
 WAKE = Flow("b", "a", "wake", messages=50)
+UNIX = Flow("a", "b", "unix", 100, 200, 10)
 AB = frozenset({("a", "b")})
 
 CASES = {
@@ -39,6 +40,16 @@ CASES = {
         (),
     ),
     "peers without wakes are no traffic": ((), Peers(unix=AB, shared_memory=AB), ()),
+    "beside messages that were counted on a unix socket, memory has what is more than two wakes for each": (
+        (UNIX, WAKE),
+        Peers(shared_memory=AB),
+        (UNIX, Flow("b", "a", "shm", messages=30)),
+    ),
+    "no more wakes than such messages have are none of memory": (
+        (UNIX, Flow("b", "a", "wake", messages=20)),
+        Peers(shared_memory=AB),
+        (UNIX,),
+    ),
     "another pair's bytes do not matter": (
         (Flow("a", "c", "tcp", 1), WAKE),
         Peers(unix=AB),
