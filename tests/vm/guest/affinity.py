@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from cri_api import runtime_v1_pb2 as cri
@@ -52,7 +53,8 @@ async def _observes(node: Node, provider: str) -> None:
 
 async def who_talks_is_an_edge_and_a_rebalance_brings_them_together(node: Node) -> None:
     server, client = await _two_apart(node)
-    async with _talking(node, client, await _address(node, server)):
+    where = f"{await _address(node, server)}:{PORT}"
+    async with _calling(node, client, "tcp", where, "100", "10000"):
         pair = {server.id, client.id}
         told = await until(
             lambda: node.ask("affinity"), lambda told: any({e["a"], e["b"]} == pair for e in told["edges"])
@@ -62,6 +64,25 @@ async def who_talks_is_an_edge_and_a_rebalance_brings_them_together(node: Node) 
         print(await until(lambda: node.ask("rebalance"), lambda told: told["accepted"]))
         assert node.cpus(server) == node.cpus(client)
         assert node.cpus(server) in node.shape.ccxs
+
+
+async def messages_over_a_unix_socket_are_counted_where_functions_return(node: Node) -> None:
+    folder = Path("/run/shared")
+    folder.mkdir(exist_ok=True)
+    mounts = (TALK, cri.Mount(container_path="/shared", host_path=str(folder)))
+    serve, call = ("talk", "serve", "unix", "/shared/s", "100", "300"), ("unix", "/shared/s", "100", "300")
+    server = await node.run("unix-server", command=serve, mounts=mounts)
+    client = await node.run("unix-client", mounts=mounts)
+    pair = {server.id, client.id}
+    async with _calling(node, client, *call, "per_connection=1"):
+        # By wakes alone an edge has no bytes.
+        told = await until(
+            lambda: node.ask("affinity"),
+            lambda told: any({e["a"], e["b"]} == pair and e["bytes_per_s"] > 0 for e in told["edges"]),
+        )
+    detail = node.ask("status")["affinity"]["observer"]["detail"]
+    assert "wake-ups only" not in detail, detail
+    print(detail, [edge for edge in told["edges"] if {edge["a"], edge["b"]} == pair])
 
 
 async def _two_apart(node: Node) -> tuple[Running, Running]:
@@ -75,27 +96,10 @@ async def _two_apart(node: Node) -> tuple[Running, Running]:
 
 
 @asynccontextmanager
-async def _talking(node: Node, client: Running, address: str) -> AsyncIterator[None]:
-    call = asyncio.create_task(
-        node.kubelet.call(
-            "ExecSync",
-            cri.ExecSyncRequest(
-                container_id=client.id,
-                cmd=(
-                    "talk",
-                    "call",
-                    "tcp",
-                    f"{address}:{PORT}",
-                    "100",
-                    "10000",
-                    "count=10000000",
-                    "pause_ms=5",
-                ),
-                timeout=600,
-            ),
-            timeout=600,
-        )
-    )
+async def _calling(node: Node, client: Running, *words: str) -> AsyncIterator[None]:
+    command = ("talk", "call", *words, "count=10000000", "pause_ms=5")
+    request = cri.ExecSyncRequest(container_id=client.id, cmd=command, timeout=600)
+    call = asyncio.create_task(node.kubelet.call("ExecSync", request, timeout=600))
     try:
         yield
     finally:
