@@ -88,10 +88,10 @@ def test_fifty_thousand_connections_that_are_all_opened_again_count_each_time(st
     pairs = [(stage.start("client", netns, pod), stage.start("server", netns, pod)) for _ in range(PAIRS)]
     each = MANY // PAIRS
     places = [server.do(f"serve_many('127.0.0.1', 0, {REQUEST}, {RESPONSE})") for _, server in pairs]
-    # Less than two rounds. What the rest of the machine has open meanwhile is little beside it.
-    provider = stage.provider(openers=65_536)
+    # As a machine with 8 GiB has it. What the rest of this one has open meanwhile is little beside it.
+    provider = stage.provider(openers=131_072)
     asked = f"{REQUEST}, {RESPONSE}, {each}"
-    for number in range(2):
+    for number in range(3):
         with ThreadPoolExecutor() as at_once:
             list(
                 at_once.map(
@@ -101,7 +101,7 @@ def test_fifty_thousand_connections_that_are_all_opened_again_count_each_time(st
             list(at_once.map(lambda pair: pair[0].do(end), pairs))
         sample = provider.sample(10.0 * number)
         seen = between(sample.flows, "tcp")[0]
-        assert seen >= 0.95 * each * PAIRS * REQUEST
+        assert seen >= 0.99 * each * PAIRS * REQUEST
         assert seen + sample.lost.get("client", 0) * REQUEST >= each * PAIRS * REQUEST
 
 
