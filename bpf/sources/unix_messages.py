@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Optional
 
 from bpf.kernel.compiler import Compiler
-from bpf.kernel.kernel_types import VMLINUX, read_types
+from bpf.kernel.kernel_types import VMLINUX, KernelTypes, read_types
 from bpf.kernel.loader import Attachment, LoadedPrograms, attach, load
 from bpf.service.log import log
 from bpf.sources.samples import ProviderLate, ProviderLost
@@ -31,6 +31,7 @@ _SOCK, _PEER, _SOCKET = ("socket", "sk"), ("unix_sock", "peer"), ("sock", "sk_so
 _FAMILY = ("sock_common", "skc_family")
 #: From a struct socket to the inode beside it.
 _BESIDE, _INODE, _NUMBER = ("socket_alloc", "socket"), ("socket_alloc", "vfs_inode"), ("inode", "i_ino")
+_FIELDS = (_SOCK, _PEER, _SOCKET, _FAMILY, _BESIDE, _INODE, _NUMBER)
 
 
 class UnixMessages:
@@ -40,6 +41,7 @@ class UnixMessages:
         self._compiler = compiler
         self._edges = edges
         self._types = types
+        self._kernel: Optional[KernelTypes] = None
         self._attachments: Sequence[Attachment] = ()
         self._loaded = LoadedPrograms()
         self._is_refused = False
@@ -84,20 +86,22 @@ class UnixMessages:
 
     def _load(self) -> None:
         """Load and attach in the first way that this kernel allows."""
-        fields = (_SOCK, _PEER, _SOCKET, _FAMILY, _BESIDE, _INODE, _NUMBER)
-        types = read_types(fields, _FUNCTIONS.values(), self._types)
+        if self._kernel is None:
+            # Once: a compile that is late is asked for again and again.
+            self._kernel = read_types(_FIELDS, _FUNCTIONS.values(), self._types)
+        offsets, functions = self._kernel.offsets, self._kernel.functions
         defines = {
             "EDGES": self._edges,
-            "AT_SOCK": types.offsets[_SOCK],
-            "AT_PEER": types.offsets[_PEER],
-            "AT_SOCKET": types.offsets[_SOCKET],
-            "AT_FAMILY": types.offsets[_FAMILY],
-            "AT_INODE": types.offsets[_INODE] - types.offsets[_BESIDE] + types.offsets[_NUMBER],
+            "AT_SOCK": offsets[_SOCK],
+            "AT_PEER": offsets[_PEER],
+            "AT_SOCKET": offsets[_SOCKET],
+            "AT_FAMILY": offsets[_FAMILY],
+            "AT_INODE": offsets[_INODE] - offsets[_BESIDE] + offsets[_NUMBER],
         }
         reasons = []
         for attachments in (
             [
-                Attachment("function_exit", program, name, number=types.functions[name])
+                Attachment("function_exit", program, name, number=functions[name])
                 for program, name in _FUNCTIONS.items()
             ],
             [Attachment("raw_tracepoint", program, name) for program, name in _TRACEPOINTS.items()],

@@ -79,6 +79,7 @@ async def messages_over_a_unix_socket_are_counted_where_functions_return(node: N
         told = await until(
             lambda: node.ask("affinity"),
             lambda told: any({e["a"], e["b"]} == pair and e["bytes_per_s"] > 0 for e in told["edges"]),
+            COMPILE_TIMEOUT_S,
         )
     detail = node.ask("status")["affinity"]["observer"]["detail"]
     assert "wake-ups only" not in detail, detail
