@@ -246,7 +246,9 @@ class Hours:
         """Make one; whether it makes what the traffic truly costs less by ``ANSWER``."""
         self.engine.set_traffic(self.graph.traffic())
         question = snapshot_of(self.engine, self._settings, float(now))
-        proposal = plan(self._searched(question.problem))
+        unrest = self._pace.unrest(float(now))
+        problem = self._searched(question.problem)
+        proposal = plan(replace(problem, settings=replace(problem.settings, unrest=unrest)))
         self._plan_at_s = now + self._settings.interval_s
         if not proposal.accepted:
             return False

@@ -2,7 +2,8 @@
 
 The rules of the pace: a plan every ``affinity_rebalance_interval_s``, of which as much is done at once as the token
 buckets allow (``MoveRateLimit``). The rest of an accepted plan goes on as tokens come, without being weighed again, as
-long as its moves still hold; what a person asks for by ``rebalance`` is done at once. Nothing moves by itself while
+long as its moves still hold; what a person asks for by ``rebalance`` is done at once. The more was moved lately, the more
+a plan must save (``MoveRateLimit.unrest``). Nothing moves by itself while
 the picture of the traffic is old: without an observer every container stays.
 """
 
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional, Protocol
 
 from cri_api.waiting import wait_within
@@ -198,7 +199,7 @@ class AffinityController:
             if settings.pressure_guard and not self.mover.can_guard:
                 return settings.interval_s
             async with self._lock:
-                await self._plan(engine, settings)
+                await self._plan(engine, settings, pace.unrest(now_s))
         if self._rest is not None and pace.allowed(now_s):
             await self._go_on(engine, self._rest, pace)
         if self._rest is None:
@@ -211,11 +212,11 @@ class AffinityController:
             self._pace, self._settings = MoveRateLimit(settings, self.services.node_state.clock()), settings
         return self._pace
 
-    async def _plan(self, engine: Engine, settings: AffinitySettings) -> None:
+    async def _plan(self, engine: Engine, settings: AffinitySettings, unrest: float) -> None:
         """A plan, if one is accepted. A planner that fails is no reason to stop."""
         strained = self._strained
         try:
-            question, proposal = await self._ask(engine, settings)
+            question, proposal = await self._ask(engine, settings, unrest)
         except PlannerFailed as error:
             self.services.metrics.plans.labels("failed").inc()
             self.services.log.warning("no plan", why=str(error))
@@ -232,7 +233,7 @@ class AffinityController:
             self._rest = self._accept(question, proposal, settings, measured)
 
     async def _ask(
-        self, engine: Engine, settings: AffinitySettings
+        self, engine: Engine, settings: AffinitySettings, unrest: float = 1.0
     ) -> tuple[PlanningSnapshot, Optional[Proposal]]:
         """The question as things are now and the planner's answer; None where no container talks to another.
 
@@ -251,6 +252,7 @@ class AffinityController:
             self._know([], {})
             return question, None
         problem = forbid(question.problem, question.homes, self._carrier.bans(question.at_s))
+        problem = replace(problem, settings=replace(problem.settings, unrest=unrest))
         began = time.perf_counter()
         proposal = await self.planner.plan(problem)
         self.services.metrics.plan_seconds.observe(time.perf_counter() - began)
@@ -308,7 +310,7 @@ class AffinityController:
     async def rebalance(self, dry_run: bool) -> dict[str, Any]:
         """A command's plan: now, and all its moves at once; token buckets are for plans without a command.
 
-        Hysteresis, minimum age and the cost of moves count as always.
+        Hysteresis, minimum age and the cost of moves count as always; how much was moved lately does not.
 
         :raises CannotRebalance: there can be none now; says why.
         """
@@ -511,12 +513,22 @@ class Bucket:
         return max(0.0, missing) * MINUTE_S / self.per_minute
 
 
+# Where containers come and go, there is always something a little better than what is there, a part of it by the chances
+# of what was measured. Each plan for it pays, and the node is never still. So moves are held against plans that come after
+# them, less and less: half after an hour.
+
+UNREST_HALF_LIFE_S = 3600.0
+#: So many moves double what a plan must save, as many more add as much again; that is never more than so many times.
+RESTLESS_MOVES, MOST_UNREST = 3.0, 4.0
+
+
 class MoveRateLimit:
     """The moves allowed now: ``affinity.moves_per_minute`` containers, ``affinity.most_memory_moved`` GiB a minute."""
 
     def __init__(self, settings: AffinitySettings, now_s: float = 0.0) -> None:
         self.moves = Bucket(settings.moves_per_minute, now_s)
         self.memory = Bucket(settings.most_memory_bytes, now_s)
+        self._unrest, self._spent_s = 1.0, now_s
 
     def allowed(self, now_s: float) -> int:
         """How many containers may be moved now; 0 as well while memory is still following those before."""
@@ -526,3 +538,10 @@ class MoveRateLimit:
         """So many were moved, and so much memory may follow them to other NUMA nodes."""
         self.moves.take(moves, now_s)
         self.memory.take(memory_bytes, now_s)
+        self._unrest = min(self.unrest(now_s) + moves / RESTLESS_MOVES, MOST_UNREST)
+        self._spent_s = max(self._spent_s, now_s)
+
+    def unrest(self, now_s: float) -> float:
+        """How many times as much as after hours without moves a plan must save now: 1 to ``MOST_UNREST``."""
+        passed_s = max(0.0, now_s - self._spent_s)
+        return 1.0 + (self._unrest - 1.0) * 2.0 ** (-passed_s / UNREST_HALF_LIFE_S)

@@ -128,7 +128,7 @@ def _accepted(
 
     A blocked move counts only if it would pay: then a better placement is out of reach.
     """
-    settings = instance.problem.settings
+    settings, least = instance.problem.settings, instance.problem.least_saved
     if search.best == present:
         return [], [], (), f"{NOTHING_BETTER}; it costs {before:.3g} CPUs"
     steps, missing = ordered(instance, present, search.best)
@@ -137,7 +137,7 @@ def _accepted(
     saved, price = before - after, _price(instance, steps) / settings.horizon_s
     share = saved / before if before else 0.0
     more = after - instance.cost(search.best)
-    blocked = tuple(missing) if saved + more > settings.hysteresis * before and more > 0 else ()
+    blocked = tuple(missing) if saved + more > least * before and more > 0 else ()
     beyond = f"; {more:.3g} CPUs more are out of reach: {_blocked_text(blocked)}" if blocked else ""
     moves = "1 move saves" if len(steps) == 1 else f"{len(steps)} moves save"
     what = (
@@ -149,8 +149,9 @@ def _accepted(
     excess, excess_after = _excess(instance, present, ()), _excess(instance, present, steps)
     if excess_after > excess:
         fault = f"would leave {excess_after / 1e6:.3g} CPUs above capacity, now {excess / 1e6:.3g}"
-    elif share <= settings.hysteresis:
-        fault = f"at least {settings.hysteresis:.0%} are needed"
+    elif share <= least:
+        often = f", {settings.unrest:.1f} times as much as at rest" if settings.unrest > 1.0 else ""
+        fault = f"at least {least:.0%} are needed{often}"
     elif saved <= price:
         fault = f"cost {price:.3g} CPUs over {settings.horizon_s:.0f} s"
     else:

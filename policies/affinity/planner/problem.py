@@ -83,7 +83,7 @@ class HeldPair:
 class PlanSettings:
     """How the planner weighs. Times in seconds, rates per second.
 
-    ``hysteresis``: the least part of the cost a plan must save. ``kappa``: the CPU seconds that a moved container
+    ``hysteresis``: the least part of the cost a plan must save, ``unrest`` times as much after many moves. ``kappa``: the CPU seconds that a moved container
     must be worth, in units of the mean cost of a container over ``horizon_s``; ``least_gain``: the same in CPUs, if that
     is more. ``refill_bytes``: cache that is read again after a move. ``fill``: how full leaves are packed while
     clustering. ``exchange_overcommit``: how far above its capacity, as a part of it, a leaf may be while containers
@@ -94,6 +94,7 @@ class PlanSettings:
 
     starts: int = 6
     hysteresis: float = 0.10
+    unrest: float = 1.0
     kappa: float = 0.3
     least_gain: float = 0.001
     fill: float = 0.9
@@ -120,6 +121,11 @@ class Problem:
     edges: tuple[tuple[int, int, float], ...]
     settings: PlanSettings = field(default_factory=PlanSettings)
     held: tuple[HeldPair, ...] = ()
+
+    @property
+    def least_saved(self) -> float:
+        """The part of the cost that a plan must save."""
+        return self.settings.hysteresis * self.settings.unrest
 
     @property
     def has_meetings(self) -> bool:

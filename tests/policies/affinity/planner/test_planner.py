@@ -72,6 +72,9 @@ def test_a_saving_below_the_hysteresis_is_no_plan() -> None:
     assert not answer.accepted
     assert "at least 10% are needed" in answer.why
     assert plan(problem(TREE, vertices, edges, replace(SHIPPED, hysteresis=0.01))).accepted
+    restless = plan(problem(TREE, vertices, edges, replace(SHIPPED, hysteresis=0.01, unrest=25.0)))
+    assert not restless.accepted
+    assert "at least 25% are needed, 25.0 times as much as at rest" in restless.why
 
 
 def test_containers_that_do_not_fit_one_l3_together_go_next_door() -> None:
