@@ -515,11 +515,11 @@ class Bucket:
 
 # Where containers come and go, there is always something a little better than what is there, a part of it by the chances
 # of what was measured. Each plan for it pays, and the node is never still. So moves are held against plans that come after
-# them, less and less: half after an hour.
+# them, less and less: half after half an hour.
 
-UNREST_HALF_LIFE_S = 3600.0
+UNREST_HALF_LIFE_S = 1800.0
 #: So many moves double what a plan must save, as many more add as much again; that is never more than so many times.
-RESTLESS_MOVES, MOST_UNREST = 3.0, 4.0
+RESTLESS_MOVES, MOST_UNREST = 2.0, 4.0
 
 
 class MoveRateLimit:

@@ -73,6 +73,33 @@ async def test_a_second_plan_moves_nobody_any_more(node, client) -> None:
     assert len(node.runtime.calls_of("UpdateContainerResources")) == calls
 
 
+async def test_after_moves_a_plan_must_save_more_unless_a_person_asks_for_it(
+    runtime, client, tmp_path
+) -> None:
+    async with Node(runtime, tmp_path, {"affinity": {"hysteresis": 0.4}}) as node:
+        await apart(node, client, "web", "db")
+        node.talk(("web", "db"))
+        await node.round()
+        await node.round()
+        # 2. Two more pairs, of which one is too young to be moved.
+        await apart(node, client, "a", "b")
+        await node.create(client, "p")
+        await node.create(client, "q")
+        node.talk(("web", "db"), ("a", "b"), ("p", "q"))
+        saved = (await node.affinity.rebalance(dry_run=True))["why"]
+        assert "(50.0%); to make them costs" in saved
+        await node.round()
+        assert not node.together("a", "b")
+        [waits] = filter(
+            None, (node.affinity.would_move(node.engine.grants[node.ids[name]]) for name in "ab")
+        )
+        assert "at least 59% are needed, 1.5 times as much as at rest" in waits["waits"]
+        # 3. Hours later it is as before.
+        node.now_s += 3600 * 8
+        await node.round()
+        assert node.together("a", "b")
+
+
 async def test_a_container_with_much_memory_in_use_stays_in_its_node(node, client) -> None:
     """Whatever its limit says; the other one may come to it."""
     await apart(node, client, "web", "db")
