@@ -83,13 +83,14 @@ class HeldPair:
 class PlanSettings:
     """How the planner weighs. Times in seconds, rates per second.
 
-    ``hysteresis``: the least part of the cost a plan must save, ``unrest`` times as much after many moves. ``kappa``: the CPU seconds that a moved container
-    must be worth, in units of the mean cost of a container over ``horizon_s``; ``least_gain``: the same in CPUs, if that
-    is more. ``refill_bytes``: cache that is read again after a move. ``fill``: how full leaves are packed while
-    clustering. ``exchange_overcommit``: how far above its capacity, as a part of it, a leaf may be while containers
-    that share CPUs change places; 0 = never. ``repel_ns``: what each line costs that the containers of an L3 fetch past it
-    beyond ``saturated_fills`` a second, all together; 0 = they do not push each other apart. ``meeting_cpus``: what a
-    protected container loses to batch containers in its L3, in CPUs, where there are many; to one it loses half of that.
+    ``hysteresis``: the least part of the cost a plan must save, ``unrest`` times as much after many moves. ``kappa``:
+    the CPU seconds that a moved container must be worth, in units of the mean cost of a container over ``horizon_s``;
+    ``least_gain``: the same in CPUs, if that is more. ``refill_bytes``: cache that is read again after a move.
+    ``fill``: how full leaves are packed while clustering. ``exchange_overcommit``: how far above its capacity, as a
+    part of it, a leaf may be while containers that share CPUs change places; 0 = never. ``repel_ns``: what each line
+    costs that the containers of an L3 fetch past it beyond ``saturated_fills`` a second, all together; 0 = they do
+    not push each other apart. ``meeting_cpus``: what a protected container loses to batch containers in its L3, in
+    CPUs, where there are many; to one it loses half of that.
     """
 
     starts: int = 6

@@ -66,7 +66,7 @@ class ScheduledNode(IsolatedNode):
 
     async def looks(self, path: str, wanted: str) -> None:
         """Rounds until all threads of a cgroup have this: what forks without end may be ahead of one on a busy machine."""
-        for _ in range(20):
+        for _ in range(500):
             await self.look()
             if self.seen(path) == [wanted]:
                 return
