@@ -61,16 +61,22 @@ class ScheduledNode(IsolatedNode):
         preferences = PlacementPreferences(**asked)
         run(self.engine, make_container(letter, limit, qos=qos, pod=pod, preferences=preferences), key)
         path = self.real.cgroup(key)
-        self.real.run(path, *([program, 4] if program else []))
+        self.first = self.real.run(path, *([program, 4] if program else [])).pid
         return path
 
     async def looks(self, path: str, wanted: str) -> None:
-        """Rounds until all threads of a cgroup have this: what forks without end may be ahead of one on a busy machine."""
-        for _ in range(500):
+        """Rounds until all that a storm forks has this: what forks without end may be ahead of one on a busy machine, and what
+        was being forked by a process that is there shows by the time that this one has ended."""
+        forking: frozenset[int] = frozenset()
+        for _ in range(10_000):
             await self.look()
-            if self.seen(path) == [wanted]:
+            if self.seen(path) != [wanted]:
+                continue
+            there = self.real.cgroups.threads(path) - {self.first}
+            if forking and not forking & there:
                 return
-        assert self.seen(path) == [wanted]
+            forking = forking & there or there
+        pytest.fail(f"still {self.seen(path)}")
 
     def seen(self, path: str) -> list[str]:
         return seen_attributes(self.real.cgroups, path)
