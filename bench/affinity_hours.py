@@ -24,7 +24,6 @@ from cri_proxy.affinity.io.rebalancer import MoveRateLimit
 from cri_proxy.affinity.moves import plan_of
 from cri_proxy.affinity.problem import PlanningSnapshot, snapshot_of
 from cri_proxy.affinity.settings import AffinitySettings
-from cri_proxy.affinity.unrest import Unrest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import Host
 from policies.affinity.graph.graph import EndpointIdentity, Graph
@@ -134,7 +133,7 @@ class Hours:
         self.identities: dict[str, EndpointIdentity] = {}
         self.key = [""] * len(case.app)
         self._begun = 0
-        self._pace, self._unrest = MoveRateLimit(self._settings), Unrest()
+        self._pace = MoveRateLimit(self._settings)
         self._rest: Optional[tuple[PlanningSnapshot, Proposal]] = None
         self._plan_at_s = self._settings.interval_s
         self._moved: dict[str, int] = {}
@@ -247,10 +246,9 @@ class Hours:
         """Make one; whether it makes what the traffic truly costs less by ``ANSWER``."""
         self.engine.set_traffic(self.graph.traffic())
         question = snapshot_of(self.engine, self._settings, float(now))
-        self._unrest.see(self.engine.grants, float(now))
+        unrest = self._pace.unrest(float(now))
         problem = self._searched(question.problem)
-        settings = replace(problem.settings, unrest=self._unrest.factor(float(now)))
-        proposal = plan(replace(problem, settings=settings))
+        proposal = plan(replace(problem, settings=replace(problem.settings, unrest=unrest)))
         self._plan_at_s = now + self._settings.interval_s
         if not proposal.accepted:
             return False
@@ -273,7 +271,6 @@ class Hours:
         if not made:
             self._rest, self._plan_at_s = None, now + self._settings.interval_s
         self._pace.spend(len(made), 0.0, float(now))
-        self._unrest.moved(len(made), float(now))
         for move in made:
             self.outcome.again += now - self._moved.get(move.id, -AGAIN_S) < AGAIN_S
             self._moved[move.id] = now

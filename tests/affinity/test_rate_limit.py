@@ -57,5 +57,19 @@ def test_no_moves_while_memory_is_still_following() -> None:
     assert (pace.allowed(29.0), pace.allowed(31.0)) == (0, 4)
 
 
+def test_moves_ask_more_of_the_plans_after_them_and_are_forgotten() -> None:
+    pace = MoveRateLimit(SETTINGS)
+    assert pace.unrest(0.0) == 1.0
+    pace.spend(3, 0, 0.0)
+    assert [pace.unrest(hours * 3600.0) for hours in (0, 1, 2)] == [2.0, 1.5, 1.25]
+    pace.spend(3, 0, 3600.0)
+    assert pace.unrest(3600.0) == 2.5
+    # A node that is filled is not held to its first hundred moves.
+    pace.spend(300, 0, 3600.0)
+    assert [pace.unrest(hours * 3600.0) for hours in (1, 2, 3)] == [4.0, 2.5, 1.75]
+    # Nor does a clock that goes back make it more.
+    assert pace.unrest(0.0) == 4.0
+
+
 def test_no_moves_a_minute_freeze_all() -> None:
     assert MoveRateLimit(replace(SETTINGS, moves_per_minute=0)).allowed(1e6) == 0

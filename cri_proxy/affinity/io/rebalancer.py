@@ -2,8 +2,8 @@
 
 The rules of the pace: a plan every ``affinity_rebalance_interval_s``, of which as much is done at once as the token
 buckets allow (``MoveRateLimit``). The rest of an accepted plan goes on as tokens come, without being weighed again, as
-long as its moves still hold; what a person asks for by ``rebalance`` is done at once. The more was moved lately
-while containers came and went, the more a plan must save (``Unrest``). Nothing moves by itself while
+long as its moves still hold; what a person asks for by ``rebalance`` is done at once. The more was moved lately, the more
+a plan must save (``MoveRateLimit.unrest``). Nothing moves by itself while
 the picture of the traffic is old: without an observer every container stays.
 """
 
@@ -24,7 +24,6 @@ from cri_proxy.affinity.moves import PendingMove, describe, pending_moves, waits
 from cri_proxy.affinity.pressure_guard import forbid
 from cri_proxy.affinity.problem import PlanningSnapshot, Slices, snapshot_slices
 from cri_proxy.affinity.settings import AffinitySettings, affinity_settings
-from cri_proxy.affinity.unrest import Unrest
 from cri_proxy.engine.engine import Engine
 from cri_proxy.engine.model import ContainerRecord
 from cri_proxy.engine.moves import being_resized, may_move
@@ -78,7 +77,6 @@ class AffinityController:
     #: Set when the next round may be due earlier.
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _pace: Optional[MoveRateLimit] = None
-    _unrest: Unrest = field(default_factory=Unrest)
     _settings: Optional[AffinitySettings] = None
     #: The domains that one batch container each is to leave by the next plan, by their CPUs.
     _strained: frozenset[frozenset[int]] = frozenset()
@@ -201,8 +199,7 @@ class AffinityController:
             if settings.pressure_guard and not self.mover.can_guard:
                 return settings.interval_s
             async with self._lock:
-                self._unrest.see(engine.grants, now_s)
-                await self._plan(engine, settings, self._unrest.factor(now_s))
+                await self._plan(engine, settings, pace.unrest(now_s))
         if self._rest is not None and pace.allowed(now_s):
             await self._go_on(engine, self._rest, pace)
         if self._rest is None:
@@ -294,7 +291,6 @@ class AffinityController:
             outcome = await self._carrier.part(engine, rest, pace.allowed(now_s))
             tried = len(outcome.made) + len(outcome.failed)
             pace.spend(tried, followed_bytes(engine, rest.question, outcome), now_s)
-            self._unrest.moved(len(outcome.made), now_s)
         if outcome.stopped or not outcome.has_tried:
             self._rest = None
         if self.settings.pressure_guard and await self._carrier.guard(engine, outcome, rest):
@@ -517,12 +513,22 @@ class Bucket:
         return max(0.0, missing) * MINUTE_S / self.per_minute
 
 
+# Where containers come and go, or flows burst, there is always something a little better than what is there, a part of it by
+# the chances of what was measured. Each plan for it pays, and the node is never still. So moves are held against the plans
+# after them, less and less: half after an hour.
+
+UNREST_HALF_LIFE_S = 3600.0
+#: So many moves double what a plan must save, as many more add as much again; that is never more than so many times.
+RESTLESS_MOVES, MOST_UNREST = 3.0, 4.0
+
+
 class MoveRateLimit:
     """The moves allowed now: ``affinity.moves_per_minute`` containers, ``affinity.most_memory_moved`` GiB a minute."""
 
     def __init__(self, settings: AffinitySettings, now_s: float = 0.0) -> None:
         self.moves = Bucket(settings.moves_per_minute, now_s)
         self.memory = Bucket(settings.most_memory_bytes, now_s)
+        self._unrest, self._spent_s = 1.0, now_s
 
     def allowed(self, now_s: float) -> int:
         """How many containers may be moved now; 0 as well while memory is still following those before."""
@@ -532,3 +538,10 @@ class MoveRateLimit:
         """So many were moved, and so much memory may follow them to other NUMA nodes."""
         self.moves.take(moves, now_s)
         self.memory.take(memory_bytes, now_s)
+        self._unrest = min(self.unrest(now_s) + moves / RESTLESS_MOVES, MOST_UNREST)
+        self._spent_s = max(self._spent_s, now_s)
+
+    def unrest(self, now_s: float) -> float:
+        """How many times as much as after hours without moves a plan must save now: 1 to ``MOST_UNREST``."""
+        passed_s = max(0.0, now_s - self._spent_s)
+        return 1.0 + (self._unrest - 1.0) * 2.0 ** (-passed_s / UNREST_HALF_LIFE_S)

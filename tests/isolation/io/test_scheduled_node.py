@@ -65,8 +65,8 @@ class ScheduledNode(IsolatedNode):
         return path
 
     async def looks(self, path: str, wanted: str) -> None:
-        """Rounds until all that a storm forks has this: what forks without end may be ahead of one on a busy machine, and what
-        was being forked by a process that is there shows by the time that this one has ended."""
+        """Rounds until all that a storm forks has this: what forks without end may be ahead of one on a busy machine, and
+        what a process was forking shows by the time that it has ended."""
         forking: frozenset[int] = frozenset()
         for _ in range(10_000):
             await self.look()
