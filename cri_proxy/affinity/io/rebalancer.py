@@ -544,4 +544,5 @@ class MoveRateLimit:
     def unrest(self, now_s: float) -> float:
         """How many times as much as after hours without moves a plan must save now: 1 to ``MOST_UNREST``."""
         passed_s = max(0.0, now_s - self._spent_s)
-        return 1.0 + (self._unrest - 1.0) * 2.0 ** (-passed_s / UNREST_HALF_LIFE_S)
+        keep: float = 2.0 ** (-passed_s / UNREST_HALF_LIFE_S)
+        return 1.0 + keep * (self._unrest - 1.0)
