@@ -245,7 +245,8 @@ class EbpfProvider:
         maps = [each["counters"] for each in (self._loaded.maps, self._unix.maps) if "counters" in each]
         totals = {name: sum(self._counted(fd, index) for fd in maps) for index, name in enumerate(COUNTERS)}
         totals["missed"] = self._missed
-        totals.update(self._unix_unattributed)
+        # Below zero: it was sent by one that was not known yet.
+        totals.update({name: max(0, count) for name, count in self._unix_unattributed.items()})
         totals.update(self._paths.counters)
         totals["udp_unattributed_bytes"] = totals.pop("udp_waiting_bytes") - totals.pop("udp_claimed_bytes")
         totals["dropped"] = totals["edges_full"] + totals["wakes_full"] + totals["openers_evicted"]

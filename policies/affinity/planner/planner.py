@@ -128,7 +128,8 @@ def _accepted(
 
     A blocked move counts only if it would pay: then a better placement is out of reach.
     """
-    settings, least = instance.problem.settings, instance.problem.least_saved
+    settings = instance.problem.settings
+    least = settings.least_saved
     if search.best == present:
         return [], [], (), f"{NOTHING_BETTER}; it costs {before:.3g} CPUs"
     steps, missing = ordered(instance, present, search.best)

@@ -112,6 +112,11 @@ class PlanSettings:
     #: How much the search may look at, four times as much in small problems; a unit takes about 1.5 microseconds.
     work: int = 40_000
 
+    @property
+    def least_saved(self) -> float:
+        """The part of the cost that a plan must save."""
+        return self.hysteresis * self.unrest
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -122,11 +127,6 @@ class Problem:
     edges: tuple[tuple[int, int, float], ...]
     settings: PlanSettings = field(default_factory=PlanSettings)
     held: tuple[HeldPair, ...] = ()
-
-    @property
-    def least_saved(self) -> float:
-        """The part of the cost that a plan must save."""
-        return self.settings.hysteresis * self.settings.unrest
 
     @property
     def has_meetings(self) -> bool:
