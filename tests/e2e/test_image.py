@@ -139,8 +139,10 @@ class InPods:
 
 
 @pytest.fixture
-def in_pods(direct: CriClient, runtime: RealRuntime, folder: Path, image: str) -> InPods:
-    return InPods(direct, runtime, folder)
+def in_pods(direct: CriClient, runtime: RealRuntime, folder: Path, image: str) -> Iterator[InPods]:
+    yield InPods(direct, runtime, folder)
+    for log in sorted(folder.glob("*.log")):
+        print(f"{log.name}:\n{log.read_text()}")
 
 
 @pytest.mark.long
