@@ -18,10 +18,12 @@ def test_noise_moves_next_to_nothing_and_another_pattern_is_answered_within_two_
 
 def test_flows_that_talk_one_minute_in_ten_are_placed_by_their_means() -> None:
     kind = "bursty, 1 minute in 10"
-    found = simulate(ONE_SOCKET, 0.75, churn=False, seed=4, hours=2.0, settles_s=3600, work=500, kind=kind)
-    assert found.moves >= 5
-    assert found.settled_minutes == 60 and found.settled <= 12
-    assert found.missed < 0.15
+    runs = [
+        simulate(ONE_SOCKET, 0.75, churn=False, seed=seed, hours=2.0, settles_s=3600, work=500, kind=kind)
+        for seed in range(1, 6)
+    ]
+    assert all(found.moves >= 5 and found.settled_minutes == 60 and found.settled <= 12 for found in runs)
+    assert sum(found.missed for found in runs) / len(runs) < 0.1
 
 
 def test_moves_that_find_no_room_any_more_are_not_counted_and_hold_up_no_plan() -> None:
