@@ -120,7 +120,7 @@ class Commands:
             "mode": daemon.mode,
             "mode_wanted": node_state.mode,
             "mode_from": daemon.assembly.mode_from,
-            "degraded": dict(services.health.reasons),
+            "degraded": services.health.told(node_state.engine is not None),
             "warnings": services.health.warnings,
             "background": [worker.document() for worker in services.supervisor.workers],
             "uptime_s": round(time.monotonic() - self._started, 1),

@@ -260,7 +260,7 @@ class ViewCommands:
             "mode_from": daemon.assembly.mode_from,
             "front_end": FRONT_ENDS.get(daemon.front.name, daemon.front.name),
             "policy": services.config["policy.Active"],
-            "degraded": dict(services.health.reasons),
+            "degraded": services.health.told(services.node_state.engine is not None),
             "warnings": services.health.warnings,
             "old": old_of(daemon),
             "cluster": daemon.cluster.document(),

@@ -24,6 +24,11 @@ from cri_proxy.services.updates import Updates
 from cri_proxy.state.store import Store
 from cri_proxy.state.writer import StateWriter
 
+#: Why a daemon is not well that has nothing to say against it yet.
+STARTING = (
+    "it has just started: machine and state are being read, and what starts until then keeps what it has"
+)
+
 
 class Health:
     """Reasons by topic. READY is sent only after ``serving``; every change after it is told at once."""
@@ -99,6 +104,12 @@ class Health:
         if self._is_serving and (again or message != self._told):
             notify(f"READY=1\n{message}" if again or not self._told else message)
             self._told = message
+
+    def told(self, is_asked: bool) -> dict[str, str]:
+        """The reasons, for those that wait until all is well; ``is_asked``: there is an engine to ask about containers."""
+        if is_asked or self.reasons:
+            return dict(self.reasons)
+        return {"engine": STARTING}
 
     def sentence(self) -> str:
         """All reasons in one; "" if there are none."""

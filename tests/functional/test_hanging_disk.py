@@ -6,8 +6,10 @@ The disk is a file system of our own (FUSE) that really answers no request: not 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -187,6 +189,26 @@ async def test_it_can_be_stopped_and_is_ready_and_passes_while_the_disk_hangs(ru
     status = await until(agent, lambda status: status["degraded"].keys() == {"lost state"})
     assert sum(status["containers"].values()) == 3
     assert support.updates(runtime) == 0
+
+
+async def test_a_daemon_that_has_not_read_its_state_yet_is_not_said_to_be_well(node) -> None:
+    """A container that starts before then is one that ran before: what waits for a daemon to be well must wait for more."""
+    agent, disk = node.agent, node.disk
+    disk.hang()
+    await agent.start(ready=False)
+
+    async def first() -> Any:
+        while True:
+            with contextlib.suppress(OSError):
+                return await ask(agent, "status")
+            await asyncio.sleep(0.001)
+
+    status = await asyncio.wait_for(first(), HANG_S)
+    assert status["degraded"]
+    view = await ask(agent, "report", parts=["degraded"])
+    assert view["degraded"]
+    disk.go()
+    await until(agent, lambda status: not status["degraded"])
 
 
 async def test_a_reload_and_commands_do_not_wait_for_the_disk(runtime, node) -> None:
