@@ -52,7 +52,10 @@ class Eyes:
         return Sample(now_s, SAMPLE_S, self.flows, lost=self.lost, fill=self.fill)
 
     async def look(self, times: int) -> None:
-        """Returns when it has looked so often, and what it saw was taken in."""
+        """Returns when it has looked so often from now on, and what it saw was taken in."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.looks.get_nowait()
         for _ in range(times + 1):
             await asyncio.to_thread(self.looks.get, True, WAIT_S)
 
