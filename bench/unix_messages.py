@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from bench.figures import machine_line
+from bench.observer_load import inside
 from bpf.sources.ebpf import EbpfProvider
 from bpf.sources.samples import Peers
 from tests.bpf.pods import Host, container_id, pod_uid
@@ -34,9 +35,9 @@ class Pair:
     def __init__(self, host: Host, folder: Path) -> None:
         self._talk = str(build_talk(folder))
         self._socket = str(folder / "socket")
-        self._cgroups = [
-            host.cgroups(f"kubepods/burstable/pod{pod_uid()}/{container_id()}") for _ in range(2)
-        ]
+        paths = [f"kubepods/burstable/pod{pod_uid()}/{container_id()}" for _ in range(2)]
+        # The first of each is that of the v2 tree, which tells one container from the other.
+        self._cgroups = [host.cgroups(path)[0] for path in paths]
         self._server = self._start(0, "serve")
         host.on_close(self._end)
 
@@ -57,9 +58,8 @@ class Pair:
         self._server.wait()
 
     def _start(self, number: int, what: str, *words: str) -> subprocess.Popen[bytes]:
-        joins = "".join(f"echo $$ > {cgroup}/cgroup.procs; " for cgroup in self._cgroups[number])
         command = [self._talk, what, "unix", self._socket, "100", "300", *words]
-        return subprocess.Popen(["sh", "-c", f'{joins}exec "$@"', "sh", *command], stdout=subprocess.DEVNULL)
+        return subprocess.Popen(inside(self._cgroups[number], number, *command), stdout=subprocess.DEVNULL)
 
 
 def main(rounds: int) -> None:
